@@ -1,0 +1,64 @@
+# The commands of the project; CI runs `make test` and nothing else. `make help` lists them.
+#
+# One rule holds for every cargo call here: the release profile, one target folder and one
+# environment (scripts/step.sh), so that llama.cpp is compiled once. CONTRIBUTING.md says why.
+
+FUZZ_SECONDS ?= 30
+MODEL ?=
+ARGS ?=
+
+CARGO_TARGET_DIR ?= target
+PONCHO := $(CARGO_TARGET_DIR)/release/poncho
+STEP := @scripts/step.sh
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help run build test check bench doc fuzz model bootstrap
+
+# What needs no compiled llama.cpp comes first: a stray space must not cost a build.
+define CHECKS
+$(STEP) 'format' cargo fmt --all --check
+$(STEP) 'format of the fuzz targets' cargo fmt --manifest-path fuzz/Cargo.toml --check
+$(STEP) 'tidy' cargo xtask tidy
+$(STEP) 'one build of llama.cpp' scripts/one_llama_build.py
+$(STEP) 'clippy' cargo clippy --workspace --all-targets --release -- -D warnings
+$(STEP) 'documentation' env RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --release
+endef
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@echo
+	@echo '  make run    takes MODEL=name-or-path and ARGS="more flags of poncho serve"'
+	@echo '  make test   takes FUZZ_SECONDS=30, the time given to each fuzz target (make fuzz too)'
+
+run: build ## Build Poncho and start the server (to come: see README.md)
+	@exec $(PONCHO) serve $(if $(MODEL),--model $(MODEL)) $(ARGS)
+
+build: bootstrap ## Build the poncho binary
+	$(STEP) 'build' cargo build --workspace --release
+
+test: bootstrap ## Everything that CI checks: format, lints, docs, all tests, a short fuzz run
+	$(CHECKS)
+	$(STEP) 'tests' cargo nextest run --workspace --release
+	$(STEP) 'examples in the documentation' cargo test --doc --workspace --release
+	$(STEP) 'schedules of the cache (shuttle)' cargo nextest run -p poncho-cache --features shuttle --release -E 'test(shuttle)'
+	$(STEP) 'fuzz, $(FUZZ_SECONDS) s each' fuzz/run.sh $(FUZZ_SECONDS)
+
+check: bootstrap ## Static checks only: format, tidy, clippy, docs
+	$(CHECKS)
+
+# `cargo bench` alone would use its own profile, and that one compiles llama.cpp again.
+bench: bootstrap ## Run the benchmarks
+	$(STEP) 'benchmarks' cargo bench --workspace --benches --profile release
+
+doc: bootstrap ## Build the API documentation into target/doc
+	$(STEP) 'documentation' env RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --release
+
+fuzz: bootstrap ## Fuzz the parsers of cache files, FUZZ_SECONDS for each target
+	$(STEP) 'fuzz, $(FUZZ_SECONDS) s each' fuzz/run.sh $(FUZZ_SECONDS)
+
+model: build ## Fetch a model, MODEL= or the default one (to come: see README.md)
+	@exec $(PONCHO) pull $(or $(MODEL),smollm2:135m)
+
+bootstrap: ## Install what the build needs and is missing (the other targets do this first)
+	@scripts/bootstrap.sh

@@ -1,0 +1,292 @@
+//! The handle of an open cache: what the engine and the command line call.
+//!
+//! It owns the writer threads and the pressure watcher; dropping it writes what is queued, then ends them. Every
+//! method is a thin door to the store; none of them holds a lock while it waits for a disk.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::config::CacheConfig;
+use crate::error::CacheError;
+use crate::explain::{self, Explanation};
+use crate::index::{Cut, Needs};
+use crate::key::{Key, Namespace};
+use crate::plan::RestorePlan;
+use crate::policy::Policy;
+use crate::pressure::PressureWatcher;
+use crate::save::{SaveBase, SaveRequest, Saved};
+use crate::stats::CounterSnapshot;
+use crate::store::Store;
+use crate::sync::thread::{self, JoinHandle};
+use crate::tier::{FileTier, TierHealth};
+use crate::words::{FingerprintMode, PartKind, SaveReason, Tier};
+
+/// An open cache. Share it with `Arc`.
+pub struct Cache {
+    store: Arc<Store>,
+    writers: Vec<JoinHandle<()>>,
+    pressure: PressureWatcher,
+}
+
+/// What the index knows of a row.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RowInfo {
+    /// Its name.
+    pub key: Key,
+    /// What it depends on besides the tokens.
+    pub namespace: Namespace,
+    /// How many tokens it has.
+    pub tokens: u32,
+    /// The first token that it stores itself.
+    pub start: u32,
+    /// The row it builds on.
+    pub parent: Option<Key>,
+    /// How many rows build on it.
+    pub children: usize,
+    /// Tiers that hold it, fastest first.
+    pub tiers: Vec<Tier>,
+    /// Whether a write of it is queued or running.
+    pub pending: bool,
+    /// Bytes it takes, all tiers together.
+    pub bytes: u64,
+    /// Parts that it has.
+    pub parts: Vec<PartKind>,
+    /// How often it was used.
+    pub hits: u32,
+    /// Last use, unix seconds.
+    pub last_used: u64,
+    /// Creation, unix seconds.
+    pub created: u64,
+    /// How the fingerprint of its namespace was made.
+    pub mode: FingerprintMode,
+    /// Why it was saved.
+    pub reason: SaveReason,
+    /// File version.
+    pub version: u8,
+}
+
+impl Cache {
+    /// Opens a cache: takes its folders, registers what is in them, starts the writers.
+    ///
+    /// # Errors
+    /// Settings that make no sense, or a folder that cannot be used or belongs to another process.
+    pub fn open(config: CacheConfig) -> Result<Self, CacheError> {
+        let store = Arc::new(Store::new(config)?);
+        store.recover()?;
+        let evict = {
+            let store = Arc::clone(&store);
+            Box::new(move |bytes, tiers: &[Tier]| store.evict_bytes(bytes, tiers))
+        };
+        let pressure = PressureWatcher::start(store.config.pressure.clone(), evict)?;
+        let writers = if store.file_tiers().is_empty() { 0 } else { store.config.writers };
+        let writers = (0..writers)
+            .map(|_| {
+                let store = Arc::clone(&store);
+                thread::spawn(move || store.write_jobs())
+            })
+            .collect();
+        Ok(Self { store, writers, pressure })
+    }
+
+    /// The longest stored prefix of `tokens` that a model with these needs can use, pinned; or nothing.
+    #[must_use]
+    pub fn lookup(&self, namespace: &Namespace, tokens: &[u32], needs: Needs) -> Option<RestorePlan> {
+        self.store.lookup(namespace, tokens, needs)
+    }
+
+    /// The row `key`, if all its tokens begin `tokens`. Waits up to `wait` for it to be saved.
+    #[must_use]
+    pub fn resume(
+        &self,
+        namespace: &Namespace,
+        tokens: &[u32],
+        key: &Key,
+        needs: Needs,
+        wait: Duration,
+    ) -> Option<RestorePlan> {
+        self.wait_for(key, wait);
+        self.store.resume(namespace, tokens, key, needs)
+    }
+
+    /// Waits until a row is readable (published or queued), at most so long. Says whether it is.
+    pub fn wait_for(&self, key: &Key, wait: Duration) -> bool {
+        let started = Instant::now();
+        let mut index = self.store.index.lock();
+        loop {
+            if index.by_key(key).is_some() {
+                return true;
+            }
+            match wait.checked_sub(started.elapsed()).filter(|left| !left.is_zero()) {
+                Some(left) => index = self.store.changed.wait_for(index, left),
+                None => return false,
+            }
+        }
+    }
+
+    /// The stored row that a new row for `tokens` should build on, held until it is dropped. `None`: the new row
+    /// has to hold all its tokens itself.
+    #[must_use]
+    pub fn base_for(&self, namespace: &Namespace, tokens: &[u32], tier: Option<Tier>) -> Option<SaveBase> {
+        self.store.base_for(namespace, tokens, tier.unwrap_or_else(|| self.store.config.default_tier()))
+    }
+
+    /// Saves a row. Asynchronous for the reasons `cold`, `continued` and `finish`: it is readable at once and
+    /// written later.
+    ///
+    /// # Errors
+    /// A save that contradicts itself or can never fit. A save that cannot be done now is dropped instead.
+    pub fn save(&self, request: SaveRequest<'_>) -> Result<Saved, CacheError> {
+        self.store.save(request)
+    }
+
+    /// Whether a row of that name is readable.
+    #[must_use]
+    pub fn contains(&self, key: &Key) -> bool {
+        self.store.index.lock().by_key(key).is_some()
+    }
+
+    /// What the index knows of one row.
+    #[must_use]
+    pub fn row(&self, key: &Key) -> Option<RowInfo> {
+        let index = self.store.index.lock();
+        let id = index.by_key(key)?;
+        index.row(id).and_then(|row| row_info(&index, row))
+    }
+
+    /// All rows, by key.
+    #[must_use]
+    pub fn rows(&self) -> Vec<RowInfo> {
+        let index = self.store.index.lock();
+        let mut rows: Vec<RowInfo> = index.rows().filter_map(|(_, row)| row_info(&index, row)).collect();
+        drop(index);
+        rows.sort_by_key(|row| row.key);
+        rows
+    }
+
+    /// All tokens of a row.
+    #[must_use]
+    pub fn tokens_of(&self, key: &Key) -> Option<Vec<u32>> {
+        let index = self.store.index.lock();
+        index.by_key(key).and_then(|id| index.tokens_of(id))
+    }
+
+    /// How many rows there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.store.index.lock().len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// How far the best stored prefix reaches and where it parts.
+    #[must_use]
+    pub fn explain(&self, namespace: &Namespace, tokens: &[u32], cut: Cut) -> Explanation {
+        explain::explain(&self.store.index.lock(), namespace, tokens, cut)
+    }
+
+    /// Drops every row that nobody holds. Returns the bytes freed.
+    pub fn gc(&self) -> u64 {
+        self.store.gc()
+    }
+
+    /// Frees at least `bytes` in the tiers, oldest rows first, as far as rows are free to go.
+    pub fn evict_bytes(&self, bytes: u64, tiers: &[Tier]) -> u64 {
+        self.store.evict_bytes(bytes, tiers)
+    }
+
+    /// Waits until every queued save is written or given up, and hit counts are in the files.
+    pub fn flush(&self) {
+        self.store.queue.wait_idle();
+        self.store.write_touches();
+    }
+
+    /// The counters, and what the tiers hold.
+    #[must_use]
+    pub fn counters(&self) -> CounterSnapshot {
+        self.store.snapshot()
+    }
+
+    /// Counts a packed state; the engine packs, the counters are here.
+    pub fn count_pack(&self, bytes: u64, time: Duration) {
+        self.store.counters.pack_bytes.add(bytes);
+        self.store.counters.pack_nanos.add_nanos(time);
+    }
+
+    /// Whether each configured file tier works.
+    #[must_use]
+    pub fn health(&self) -> Vec<TierHealth> {
+        self.store.file_tiers().iter().map(FileTier::health).collect()
+    }
+
+    /// The checked save gates.
+    #[must_use]
+    pub fn policy(&self) -> &Policy {
+        &self.store.policy
+    }
+
+    /// The settings that it was opened with.
+    #[must_use]
+    pub fn config(&self) -> &CacheConfig {
+        &self.store.config
+    }
+
+    /// The memory pressure watcher.
+    #[must_use]
+    pub fn pressure(&self) -> &PressureWatcher {
+        &self.pressure
+    }
+
+    /// Rows that a lease or a write holds at the moment.
+    #[must_use]
+    pub fn pinned_rows(&self) -> usize {
+        self.store.index.lock().pinned()
+    }
+
+    /// Saves that wait for a writer or are being written.
+    #[must_use]
+    pub fn queue_depth(&self) -> usize {
+        self.store.queue.depth()
+    }
+
+    /// Approximate memory of the index itself, payloads not counted.
+    #[must_use]
+    pub fn index_bytes(&self) -> usize {
+        self.store.index.lock().memory_bytes()
+    }
+}
+
+impl Drop for Cache {
+    fn drop(&mut self) {
+        self.store.queue.close();
+        for writer in self.writers.drain(..) {
+            // A writer catches the panics of its jobs; there is nothing to do about one that still ended.
+            let _ = writer.join();
+        }
+        self.store.write_touches();
+    }
+}
+
+fn row_info(index: &crate::index::Index, row: &crate::rows::Row) -> Option<RowInfo> {
+    Some(RowInfo {
+        key: row.key,
+        namespace: index.namespace_of(row)?,
+        tokens: row.token_count,
+        start: row.start,
+        parent: row.parent.and_then(|parent| index.row(parent)).map(|parent| parent.key),
+        children: row.children.len(),
+        tiers: Tier::ALL.into_iter().filter(|tier| row.resides_in(*tier)).collect(),
+        pending: row.pending.is_some(),
+        bytes: Tier::ALL.into_iter().map(|tier| row.bytes_in(tier)).sum(),
+        parts: PartKind::ALL.into_iter().filter(|kind| row.has_part(*kind)).collect(),
+        hits: row.hits,
+        last_used: row.last_used,
+        created: row.created,
+        mode: row.mode,
+        reason: row.reason,
+        version: row.version,
+    })
+}

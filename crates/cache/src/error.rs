@@ -1,0 +1,177 @@
+//! What can go wrong in a way that the caller must hear of: wrong settings, a folder that cannot be used,
+//! a save that makes no sense.
+//!
+//! Faults of files and disks while the cache runs are NOT here: they make a row a miss or a save dropped
+//! (`SaveOutcome`, `Unusable`), are counted, and never reach a request as an error.
+
+use std::io;
+use std::path::PathBuf;
+
+use crate::format::FormatError;
+use crate::key::Key;
+use crate::policy::GateError;
+use crate::pressure::PressureConfigError;
+use crate::words::{PartKind, Tier};
+
+/// An error that the caller can mend.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CacheError {
+    /// The folder belongs to another process.
+    #[error(
+        "cache folder {path} is in use by process {pid}: stop it, or give this process a folder of its own with --cache-dir"
+    )]
+    Locked {
+        /// The lock file.
+        path: PathBuf,
+        /// Who holds it, as the lock file says.
+        pid: String,
+    },
+    /// The folder cannot be created, locked or listed.
+    #[error("cannot {action} {path}: {source}; check that the folder exists, is writable and has free space")]
+    Folder {
+        /// What was tried.
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// A path with a NUL byte, which no system call can take.
+    #[error("path {path:?} contains a NUL byte; give a path without one")]
+    NulInPath {
+        /// The path.
+        path: PathBuf,
+    },
+    /// Two tiers in one folder would delete each other's files.
+    #[error("tiers ram_file and disk both use {path}; give each a folder of its own")]
+    SharedFolder {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// No tier is on.
+    #[error("every tier has a quota of 0 or no folder; turn on at least one of ram, ram_file and disk")]
+    NoTier,
+    /// The default tier of saves is off.
+    #[error("saves are configured to go to tier {tier}, which is off; give it a quota (and a folder), or choose another tier")]
+    TierOff {
+        /// The tier.
+        tier: Tier,
+    },
+    /// A number that makes no sense.
+    #[error("{field} is {got}, which must be {expected}")]
+    BadSetting {
+        /// The field of the configuration.
+        field: &'static str,
+        /// Its value.
+        got: u64,
+        /// What would do.
+        expected: &'static str,
+    },
+    /// The save gates contradict each other.
+    #[error(transparent)]
+    Gates(#[from] GateError),
+    /// The pressure watcher's settings contradict each other.
+    #[error(transparent)]
+    Pressure(#[from] PressureConfigError),
+    /// One row is larger than everything the tier may hold.
+    #[error(
+        "a row of {bytes} bytes does not fit into tier {tier} with a quota of {quota} bytes; raise the quota to several times the size of a row"
+    )]
+    QuotaTooSmall {
+        /// The tier.
+        tier: Tier,
+        /// Bytes of the row's file.
+        bytes: u64,
+        /// The tier's quota.
+        quota: u64,
+    },
+    /// The save contradicts itself.
+    #[error("this row cannot be saved: {0}")]
+    BadSave(#[from] BadSave),
+    /// A file that is not a usable row.
+    #[error("{path}: {source}")]
+    BadFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong in it.
+        source: FormatError,
+    },
+    /// A file that cannot be read.
+    #[error("cannot read {path}: {source}; check its permissions")]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// No row of that name.
+    #[error("no row {key}; list the rows with `poncho cache ls`")]
+    NoSuchRow {
+        /// The name that was asked for.
+        key: String,
+    },
+}
+
+/// Why a save contradicts itself.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BadSave {
+    /// No tokens.
+    #[error("it has no tokens; a row is the state after at least one token")]
+    NoTokens,
+    /// More tokens than a file can say.
+    #[error("it has {tokens} tokens, more than the format's 4294967295")]
+    TooManyTokens {
+        /// How many.
+        tokens: usize,
+    },
+    /// No payload.
+    #[error("it has no payload parts")]
+    NoParts,
+    /// The same kind of part twice.
+    #[error("part {kind} is given twice")]
+    PartTwice {
+        /// The kind.
+        kind: PartKind,
+    },
+    /// Whole states are of version 1, which is only read.
+    #[error("part `whole` belongs to files of version 1, which are read and never written; pack attention and partial state apart")]
+    WholePart,
+    /// The range starts where or after it ends.
+    #[error("its range starts at token {start} and ends at {end}; it must cover at least one token")]
+    EmptyRange {
+        /// First token of the range.
+        start: usize,
+        /// Token count of the row.
+        end: usize,
+    },
+    /// The range does not start at 0 and there is no parent to start from.
+    #[error("its range starts at token {start} but no parent row is given")]
+    NoParent {
+        /// First token of the range.
+        start: usize,
+    },
+    /// The parent belongs to another model or context.
+    #[error("its parent {parent} belongs to another namespace")]
+    OtherNamespace {
+        /// The parent.
+        parent: Key,
+    },
+    /// The parent does not hold the tokens before the range.
+    #[error("its parent {parent} agrees with it for {agree} tokens only, but the range starts at token {start}")]
+    ParentDiffers {
+        /// The parent.
+        parent: Key,
+        /// How many leading tokens agree.
+        agree: usize,
+        /// First token of the range.
+        start: usize,
+    },
+    /// A version 1 row cannot be extended.
+    #[error("its parent {parent} is a whole row of version 1, which cannot be extended by segments")]
+    WholeParent {
+        /// The parent.
+        parent: Key,
+    },
+}

@@ -1,0 +1,234 @@
+//! The few file operations that the cache needs, behind a trait, and their real implementation.
+//!
+//! `StdFs` is what production uses; tests put a faulty or an in-memory file system in its place
+//! (`testing`). Called by publishing, recovery, loading and eviction. Nothing here knows the file format,
+//! and nothing here maps a file into memory: a truncation by somebody else would be a SIGBUS.
+
+use std::fmt::Debug;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, IoSlice, Write};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+/// One name in a folder.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// The name alone. Names that are not UTF-8 are not ours and are left out of listings.
+    pub name: String,
+    /// Whether it is a folder.
+    pub is_folder: bool,
+}
+
+/// An open file for reading.
+pub trait ReadFile: Send {
+    /// Its length in bytes.
+    ///
+    /// # Errors
+    /// Whatever the file system says.
+    fn length(&self) -> io::Result<u64>;
+
+    /// Fills `buffer` from `offset`.
+    ///
+    /// # Errors
+    /// `UnexpectedEof` if the file ends before; else whatever the file system says.
+    fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
+}
+
+/// What the cache does with files. Every method names its path, so that a fault can be aimed.
+pub trait Fs: Send + Sync + Debug {
+    /// Creates a folder and its parents; an existing one is fine.
+    ///
+    /// # Errors
+    /// Whatever the file system says.
+    fn create_folder(&self, path: &Path) -> io::Result<()>;
+
+    /// Creates `path` exclusively, writes all `pieces` in order without joining them, and with `durable`
+    /// waits until the data is on the device.
+    ///
+    /// # Errors
+    /// `AlreadyExists` if the file is there; else whatever the file system says. A part of the file may
+    /// then be on the disk: the caller removes it.
+    fn write_new(&self, path: &Path, pieces: &[&[u8]], durable: bool) -> io::Result<()>;
+
+    /// Gives the file `from` the second name `to`, atomically, only if `to` is absent.
+    ///
+    /// # Errors
+    /// `AlreadyExists` if `to` is there; else whatever the file system says.
+    fn link(&self, from: &Path, to: &Path) -> io::Result<()>;
+
+    /// Removes a file.
+    ///
+    /// # Errors
+    /// Whatever the file system says.
+    fn remove(&self, path: &Path) -> io::Result<()>;
+
+    /// Renames a file.
+    ///
+    /// # Errors
+    /// Whatever the file system says.
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+
+    /// Makes the names in a folder durable.
+    ///
+    /// # Errors
+    /// Whatever the file system says.
+    fn sync_folder(&self, path: &Path) -> io::Result<()>;
+
+    /// Opens a file for reading.
+    ///
+    /// # Errors
+    /// Whatever the file system says.
+    fn open(&self, path: &Path) -> io::Result<Box<dyn ReadFile>>;
+
+    /// Overwrites bytes in place.
+    ///
+    /// # Errors
+    /// Whatever the file system says.
+    fn write_at(&self, path: &Path, bytes: &[u8], offset: u64) -> io::Result<()>;
+
+    /// The names in a folder.
+    ///
+    /// # Errors
+    /// Whatever the file system says.
+    fn list(&self, path: &Path) -> io::Result<Vec<Entry>>;
+
+    /// Whether folders here can be locked against other processes. A file system in memory has none.
+    fn has_locks(&self) -> bool {
+        true
+    }
+}
+
+/// The file system of the operating system.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct StdFs;
+
+impl ReadFile for File {
+    fn length(&self) -> io::Result<u64> {
+        Ok(self.metadata()?.len())
+    }
+
+    fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        FileExt::read_exact_at(self, buffer, offset)
+    }
+}
+
+impl Fs for StdFs {
+    fn create_folder(&self, path: &Path) -> io::Result<()> {
+        fs::create_dir_all(path)
+    }
+
+    fn write_new(&self, path: &Path, pieces: &[&[u8]], durable: bool) -> io::Result<()> {
+        let mut file = OpenOptions::new().write(true).create_new(true).open(path)?;
+        write_all_pieces(&mut file, pieces)?;
+        if durable {
+            file.sync_data()?;
+        }
+        Ok(())
+    }
+
+    fn link(&self, from: &Path, to: &Path) -> io::Result<()> {
+        fs::hard_link(from, to)
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        fs::remove_file(path)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        fs::rename(from, to)
+    }
+
+    fn sync_folder(&self, path: &Path) -> io::Result<()> {
+        File::open(path)?.sync_all()
+    }
+
+    fn open(&self, path: &Path) -> io::Result<Box<dyn ReadFile>> {
+        Ok(Box::new(File::open(path)?))
+    }
+
+    fn write_at(&self, path: &Path, bytes: &[u8], offset: u64) -> io::Result<()> {
+        OpenOptions::new().write(true).open(path)?.write_all_at(bytes, offset)
+    }
+
+    fn list(&self, path: &Path) -> io::Result<Vec<Entry>> {
+        let mut entries = Vec::new();
+        for entry in fs::read_dir(path)? {
+            let entry = entry?;
+            let is_folder = entry.file_type()?.is_dir();
+            if let Ok(name) = entry.file_name().into_string() {
+                entries.push(Entry { name, is_folder });
+            }
+        }
+        Ok(entries)
+    }
+}
+
+/// Writes every piece in order, however little the writer takes at a time.
+pub(crate) fn write_all_pieces(writer: &mut impl Write, pieces: &[&[u8]]) -> io::Result<()> {
+    let mut slices: Vec<IoSlice<'_>> =
+        pieces.iter().filter(|piece| !piece.is_empty()).map(|piece| IoSlice::new(piece)).collect();
+    let mut rest = slices.as_mut_slice();
+    while !rest.is_empty() {
+        match writer.write_vectored(rest) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(written) => IoSlice::advance_slices(&mut rest, written),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Takes `step` bytes a call and is interrupted every third call.
+    struct Dribble {
+        taken: Vec<u8>,
+        step: usize,
+        calls: usize,
+    }
+
+    impl Write for Dribble {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.calls += 1;
+            if self.calls.is_multiple_of(3) {
+                return Err(io::ErrorKind::Interrupted.into());
+            }
+            let count = bytes.len().min(self.step);
+            self.taken.extend_from_slice(&bytes[..count]);
+            Ok(count)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn short_and_interrupted_writes_lose_nothing() {
+        for step in [1, 2, 3, 7, 100] {
+            let mut writer = Dribble { taken: Vec::new(), step, calls: 0 };
+            write_all_pieces(&mut writer, &[b"abc", b"", b"defgh", b"i"]).unwrap();
+            assert_eq!(writer.taken, b"abcdefghi");
+        }
+    }
+
+    #[test]
+    fn a_writer_that_takes_nothing_is_an_error() {
+        let mut writer = Dribble { taken: Vec::new(), step: 0, calls: 0 };
+        assert_eq!(write_all_pieces(&mut writer, &[b"abc"]).unwrap_err().kind(), io::ErrorKind::WriteZero);
+    }
+
+    #[test]
+    fn a_new_file_is_exclusive_and_a_link_never_replaces() {
+        let folder = tempfile::tempdir().unwrap();
+        let (one, two) = (folder.path().join("one"), folder.path().join("two"));
+        StdFs.write_new(&one, &[b"1"], true).unwrap();
+        StdFs.write_new(&two, &[b"2"], false).unwrap();
+        assert_eq!(StdFs.write_new(&one, &[b"x"], true).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(StdFs.link(&one, &two).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(fs::read(two).unwrap(), b"2");
+    }
+}

@@ -1,0 +1,172 @@
+//! Where memory pressure is read: nothing, the machine's memory, NVIDIA GPUs, or a caller's own source.
+//!
+//! Called by the pressure watcher's thread. In each source reading and parsing are apart, so that the parsers are
+//! tested on text. Failing is a value and not a fault; a source must never block for longer than its own bound.
+
+mod nvidia_smi;
+mod system;
+
+use std::io;
+use std::path::PathBuf;
+use std::process::ExitStatus;
+use std::time::Duration;
+
+pub use nvidia_smi::NvidiaSmiSource;
+pub use system::SystemSource;
+
+/// One reading of a source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PressureSample {
+    /// Bytes in use.
+    pub used: u64,
+    /// Bytes in all; 0 where the source has nothing to watch.
+    pub total: u64,
+}
+
+impl PressureSample {
+    /// Whether this sample is fuller than the other, in proportion.
+    fn is_fuller_than(&self, other: &Self) -> bool {
+        u128::from(self.used) * u128::from(other.total) > u128::from(other.used) * u128::from(self.total)
+    }
+}
+
+/// Why a sample could not be taken.
+#[derive(Debug, thiserror::Error)]
+pub enum PressureError {
+    /// A file of the operating system cannot be read.
+    #[error("cannot read {}; use another pressure source on this system", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// A text does not hold what it should.
+    #[error("{origin} does not tell {wanted} in {text:?}; use another pressure source")]
+    Unparsable {
+        /// Where the text comes from.
+        origin: String,
+        /// What was looked for.
+        wanted: &'static str,
+        /// The text, or its beginning.
+        text: String,
+    },
+    /// A program cannot be started or talked to.
+    #[error("cannot run {}; install it or use another pressure source", program.display())]
+    Program {
+        /// The program.
+        program: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// A program ended with an error.
+    #[error("{} failed with {status}; run it by hand to see why", program.display())]
+    ProgramFailed {
+        /// The program.
+        program: PathBuf,
+        /// How it ended.
+        status: ExitStatus,
+    },
+    /// A program did not end in time.
+    #[error("{} did not answer within {timeout:?}; check the GPU driver", program.display())]
+    TimedOut {
+        /// The program.
+        program: PathBuf,
+        /// How long it was given.
+        timeout: Duration,
+    },
+    /// The source or the eviction it led to panicked.
+    #[error("{part} of the pressure watcher panicked: {message}; report it, or use another pressure source")]
+    Panicked {
+        /// The source's name, or what else panicked.
+        part: String,
+        /// What the panic said.
+        message: String,
+    },
+}
+
+/// Something that can be nearly full.
+pub trait PressureSource: Send {
+    /// The name in logs and reports.
+    fn name(&self) -> &str;
+
+    /// Reads the source once.
+    ///
+    /// # Errors
+    /// When it cannot be read; the watcher reports it and tries again at the next interval.
+    fn sample(&mut self) -> Result<PressureSample, PressureError>;
+}
+
+/// The sources that a configuration can name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum PressureSourceKind {
+    /// No pressure, ever.
+    Noop,
+    /// The machine's memory, and that of the control group around the process.
+    System,
+    /// The memory of all NVIDIA GPUs.
+    NvidiaSmi,
+}
+
+impl PressureSourceKind {
+    /// All kinds.
+    pub const ALL: [Self; 3] = [Self::Noop, Self::System, Self::NvidiaSmi];
+
+    /// The one spelling.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Noop => "noop",
+            Self::System => "system",
+            Self::NvidiaSmi => "nvidia_smi",
+        }
+    }
+
+    /// The kind of that name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.as_str() == name)
+    }
+
+    /// A source of this kind with its usual settings.
+    #[must_use]
+    pub fn source(self) -> Box<dyn PressureSource> {
+        match self {
+            Self::Noop => Box::new(NoopSource),
+            Self::System => Box::new(SystemSource::default()),
+            Self::NvidiaSmi => Box::new(NvidiaSmiSource::default()),
+        }
+    }
+}
+
+/// A source that never reports pressure.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct NoopSource;
+
+impl PressureSource for NoopSource {
+    fn name(&self) -> &str {
+        PressureSourceKind::Noop.as_str()
+    }
+
+    fn sample(&mut self) -> Result<PressureSample, PressureError> {
+        Ok(PressureSample::default())
+    }
+}
+
+fn unparsable(origin: &str, wanted: &'static str, text: &str) -> PressureError {
+    PressureError::Unparsable { origin: origin.to_owned(), wanted, text: text.chars().take(200).collect() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_name_their_sources() {
+        for kind in PressureSourceKind::ALL {
+            assert_eq!(PressureSourceKind::from_name(kind.as_str()), Some(kind));
+            assert_eq!(kind.source().name(), kind.as_str());
+        }
+        assert_eq!(NoopSource.sample().unwrap(), PressureSample::default());
+    }
+}

@@ -1,0 +1,304 @@
+//! Publishing a file in named stages, so that a row is visible whole or not at all.
+//!
+//! Reserve the key; write a temporary file; check the reservation; link the file to its final name; sync the
+//! folder, validate, announce. Called by the writer threads for one row at a time. It must never replace a good
+//! file, leave a temporary behind on an error, or announce a row that does not read back.
+
+use std::fmt::Debug;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::format::{self, FormatError, NewPart, RowPrefix, crc32c};
+use crate::fs::Fs;
+use crate::key::{Key, Namespace};
+use crate::recover::read_prefix;
+use crate::reservation::Token;
+use crate::rows::{FileSpot, Payload, RowId};
+use crate::store::Store;
+use crate::tier::FileTier;
+use crate::words::{FingerprintMode, SaveReason, Tier};
+
+/// A point in the life of a file that is being published, told right after it was reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Stage {
+    /// The key is reserved; nothing is on the disk yet.
+    Reserved,
+    /// The temporary file is complete and synced.
+    TmpWritten,
+    /// The reservation was still ours.
+    Checked,
+    /// The final name exists; the temporary name too.
+    Linked,
+    /// The temporary name is gone.
+    TmpRemoved,
+    /// The folder is synced.
+    FolderSynced,
+    /// The row is announced.
+    Announced,
+}
+
+impl Stage {
+    /// All stages in their order.
+    pub const ALL: [Self; 7] = [
+        Self::Reserved,
+        Self::TmpWritten,
+        Self::Checked,
+        Self::Linked,
+        Self::TmpRemoved,
+        Self::FolderSynced,
+        Self::Announced,
+    ];
+}
+
+/// Is told at each stage. Tests kill the process or fail there.
+pub trait StageObserver: Send + Sync + Debug {
+    /// `key` has just reached `stage`.
+    fn reached(&self, stage: Stage, key: &Key);
+}
+
+/// Everything that a file says about its row besides the payload.
+#[derive(Debug, Clone)]
+pub(crate) struct Draft {
+    pub(crate) key: Key,
+    pub(crate) namespace: Namespace,
+    pub(crate) mode: FingerprintMode,
+    pub(crate) reason: SaveReason,
+    pub(crate) reason_detail: Option<String>,
+    pub(crate) flags: u16,
+    pub(crate) context_size: u32,
+    pub(crate) created: u64,
+    pub(crate) parent: Option<Key>,
+    pub(crate) start: u32,
+    /// The tokens from `start` on.
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) text: String,
+}
+
+/// Why a row was not published.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PublishError {
+    #[error("another writer or a removal holds the key")]
+    Conflict,
+    #[error("the reservation expired and was taken over")]
+    ReservationLost,
+    #[error("the row it builds on was not published")]
+    ParentLost,
+    #[error("the row left the index meanwhile")]
+    RowLost,
+    #[error("the row cannot be written as a file: {0}")]
+    Format(#[from] FormatError),
+    #[error("the published file does not read back: {0}")]
+    ReadBack(String),
+    #[error("cannot {action}: {source}")]
+    Io { action: &'static str, source: io::Error },
+}
+
+/// Ends the reservation whatever happens to the writer, a panic included.
+struct Held<'a> {
+    store: &'a Store,
+    key: Key,
+    tier: Tier,
+    token: Token,
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.store.index.lock().reservations.release(self.key, self.tier, self.token);
+    }
+}
+
+/// Removes a file whatever happens to the writer, a panic included: the temporary one always, the final one
+/// unless the row was announced.
+struct RemoveOnDrop<'a> {
+    fs: &'a dyn Fs,
+    path: PathBuf,
+}
+
+impl RemoveOnDrop<'_> {
+    fn keep(mut self) {
+        self.path = PathBuf::new();
+    }
+}
+
+impl Drop for RemoveOnDrop<'_> {
+    fn drop(&mut self) {
+        if !self.path.as_os_str().is_empty() {
+            // It may never have been created; what remains is dealt with when the folder is opened next.
+            let _ = self.fs.remove(&self.path);
+        }
+    }
+}
+
+impl Store {
+    /// Takes one row through all stages.
+    pub(crate) fn publish(
+        &self,
+        tier: &FileTier,
+        row: RowId,
+        draft: &Draft,
+        payload: &Payload,
+    ) -> Result<(), PublishError> {
+        let key = draft.key;
+        let ttl = Duration::from_millis(self.config.reservation_ttl_ms);
+        let token = {
+            let mut index = self.index.lock();
+            let row = index.row(row).filter(|row| !row.doomed).ok_or(PublishError::RowLost)?;
+            if let Some(parent) = row.parent {
+                let published = index.row(parent).is_some_and(|row| row.is_as_durable_as(tier.tier()));
+                if !published {
+                    return Err(PublishError::ParentLost);
+                }
+            }
+            let now = self.config.clock.now();
+            index.reservations.reserve(key, tier.tier(), now, ttl).map_err(|_| PublishError::Conflict)?
+        };
+        let held = Held { store: self, key, tier: tier.tier(), token };
+        self.reached(Stage::Reserved, &key);
+
+        let crcs: Vec<NewPart> = payload
+            .iter()
+            .map(|part| NewPart { kind: part.kind, length: part.bytes.len() as u64, crc: crc32c(&part.bytes) })
+            .collect();
+        let prefix = encode(draft, &crcs)?;
+        let path = tier.row_path(&key);
+        let temporary = RemoveOnDrop { fs: &*self.config.fs, path: self.tmp_path(tier, &key) };
+        let mut pieces: Vec<&[u8]> = vec![&prefix];
+        pieces.extend(payload.iter().map(|part| &part.bytes[..]));
+        self.write_tmp(tier, &temporary.path, &pieces)?;
+        self.reached(Stage::TmpWritten, &key);
+
+        if !self.index.lock().reservations.is_held(key, tier.tier(), token) {
+            return Err(PublishError::ReservationLost);
+        }
+        self.reached(Stage::Checked, &key);
+
+        let file_length = pieces.iter().map(|piece| piece.len() as u64).sum();
+        self.link_or_adopt(&temporary.path, &path, &prefix, file_length)?;
+        let linked = RemoveOnDrop { fs: &*self.config.fs, path: path.clone() };
+        self.reached(Stage::Linked, &key);
+        drop(temporary);
+        self.reached(Stage::TmpRemoved, &key);
+
+        if tier.is_durable()
+            && let Some(folder) = path.parent()
+        {
+            self.config.fs.sync_folder(folder).map_err(|source| io_error("sync the folder of", source))?;
+        }
+        self.reached(Stage::FolderSynced, &key);
+
+        let written = read_prefix(&*self.config.fs, &path).map_err(|error| PublishError::ReadBack(error.to_string()))?;
+        if !self.announce(row, tier.tier(), &written, file_length) {
+            // The row was dropped while it was written (its parent was found damaged): the file goes too.
+            return Err(PublishError::RowLost);
+        }
+        linked.keep();
+        drop(held);
+        self.reached(Stage::Announced, &key);
+        Ok(())
+    }
+
+    /// Stage 5: the row is in the tier, and everybody who waits for it hears so.
+    fn announce(&self, row: RowId, tier: Tier, written: &RowPrefix, file_length: u64) -> bool {
+        let mut index = self.index.lock();
+        if index.row(row).is_none_or(|row| row.doomed) {
+            return false;
+        }
+        let spot = FileSpot {
+            file_length,
+            payload_offset: written.payload_offset,
+            parts: Arc::from(written.parts.as_slice()),
+        };
+        index.set_spot(row, tier, spot);
+        drop(index);
+        self.changed.notify_all();
+        true
+    }
+
+    fn write_tmp(&self, tier: &FileTier, path: &Path, pieces: &[&[u8]]) -> Result<(), PublishError> {
+        let fs = &*self.config.fs;
+        let durable = tier.is_durable();
+        match fs.write_new(path, pieces, durable) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            result => return result.map_err(|source| io_error("write", source)),
+        }
+        // The first row of its sub-folder, or somebody removed the folder underneath.
+        let folder = path.parent().unwrap_or(tier.root());
+        fs.create_folder(folder).map_err(|source| io_error("create the folder of", source))?;
+        if durable {
+            fs.sync_folder(tier.root()).map_err(|source| io_error("sync the folder of", source))?;
+        }
+        fs.write_new(path, pieces, durable).map_err(|source| io_error("write", source))
+    }
+
+    /// Stage 4: an existing file is adopted if it is this very row, and replaced otherwise. Never ignored.
+    fn link_or_adopt(&self, from: &Path, to: &Path, prefix: &[u8], file_length: u64) -> Result<(), PublishError> {
+        let fs = &*self.config.fs;
+        match fs.link(from, to) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            result => return result.map_err(|source| io_error("link", source)),
+        }
+        if is_same_row(fs, to, prefix, file_length) {
+            self.counters.duplicate_dropped.increment();
+            return Ok(());
+        }
+        fs.remove(to).map_err(|source| io_error("replace", source))?;
+        fs.link(from, to).map_err(|source| io_error("link", source))
+    }
+
+    fn tmp_path(&self, tier: &FileTier, key: &Key) -> PathBuf {
+        let number = self.next_writer.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        format::tmp_path(tier.root(), key, &format!("{}-{number}", std::process::id()))
+    }
+
+    fn reached(&self, stage: Stage, key: &Key) {
+        if let Some(observer) = &self.config.observer {
+            observer.reached(stage, key);
+        }
+    }
+}
+
+fn encode(draft: &Draft, parts: &[NewPart]) -> Result<Vec<u8>, FormatError> {
+    format::encode_prefix(&format::NewRow {
+        reason: draft.reason,
+        flags: draft.flags,
+        hits: 0,
+        context_size: draft.context_size,
+        created: draft.created,
+        last_used: draft.created,
+        namespace: draft.namespace,
+        fingerprint_mode: draft.mode,
+        parent: draft.parent,
+        start: draft.start,
+        tokens: &draft.tokens,
+        parts,
+        text: &draft.text,
+        host: host_name().as_deref(),
+        writer: Some(concat!("poncho ", env!("CARGO_PKG_VERSION"))),
+        reason_detail: draft.reason_detail.as_deref(),
+    })
+}
+
+/// Whether the file holds the row that `prefix` describes: same identity, tokens and parts, same length. The
+/// parts' checksums are part of that, so an equal file has an equal payload unless it was damaged since,
+/// which the check at loading finds.
+fn is_same_row(fs: &dyn Fs, path: &Path, prefix: &[u8], file_length: u64) -> bool {
+    let (Ok(there), Ok(ours)) = (read_prefix(fs, path), format::decode_prefix(prefix, file_length)) else {
+        return false;
+    };
+    there.version == ours.version
+        && there.namespace == ours.namespace
+        && there.parent == ours.parent
+        && there.start == ours.start
+        && there.tokens == ours.tokens
+        && there.parts == ours.parts
+}
+
+fn io_error(action: &'static str, source: io::Error) -> PublishError {
+    PublishError::Io { action, source }
+}
+
+fn host_name() -> Option<String> {
+    rustix::system::uname().nodename().to_str().ok().map(str::to_owned)
+}

@@ -1,0 +1,131 @@
+//! Who may write which key in which tier: reservations with an owner and a time limit.
+//!
+//! The first stage of publishing takes one, the third checks that it still holds. Pure bookkeeping under
+//! the store's lock; the caller brings the time. Never touches files.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use crate::key::Key;
+use crate::words::Tier;
+
+/// Proof of a reservation. A later reservation of the same key has another number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Token(u64);
+
+/// Why a key cannot be reserved now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// Another writer holds it.
+    Conflict,
+    /// Its file is being removed.
+    Removing,
+}
+
+#[derive(Debug)]
+enum Holder {
+    Writer { token: Token, expires: Duration },
+    Remover,
+}
+
+/// All reservations.
+#[derive(Debug, Default)]
+pub(crate) struct Reservations {
+    held: HashMap<(Key, Tier), Holder>,
+    last: u64,
+}
+
+impl Reservations {
+    /// Stage 1: the right to write `key` in `tier` until `now + ttl`. An expired reservation is taken over.
+    pub(crate) fn reserve(&mut self, key: Key, tier: Tier, now: Duration, ttl: Duration) -> Result<Token, Refusal> {
+        match self.held.get(&(key, tier)) {
+            Some(Holder::Remover) => return Err(Refusal::Removing),
+            Some(Holder::Writer { expires, .. }) if now < *expires => return Err(Refusal::Conflict),
+            Some(Holder::Writer { .. }) | None => {}
+        }
+        self.last += 1;
+        let token = Token(self.last);
+        self.held.insert((key, tier), Holder::Writer { token, expires: now.saturating_add(ttl) });
+        Ok(token)
+    }
+
+    /// Stage 3: whether the reservation is still the caller's. An expired one that nobody took over is.
+    pub(crate) fn is_held(&self, key: Key, tier: Tier, token: Token) -> bool {
+        matches!(self.held.get(&(key, tier)), Some(Holder::Writer { token: held, .. }) if *held == token)
+    }
+
+    /// Ends a reservation if it is still the caller's.
+    pub(crate) fn release(&mut self, key: Key, tier: Tier, token: Token) {
+        if self.is_held(key, tier, token) {
+            self.held.remove(&(key, tier));
+        }
+    }
+
+    /// Keeps writers away from a key while its file is removed. False if a writer holds it.
+    pub(crate) fn begin_removal(&mut self, key: Key, tier: Tier) -> bool {
+        if self.held.contains_key(&(key, tier)) {
+            return false;
+        }
+        self.held.insert((key, tier), Holder::Remover);
+        true
+    }
+
+    /// The file is gone.
+    pub(crate) fn end_removal(&mut self, key: Key, tier: Tier) {
+        if matches!(self.held.get(&(key, tier)), Some(Holder::Remover)) {
+            self.held.remove(&(key, tier));
+        }
+    }
+
+    /// Whether somebody writes or removes the key.
+    pub(crate) fn is_busy(&self, key: Key, tier: Tier) -> bool {
+        self.held.contains_key(&(key, tier))
+    }
+
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.held.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: Key = Key::from_bytes([1; 32]);
+    const TTL: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn a_second_writer_of_a_key_is_refused_until_the_first_is_done() {
+        let mut reservations = Reservations::default();
+        let now = Duration::ZERO;
+        let first = reservations.reserve(KEY, Tier::Disk, now, TTL).unwrap();
+        assert_eq!(reservations.reserve(KEY, Tier::Disk, now, TTL), Err(Refusal::Conflict));
+        assert!(reservations.reserve(KEY, Tier::RamFile, now, TTL).is_ok(), "tiers are apart");
+        reservations.release(KEY, Tier::Disk, first);
+        assert!(reservations.reserve(KEY, Tier::Disk, now, TTL).is_ok());
+    }
+
+    #[test]
+    fn an_expired_reservation_is_taken_over_and_the_old_owner_notices() {
+        let mut reservations = Reservations::default();
+        let slow = reservations.reserve(KEY, Tier::Disk, Duration::ZERO, TTL).unwrap();
+        assert!(reservations.is_held(KEY, Tier::Disk, slow));
+        let fast = reservations.reserve(KEY, Tier::Disk, TTL, TTL).unwrap();
+        assert!(!reservations.is_held(KEY, Tier::Disk, slow));
+        reservations.release(KEY, Tier::Disk, slow);
+        assert!(reservations.is_held(KEY, Tier::Disk, fast), "the old owner's release must not free the new one's");
+    }
+
+    #[test]
+    fn removal_and_writing_exclude_each_other() {
+        let mut reservations = Reservations::default();
+        let writer = reservations.reserve(KEY, Tier::Disk, Duration::ZERO, TTL).unwrap();
+        assert!(!reservations.begin_removal(KEY, Tier::Disk));
+        reservations.release(KEY, Tier::Disk, writer);
+        assert!(reservations.begin_removal(KEY, Tier::Disk));
+        assert_eq!(reservations.reserve(KEY, Tier::Disk, TTL * 9, TTL), Err(Refusal::Removing));
+        reservations.end_removal(KEY, Tier::Disk);
+        assert_eq!(reservations.len(), 0);
+    }
+}

@@ -1,0 +1,356 @@
+//! Saving a row: checks, room, the place in the chain, and the hand-over to memory or to the write queue.
+//!
+//! Called by the engine between two ticks. The payload comes in by reference and is never copied here. A save
+//! that cannot be done now is dropped and says why; only a save that contradicts itself is an error.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::error::{BadSave, CacheError};
+use crate::format::{HEADER_LENGTH, MAX_PREFIX};
+use crate::index::{InsertRefusal, NewRow};
+use crate::key::{Key, Namespace};
+use crate::lease::Lease;
+use crate::publish::Draft;
+use crate::rows::{Payload, PayloadPart, RowId, payload_bytes};
+use crate::store::Store;
+use crate::words::{FingerprintMode, PartKind, SaveReason, Tier};
+use crate::writer::{Done, Job, JobEnd};
+
+/// A row to save: the state after exactly `tokens`.
+#[derive(Debug)]
+pub struct SaveRequest<'a> {
+    /// What the state depends on besides the tokens.
+    pub namespace: Namespace,
+    /// How the fingerprint in it was made.
+    pub mode: FingerprintMode,
+    /// All tokens, from the first.
+    pub tokens: &'a [u32],
+    /// The row that already holds the first tokens (`Cache::base_for`); `None` if this row holds them all.
+    pub base: Option<&'a SaveBase>,
+    /// The payload. The attention part covers the tokens from the base's start on.
+    pub parts: Vec<PayloadPart>,
+    /// Why it is saved.
+    pub reason: SaveReason,
+    /// More about the reason, for people.
+    pub reason_detail: Option<String>,
+    /// Header flags (`format::FLAG_GRID`).
+    pub flags: u16,
+    /// Context size of the model that made the state.
+    pub context_size: u32,
+    /// The prompt, for people.
+    pub text: String,
+    /// Where to; `None` for the configured tier.
+    pub tier: Option<Tier>,
+}
+
+/// A stored row that a new one builds on, held until the save is made.
+#[derive(Debug)]
+pub struct SaveBase {
+    /// Keeps the row; dropped with the base.
+    pub(crate) _lease: Lease,
+    pub(crate) row: RowId,
+    pub(crate) key: Key,
+    pub(crate) start: u32,
+}
+
+impl SaveBase {
+    /// The first token that the new row has to store itself.
+    #[must_use]
+    pub fn start(&self) -> u32 {
+        self.start
+    }
+
+    /// The row.
+    #[must_use]
+    pub fn key(&self) -> Key {
+        self.key
+    }
+}
+
+/// What became of a save.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Saved {
+    /// The name of the row, whatever became of it.
+    pub key: Key,
+    /// What became of it.
+    pub outcome: SaveOutcome,
+}
+
+/// What became of a save.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SaveOutcome {
+    /// It is in its tier.
+    Published,
+    /// It is readable from memory and will be written.
+    Queued,
+    /// It was there already.
+    AlreadyPresent,
+    /// Its tier does not work; it is kept in memory.
+    KeptInRam,
+    /// It was given up.
+    Dropped(DropReason),
+}
+
+/// Why a save was given up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DropReason {
+    /// The write queue is full.
+    QueueFull,
+    /// The tier is switched off after a fault.
+    TierOff,
+    /// Everything in the tier is in use.
+    NoRoom,
+    /// The row it builds on is not in the tier.
+    ParentGone,
+    /// The write failed.
+    WriteFailed,
+    /// A synchronous save took too long; it may still be written.
+    TimedOut,
+    /// The key is being written or removed by somebody else.
+    Conflict,
+}
+
+impl Store {
+    pub(crate) fn save(self: &Arc<Self>, request: SaveRequest<'_>) -> Result<Saved, CacheError> {
+        let start = request.base.map_or(0, |base| base.start);
+        check(&request, start)?;
+        let tier = request.tier.unwrap_or_else(|| self.config.default_tier());
+        let payload: Payload = Arc::from(request.parts);
+        let suffix = request.tokens.get(start as usize..).unwrap_or(&[]);
+        let bytes = match tier {
+            Tier::Ram => payload_bytes(&payload),
+            Tier::RamFile | Tier::Disk => file_bytes(&payload, suffix.len(), request.text.len()),
+        };
+        let quota = self.config.quota(tier);
+        if quota == 0 {
+            return Err(CacheError::TierOff { tier });
+        }
+        if bytes > quota {
+            return Err(CacheError::QuotaTooSmall { tier, bytes, quota });
+        }
+        let created = self.config.clock.unix_seconds();
+        let draft = Draft {
+            key: request.namespace.key(request.tokens),
+            namespace: request.namespace,
+            mode: request.mode,
+            reason: request.reason,
+            reason_detail: request.reason_detail,
+            flags: request.flags,
+            context_size: request.context_size,
+            created,
+            parent: request.base.map(|base| base.key),
+            start,
+            tokens: suffix.to_vec(),
+            text: request.text,
+        };
+        let key = draft.key;
+        let pending = Pending { store: self, tier, payload, bytes, draft };
+        let outcome = pending.enter(request.tokens, request.base.map(|base| base.row))?;
+        match outcome {
+            SaveOutcome::Dropped(_) => self.counters.saves_dropped.increment(),
+            SaveOutcome::AlreadyPresent => self.counters.duplicate_dropped.increment(),
+            SaveOutcome::Published | SaveOutcome::Queued | SaveOutcome::KeptInRam => {}
+        }
+        Ok(Saved { key, outcome })
+    }
+}
+
+/// A checked save on its way into the index.
+struct Pending<'a> {
+    store: &'a Arc<Store>,
+    tier: Tier,
+    payload: Payload,
+    bytes: u64,
+    draft: Draft,
+}
+
+impl Pending<'_> {
+    fn enter(self, tokens: &[u32], parent: Option<RowId>) -> Result<SaveOutcome, CacheError> {
+        let store = self.store;
+        let now = store.config.clock.now();
+        let tier_works = self.tier == Tier::Ram || store.file_tier(self.tier).is_some_and(|tier| tier.is_on(now));
+        let mut gone = Vec::new();
+        let mut index = store.index.lock();
+        if let Some(parent) = parent {
+            if index.row(parent).is_none_or(|row| row.doomed) {
+                return Ok(SaveOutcome::Dropped(DropReason::ParentGone));
+            }
+            check_parent(&index, parent, &self.draft, tokens)?;
+        }
+        let existing = index.by_key(&self.draft.key);
+        if let Some(id) = existing
+            && !may_upgrade(&index, id, parent, self.draft.start, &self.payload, self.tier)
+        {
+            index.touch_chain(id, self.draft.created, crate::index::Use::Extended);
+            return Ok(SaveOutcome::AlreadyPresent);
+        }
+        if self.tier != Tier::Ram && index.reservations.is_busy(self.draft.key, self.tier) {
+            return Ok(SaveOutcome::Dropped(DropReason::Conflict));
+        }
+        // Memory first: a hot copy is evicted before it makes anybody wait.
+        let fits_in_ram = (self.tier == Tier::Ram || !tier_works || store.config.keep_hot)
+            && index.make_room(Tier::Ram, payload_bytes(&self.payload)).is_some_and(|evicted| {
+                store.counters.evictions.add(evicted.rows);
+                gone.extend(evicted.gone);
+                true
+            });
+        let parent_fits = |tier| {
+            parent.is_none_or(|id| index.row(id).is_some_and(|row| crate::index::will_be_durable(row, tier)))
+        };
+        let to_file = self.tier != Tier::Ram && tier_works;
+        let refusal = if to_file && !parent_fits(self.tier) {
+            Some(DropReason::ParentGone)
+        } else if to_file {
+            match index.make_room(self.tier, self.bytes) {
+                Some(evicted) => {
+                    store.counters.evictions.add(evicted.rows);
+                    gone.extend(evicted.gone);
+                    None
+                }
+                None => Some(DropReason::NoRoom),
+            }
+        } else if fits_in_ram {
+            None
+        } else {
+            Some(if self.tier == Tier::Ram { DropReason::NoRoom } else { DropReason::TierOff })
+        };
+        if let Some(reason) = refusal {
+            drop(index);
+            store.remove_files(&gone);
+            return Ok(SaveOutcome::Dropped(reason));
+        }
+        let id = match existing {
+            Some(id) => id,
+            None => match index.insert(&self.new_row(tokens, parent)) {
+                Ok(id) => id,
+                Err(InsertRefusal::Present(_) | InsertRefusal::Impossible) => {
+                    return Ok(SaveOutcome::Dropped(DropReason::NoRoom));
+                }
+            },
+        };
+        if to_file {
+            index.set_pending(id, self.tier, Arc::clone(&self.payload), self.bytes);
+        }
+        if fits_in_ram {
+            index.set_ram(id, Some(Arc::clone(&self.payload)));
+        }
+        index.touch_chain(id, self.draft.created, crate::index::Use::Extended);
+        drop(index);
+        store.remove_files(&gone);
+        store.changed.notify_all();
+        if to_file {
+            return Ok(self.queue(id));
+        }
+        store.counters.saved(self.draft.reason);
+        Ok(if self.tier == Tier::Ram { SaveOutcome::Published } else { SaveOutcome::KeptInRam })
+    }
+
+    fn new_row<'t>(&self, tokens: &'t [u32], parent: Option<RowId>) -> NewRow<'t> {
+        NewRow {
+            key: self.draft.key,
+            namespace: self.draft.namespace,
+            tokens,
+            start: self.draft.start,
+            parent,
+            version: crate::format::VERSION_CHAINED,
+            reason: self.draft.reason,
+            flags: self.draft.flags,
+            mode: self.draft.mode,
+            context_size: self.draft.context_size,
+            created: self.draft.created,
+            last_used: self.draft.created,
+            hits: 0,
+        }
+    }
+
+    fn queue(self, row: RowId) -> SaveOutcome {
+        let store = self.store;
+        let done = self.draft.reason.is_synchronous().then(|| Arc::new(Done::default()));
+        let (bytes, tier) = (self.bytes, self.tier);
+        let job = Job { row, tier, draft: self.draft, payload: self.payload, bytes, done: done.clone() };
+        if !store.queue.push(job) {
+            let gone = store.index.lock().end_pending(row, bytes);
+            store.remove_files(&gone);
+            return SaveOutcome::Dropped(DropReason::QueueFull);
+        }
+        let Some(done) = done else { return SaveOutcome::Queued };
+        match done.wait(Duration::from_millis(store.config.gates.evict_save_timeout_ms)) {
+            Some(JobEnd::Published) => SaveOutcome::Published,
+            Some(JobEnd::Failed) => SaveOutcome::Dropped(DropReason::WriteFailed),
+            None => SaveOutcome::Dropped(DropReason::TimedOut),
+        }
+    }
+}
+
+/// A stored row takes a second save only if that adds a part and changes nothing else: the logits of a boundary
+/// that was first passed without them, for example. Nobody may be reading or writing it meanwhile.
+fn may_upgrade(
+    index: &crate::index::Index,
+    id: RowId,
+    parent: Option<RowId>,
+    start: u32,
+    payload: &Payload,
+    tier: Tier,
+) -> bool {
+    let Some(row) = index.row(id) else { return false };
+    let given = |kind| payload.iter().any(|part| part.kind == kind);
+    let adds = payload.iter().any(|part| !row.has_part(part.kind));
+    let keeps = PartKind::ALL.into_iter().all(|kind| !row.has_part(kind) || given(kind));
+    let more_durable = !row.is_as_durable_as(tier);
+    (adds || more_durable) && keeps && row.pins == 0 && row.pending.is_none() && row.parent == parent && row.start == start
+}
+
+/// Bytes of the file that a row becomes, a little on the safe side: records besides text and tokens are short.
+fn file_bytes(payload: &Payload, tokens: usize, text: usize) -> u64 {
+    const OTHER_RECORDS: usize = 512;
+    payload_bytes(payload) + (HEADER_LENGTH + OTHER_RECORDS + tokens * 4 + text) as u64
+}
+
+fn check(request: &SaveRequest<'_>, start: u32) -> Result<(), BadSave> {
+    let tokens = request.tokens.len();
+    if tokens == 0 {
+        return Err(BadSave::NoTokens);
+    }
+    if tokens as u64 * 4 + request.text.len() as u64 + 4096 > MAX_PREFIX {
+        return Err(BadSave::TooManyTokens { tokens });
+    }
+    if start as usize > tokens {
+        return Err(BadSave::EmptyRange { start: start as usize, end: tokens });
+    }
+    if request.parts.is_empty() {
+        return Err(BadSave::NoParts);
+    }
+    for (position, part) in request.parts.iter().enumerate() {
+        if part.kind == PartKind::Whole {
+            return Err(BadSave::WholePart);
+        }
+        if request.parts.iter().take(position).any(|other| other.kind == part.kind) {
+            return Err(BadSave::PartTwice { kind: part.kind });
+        }
+    }
+    Ok(())
+}
+
+/// The base was chosen by tokens, but the caller may have changed them since.
+fn check_parent(
+    index: &crate::index::Index,
+    parent: RowId,
+    draft: &Draft,
+    tokens: &[u32],
+) -> Result<(), BadSave> {
+    let Some(row) = index.row(parent) else { return Err(BadSave::NoParent { start: draft.start as usize }) };
+    let key = row.key;
+    if index.namespace_of(row) != Some(draft.namespace) {
+        return Err(BadSave::OtherNamespace { parent: key });
+    }
+    if row.has_part(PartKind::Whole) {
+        return Err(BadSave::WholeParent { parent: key });
+    }
+    let theirs = index.tokens_of(parent).unwrap_or_default();
+    let agree = theirs.iter().zip(tokens).take_while(|(one, two)| one == two).count();
+    if agree < draft.start as usize {
+        return Err(BadSave::ParentDiffers { parent: key, agree, start: draft.start as usize });
+    }
+    Ok(())
+}

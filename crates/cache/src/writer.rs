@@ -1,0 +1,210 @@
+//! The bounded queue of saves and the threads that write them.
+//!
+//! `save.rs` puts jobs in, the threads take them in order and publish them. A row may build on one that stands
+//! before it in the queue, so a job whose parent is still being written waits for it. A job always ends: a
+//! panic of a writer is caught, counted as a failed save, and the thread goes on.
+
+use std::collections::VecDeque;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::publish::{Draft, PublishError};
+use crate::rows::{Payload, RowId};
+use crate::store::Store;
+use crate::sync::{Condvar, Mutex};
+use crate::words::Tier;
+
+/// One row to write.
+pub(crate) struct Job {
+    pub(crate) row: RowId,
+    pub(crate) tier: Tier,
+    pub(crate) draft: Draft,
+    pub(crate) payload: Payload,
+    /// What was set aside for it in the tier's quota.
+    pub(crate) bytes: u64,
+    /// Told when the job is over.
+    pub(crate) done: Option<Arc<Done>>,
+}
+
+/// How a job ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum JobEnd {
+    Published,
+    Failed,
+}
+
+/// Where the caller of a synchronous save waits.
+#[derive(Debug, Default)]
+pub(crate) struct Done {
+    end: Mutex<Option<JobEnd>>,
+    changed: Condvar,
+}
+
+impl Done {
+    fn tell(&self, end: JobEnd) {
+        *self.end.lock() = Some(end);
+        self.changed.notify_all();
+    }
+
+    /// Waits for the end, at most so long.
+    pub(crate) fn wait(&self, limit: Duration) -> Option<JobEnd> {
+        let start = Instant::now();
+        let mut end = self.end.lock();
+        while end.is_none() {
+            let Some(left) = limit.checked_sub(start.elapsed()).filter(|left| !left.is_zero()) else { break };
+            end = self.changed.wait_for(end, left);
+        }
+        *end
+    }
+}
+
+#[derive(Default)]
+struct State {
+    jobs: VecDeque<Job>,
+    /// Rows that a thread is working on.
+    running: Vec<RowId>,
+    closed: bool,
+}
+
+/// The queue.
+#[derive(Default)]
+pub(crate) struct Queue {
+    state: Mutex<State>,
+    changed: Condvar,
+    limit: usize,
+}
+
+impl Queue {
+    pub(crate) fn new(limit: usize) -> Self {
+        Self { limit, ..Self::default() }
+    }
+
+    /// Adds a job. False, and the job is gone, if the queue is closed, or full and nobody waits for the job.
+    pub(crate) fn push(&self, job: Job) -> bool {
+        let mut state = self.state.lock();
+        if state.closed || (job.done.is_none() && state.jobs.len() >= self.limit) {
+            return false;
+        }
+        state.jobs.push_back(job);
+        drop(state);
+        self.changed.notify_all();
+        true
+    }
+
+    /// Jobs that wait or run.
+    pub(crate) fn depth(&self) -> usize {
+        let state = self.state.lock();
+        state.jobs.len() + state.running.len()
+    }
+
+    /// No more jobs; the threads end when the queue is empty.
+    pub(crate) fn close(&self) {
+        self.state.lock().closed = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits until no job waits or runs.
+    pub(crate) fn wait_idle(&self) {
+        let mut state = self.state.lock();
+        while !state.jobs.is_empty() || !state.running.is_empty() {
+            state = self.changed.wait(state);
+        }
+    }
+
+    fn next(&self) -> Option<Job> {
+        let mut state = self.state.lock();
+        loop {
+            if let Some(job) = state.jobs.pop_front() {
+                state.running.push(job.row);
+                return Some(job);
+            }
+            if state.closed {
+                return None;
+            }
+            state = self.changed.wait(state);
+        }
+    }
+
+    fn finished(&self, row: RowId) {
+        let mut state = self.state.lock();
+        state.running.retain(|running| *running != row);
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// Waits while another thread works on `row`. It was taken from the queue before its children were, so it
+    /// runs or is over; no cycle is possible.
+    fn wait_while_running(&self, row: RowId) {
+        let mut state = self.state.lock();
+        while state.running.contains(&row) {
+            state = self.changed.wait(state);
+        }
+    }
+}
+
+impl Store {
+    /// The life of a writer thread.
+    pub(crate) fn write_jobs(&self) {
+        while let Some(job) = self.queue.next() {
+            let end = catch_unwind(AssertUnwindSafe(|| self.write_job(&job))).unwrap_or_else(|_| {
+                tracing::error!(key = %job.draft.key, "a cache writer panicked; the row is not saved");
+                JobEnd::Failed
+            });
+            self.end_job(&job, end);
+        }
+    }
+
+    fn write_job(&self, job: &Job) -> JobEnd {
+        let parent = self.index.lock().row(job.row).and_then(|row| row.parent);
+        if let Some(parent) = parent {
+            self.queue.wait_while_running(parent);
+        }
+        let Some(tier) = self.file_tier(job.tier) else { return JobEnd::Failed };
+        let started = Instant::now();
+        match self.publish(tier, job.row, &job.draft, &job.payload) {
+            Ok(()) => {
+                tier.worked();
+                self.counters.saved(job.draft.reason);
+                self.counters.save_nanos.add_nanos(started.elapsed());
+                self.counters.save_bytes.add(job.bytes);
+                tracing::debug!(
+                    key = %job.draft.key, tier = job.tier.as_str(), reason = job.draft.reason.as_str(),
+                    start = job.draft.start, tokens = job.draft.start as usize + job.draft.tokens.len(),
+                    bytes = job.bytes, ms = started.elapsed().as_millis(), "row published"
+                );
+                JobEnd::Published
+            }
+            Err(error) => {
+                self.counters.save_failures.increment();
+                tracing::debug!(key = %job.draft.key, %error, "row not published");
+                if let PublishError::Io { action, source } = &error {
+                    self.tier_failed(job.tier, action, source);
+                }
+                JobEnd::Failed
+            }
+        }
+    }
+
+    pub(crate) fn tier_failed(&self, tier: Tier, action: &'static str, error: &io::Error) {
+        let now = self.config.clock.now();
+        if self.file_tier(tier).is_some_and(|tier| tier.failed(action, error, now)) {
+            self.counters.tier_switched_off(tier);
+        }
+    }
+
+    /// Gives everything back that the job held, then tells whoever waits.
+    fn end_job(&self, job: &Job, end: JobEnd) {
+        let gone = self.index.lock().end_pending(job.row, job.bytes);
+        self.remove_files(&gone);
+        self.changed.notify_all();
+        self.queue.finished(job.row);
+        if let Some(done) = &job.done {
+            done.tell(end);
+        }
+        if self.queue.depth() == 0 {
+            self.write_touches();
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! Page-locked memory of a GPU device, for state bytes.
+//!
+//! Used by `LlamaBackend::host_buffer`. A machine without a GPU, or a device that has no such memory left, gives
+//! plain memory: a buffer is never refused.
+
+use std::ptr::NonNull;
+
+use llama_cpp_sys_4 as sys;
+
+use crate::backend::host_buffer::{HostBuffer, HostMemory};
+
+/// Page-locked if a GPU offers it, plain otherwise.
+pub(super) fn host_buffer(len: usize) -> HostBuffer {
+    match PageLocked::new(len) {
+        Some(memory) => HostBuffer::from_memory(Box::new(memory)),
+        None => HostBuffer::plain(len),
+    }
+}
+
+struct PageLocked {
+    buffer: NonNull<sys::ggml_backend_buffer>,
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the memory is owned by this value alone, and freeing it from another thread is allowed by ggml.
+unsafe impl Send for PageLocked {}
+// SAFETY: shared access only reads the bytes.
+unsafe impl Sync for PageLocked {}
+
+impl PageLocked {
+    fn new(len: usize) -> Option<Self> {
+        if len == 0 {
+            return None;
+        }
+        // SAFETY: the registry is filled when the library starts; null results are checked before use.
+        unsafe {
+            let device = sys::ggml_backend_dev_by_type(sys::GGML_BACKEND_DEVICE_TYPE_GPU);
+            if device.is_null() {
+                return None;
+            }
+            let kind = sys::ggml_backend_dev_host_buffer_type(device);
+            if kind.is_null() {
+                return None;
+            }
+            let buffer = NonNull::new(sys::ggml_backend_buft_alloc_buffer(kind, len))?;
+            let base = NonNull::new(sys::ggml_backend_buffer_get_base(buffer.as_ptr()).cast::<u8>());
+            let usable = sys::ggml_backend_buffer_is_host(buffer.as_ptr())
+                && sys::ggml_backend_buffer_get_size(buffer.as_ptr()) >= len;
+            match base {
+                Some(base) if usable => {
+                    // Fresh device memory is not initialised; a slice of it must be.
+                    base.as_ptr().write_bytes(0, len);
+                    Some(Self { buffer, base, len })
+                }
+                _ => {
+                    sys::ggml_backend_buffer_free(buffer.as_ptr());
+                    None
+                }
+            }
+        }
+    }
+}
+
+impl AsRef<[u8]> for PageLocked {
+    fn as_ref(&self) -> &[u8] {
+        // SAFETY: `base` points to `len` initialised bytes that live as long as `self`.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len) }
+    }
+}
+
+impl AsMut<[u8]> for PageLocked {
+    fn as_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and `&mut self` makes this the only reference.
+        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.len) }
+    }
+}
+
+impl HostMemory for PageLocked {
+    fn is_page_locked(&self) -> bool {
+        true
+    }
+}
+
+impl Drop for PageLocked {
+    fn drop(&mut self) {
+        // SAFETY: the buffer was allocated by `new` and is freed once.
+        unsafe { sys::ggml_backend_buffer_free(self.buffer.as_ptr()) }
+    }
+}

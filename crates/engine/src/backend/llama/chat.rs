@@ -1,0 +1,320 @@
+//! Chat templates: rendering with llama.cpp's own template code, and parsing what the model wrote.
+//!
+//! Used by `Model::apply_chat_template` on callers' threads. A template set is built per override and kept; rendering
+//! the same set from two threads at once is not promised by llama.cpp, so it happens under a lock. Requests are JSON
+//! texts that were written by clients: depth is checked here, everything else by the shim, which catches exceptions.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, CString};
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use llama_cpp_sys_4 as sys;
+use serde_json::Value;
+
+use super::grammar::{last_error, nesting, sized_bytes, sized_text};
+use super::model::ModelHandle;
+use crate::backend::chat::{ChatToolCall, PromptPart};
+use crate::backend::{
+    ChatError, ChatOutput, ChatParser, ChatPrompt, ChatRequest, GrammarTrigger, ReasoningFormat, ToolChoice,
+};
+
+/// Deepest nesting of a request's JSON; the templates walk it by recursion.
+const MAX_DEPTH: usize = 256;
+/// Template overrides kept at the same time.
+const MAX_OVERRIDES: usize = 16;
+
+/// The template sets of a model: its own, and those that callers brought.
+pub(super) struct Templates {
+    sets: Mutex<HashMap<String, TemplateSet>>,
+    model: Arc<ModelHandle>,
+}
+
+struct TemplateSet(NonNull<sys::chat_shim_templates>);
+
+// SAFETY: a set is only used under the lock of `Templates`, by one thread at a time.
+unsafe impl Send for TemplateSet {}
+
+impl Drop for TemplateSet {
+    fn drop(&mut self) {
+        // SAFETY: freed once.
+        unsafe { sys::chat_shim_templates_free(self.0.as_ptr()) }
+    }
+}
+
+impl Templates {
+    pub(super) fn new(model: Arc<ModelHandle>) -> Self {
+        Self { sets: Mutex::new(HashMap::new()), model }
+    }
+
+    pub(super) fn apply(&self, request: &ChatRequest) -> Result<ChatPrompt, ChatError> {
+        let texts = RequestTexts::new(request)?;
+        let params = texts.params(request);
+        let mut result = empty_result();
+        let packed = {
+            let mut sets = self.sets.lock().unwrap_or_else(PoisonError::into_inner);
+            let name = request.template_override.clone().unwrap_or_default();
+            if !sets.contains_key(&name) {
+                if sets.len() > MAX_OVERRIDES {
+                    sets.clear();
+                }
+                sets.insert(name.clone(), self.build(&name)?);
+            }
+            let set = sets.get(&name).ok_or(ChatError::BadTemplate { reason: String::new() })?;
+            sized_bytes(|buffer, len, needed| {
+                // SAFETY: the set, the parameters and their texts outlive the call; the shim catches exceptions and
+                // hands a parser over only on the call that succeeds.
+                unsafe {
+                    sys::chat_shim_templates_apply(
+                        set.0.as_ptr(),
+                        &raw const params,
+                        &raw mut result,
+                        buffer,
+                        len,
+                        needed,
+                    )
+                }
+            })
+        };
+        let packed = packed.map_err(|reason| ChatError::Refused { reason })?;
+        Ok(read_prompt(&packed, &result))
+    }
+
+    fn build(&self, template: &str) -> Result<TemplateSet, ChatError> {
+        let text = c_text(template, "template")?;
+        let text = if template.is_empty() { std::ptr::null() } else { text.as_ptr() };
+        // SAFETY: the model is valid and outlives the set; exceptions are caught and yield null.
+        let set = unsafe { sys::chat_shim_templates_init(self.model.as_ptr(), text) };
+        NonNull::new(set).map(TemplateSet).ok_or_else(|| ChatError::BadTemplate { reason: last_error() })
+    }
+}
+
+/// The request's texts as C strings, alive for one call.
+struct RequestTexts {
+    messages: CString,
+    tools: CString,
+    grammar: CString,
+    schema: CString,
+    kwargs: CString,
+}
+
+impl RequestTexts {
+    fn new(request: &ChatRequest) -> Result<Self, ChatError> {
+        let json = [
+            ("messages", &request.messages_json),
+            ("tools", &request.tools_json),
+            ("json_schema", &request.json_schema),
+            ("template_kwargs", &request.template_kwargs_json),
+        ];
+        for (field, text) in json {
+            if nesting(text) > MAX_DEPTH {
+                let reason = format!("it is nested more than {MAX_DEPTH} levels deep");
+                return Err(ChatError::BadRequest { field, reason });
+            }
+        }
+        Ok(Self {
+            messages: c_text(&request.messages_json, "messages")?,
+            tools: c_text(&request.tools_json, "tools")?,
+            grammar: c_text(&request.grammar, "grammar")?,
+            schema: c_text(&request.json_schema, "json_schema")?,
+            kwargs: c_text(&request.template_kwargs_json, "template_kwargs")?,
+        })
+    }
+
+    fn params(&self, request: &ChatRequest) -> sys::chat_shim_apply_params {
+        sys::chat_shim_apply_params {
+            messages_json: self.messages.as_ptr(),
+            tools_json: self.tools.as_ptr(),
+            grammar: self.grammar.as_ptr(),
+            json_schema: self.schema.as_ptr(),
+            template_kwargs_json: self.kwargs.as_ptr(),
+            tool_choice: match request.tool_choice {
+                ToolChoice::Auto => 0,
+                ToolChoice::Required => 1,
+                ToolChoice::None => 2,
+            },
+            reasoning_format: match request.reasoning {
+                ReasoningFormat::None => 0,
+                ReasoningFormat::Auto => 1,
+                ReasoningFormat::Deepseek => 3,
+            },
+            add_generation_prompt: request.add_generation_prompt,
+            enable_thinking: request.enable_thinking,
+            parallel_tool_calls: request.parallel_tool_calls,
+            use_jinja: true,
+            // Special tokens at the ends are added when the text is tokenized, not by the template.
+            add_bos: false,
+            add_eos: false,
+            force_pure_content: false,
+        }
+    }
+}
+
+fn empty_result() -> sys::chat_shim_apply_result {
+    sys::chat_shim_apply_result {
+        prompt_off: 0,
+        prompt_parts_off: 0,
+        grammar_off: 0,
+        grammar_triggers_off: 0,
+        preserved_tokens_off: 0,
+        additional_stops_off: 0,
+        generation_prompt_off: 0,
+        thinking_start_tag_off: 0,
+        thinking_end_tags_off: 0,
+        format: 0,
+        parser: std::ptr::null_mut(),
+        grammar_lazy: false,
+        supports_thinking: false,
+    }
+}
+
+fn read_prompt(packed: &[u8], result: &sys::chat_shim_apply_result) -> ChatPrompt {
+    let generation_prompt = region(packed, result.generation_prompt_off);
+    let parser = Parser {
+        parser: NonNull::new(result.parser),
+        generation_prompt: CString::new(generation_prompt.as_str()).unwrap_or_default(),
+        format: result.format,
+    };
+    let format = sized_text(|buffer, len, needed| {
+        // SAFETY: the buffer has `len` bytes; exceptions are caught in the shim.
+        unsafe { sys::chat_shim_format_name(result.format, buffer, len, needed) }
+    });
+    ChatPrompt {
+        text: region(packed, result.prompt_off),
+        parts: objects(packed, result.prompt_parts_off)
+            .iter()
+            .map(|part| PromptPart {
+                text: text_field(part, "text"),
+                is_input: part.get("is_input").and_then(Value::as_bool).unwrap_or(true),
+            })
+            .collect(),
+        grammar: region(packed, result.grammar_off),
+        grammar_lazy: result.grammar_lazy,
+        grammar_triggers: objects(packed, result.grammar_triggers_off).iter().filter_map(read_trigger).collect(),
+        preserved_tokens: strings(packed, result.preserved_tokens_off),
+        stops: strings(packed, result.additional_stops_off),
+        generation_prompt,
+        thinking_start: region(packed, result.thinking_start_tag_off),
+        thinking_ends: strings(packed, result.thinking_end_tags_off),
+        supports_thinking: result.supports_thinking,
+        format: format.unwrap_or_default(),
+        parser: Arc::new(parser),
+    }
+}
+
+/// A trigger as llama.cpp's grammar code wants it: words become patterns, full patterns are anchored.
+fn read_trigger(trigger: &Value) -> Option<GrammarTrigger> {
+    let value = text_field(trigger, "value");
+    match trigger.get("type").and_then(Value::as_str)? {
+        "token" => {
+            let token = trigger.get("token").and_then(Value::as_u64)?;
+            u32::try_from(token).ok().map(GrammarTrigger::Token)
+        }
+        "word" => Some(GrammarTrigger::Pattern(escape_pattern(&value))),
+        "pattern" => Some(GrammarTrigger::Pattern(value)),
+        "pattern_full" => {
+            let start = if value.starts_with('^') { "" } else { "^" };
+            let end = if value.ends_with('$') { "" } else { "$" };
+            Some(GrammarTrigger::Pattern(format!("{start}{value}{end}")))
+        }
+        _ => None,
+    }
+}
+
+fn escape_pattern(word: &str) -> String {
+    let mut out = String::with_capacity(word.len() + 8);
+    for c in word.chars() {
+        if ".^$|()*+?[]{}\\".contains(c) {
+            out.push('\\');
+        }
+        out.push(c);
+    }
+    out
+}
+
+/// The parser that came with a prompt.
+struct Parser {
+    parser: Option<NonNull<sys::chat_shim_parser>>,
+    generation_prompt: CString,
+    format: i32,
+}
+
+// SAFETY: the parser is owned by this value; parsing only reads it.
+unsafe impl Send for Parser {}
+// SAFETY: as above; the shim takes it as a pointer to const.
+unsafe impl Sync for Parser {}
+
+impl ChatParser for Parser {
+    fn parse(&self, generated: &str, partial: bool) -> Result<ChatOutput, ChatError> {
+        let text = c_text(generated, "output")?;
+        let params = sys::chat_shim_parse_params {
+            text: text.as_ptr(),
+            parser: self.parser.map_or(std::ptr::null(), |parser| parser.as_ptr().cast_const()),
+            generation_prompt: self.generation_prompt.as_ptr(),
+            format: self.format,
+            is_partial: partial,
+        };
+        let json = sized_text(|buffer, len, needed| {
+            // SAFETY: the parameters and their texts outlive the call; exceptions are caught in the shim.
+            unsafe { sys::chat_shim_parse(&raw const params, buffer, len, needed) }
+        });
+        let json = json.map_err(|reason| ChatError::Unparsable { reason })?;
+        let message: Value =
+            serde_json::from_str(&json).map_err(|error| ChatError::Unparsable { reason: error.to_string() })?;
+        let calls = message.get("tool_calls").and_then(Value::as_array);
+        Ok(ChatOutput {
+            content: text_field(&message, "content"),
+            reasoning: text_field(&message, "reasoning_content"),
+            tool_calls: calls.into_iter().flatten().map(read_call).collect(),
+        })
+    }
+}
+
+impl Drop for Parser {
+    fn drop(&mut self) {
+        if let Some(parser) = self.parser {
+            // SAFETY: freed once.
+            unsafe { sys::chat_shim_parser_free(parser.as_ptr()) }
+        }
+    }
+}
+
+fn read_call(call: &Value) -> ChatToolCall {
+    // Both the flat and the nested (`function`) shape are known.
+    let function = call.get("function").unwrap_or(call);
+    ChatToolCall {
+        id: text_field(call, "id"),
+        name: text_field(function, "name"),
+        arguments: text_field(function, "arguments"),
+    }
+}
+
+/// The NUL-terminated text at an offset of the packed result.
+fn region(packed: &[u8], offset: usize) -> String {
+    let bytes = packed.get(offset..).unwrap_or_default();
+    CStr::from_bytes_until_nul(bytes).map(|text| text.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+fn objects(packed: &[u8], offset: usize) -> Vec<Value> {
+    match serde_json::from_str(&region(packed, offset)) {
+        Ok(Value::Array(values)) => values,
+        _ => Vec::new(),
+    }
+}
+
+fn strings(packed: &[u8], offset: usize) -> Vec<String> {
+    objects(packed, offset).iter().filter_map(|value| value.as_str().map(str::to_owned)).collect()
+}
+
+fn text_field(value: &Value, name: &str) -> String {
+    match value.get(name) {
+        Some(Value::String(text)) => text.clone(),
+        Some(Value::Null) | None => String::new(),
+        Some(other) => other.to_string(),
+    }
+}
+
+fn c_text(text: &str, field: &'static str) -> Result<CString, ChatError> {
+    CString::new(text).map_err(|_| ChatError::BadRequest { field, reason: "it has a NUL byte".to_owned() })
+}
+

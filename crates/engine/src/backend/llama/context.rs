@@ -1,0 +1,524 @@
+//! A llama context: creation, decoding, sequences, results.
+//!
+//! Owned by one worker thread, which calls it through the `Context` trait; packing and restoring are in `state.rs`.
+//! Every value that llama.cpp would only assert on (row counts, token, sequence and position numbers) is checked here
+//! before the call, because a failed assertion ends the process.
+
+use std::ffi::c_void;
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use llama_cpp_sys_4 as sys;
+
+use super::adapter::LlamaAdapter;
+use super::layout::{StateSamples, StateShape};
+use super::log;
+use super::model::ModelHandle;
+use super::state::RestoreInProgress;
+use crate::backend::{
+    Adapter, AdapterError, AdapterUse, Batch, Context, ContextError, ContextInfo, ContextOptions, DecodeOutcome,
+    FlashAttention, HostBuffer, KvLayout, KvType, MemoryKind, ModelInfo, Pooling, RopeScaling, SeqId, StateError,
+    StatePart,
+};
+
+/// A llama context with everything that must live as long as it.
+pub(super) struct LlamaContext {
+    pub(super) context: NonNull<sys::llama_context>,
+    pub(super) info: ContextInfo,
+    /// Shape of a sequence's state; `None` where llama.cpp's format is not one we can take apart.
+    pub(super) shape: Option<StateShape>,
+    /// The scratch sequence of unified KV, one past the worker's own.
+    pub(super) scratch: Option<sys::llama_seq_id>,
+    /// Between `restore_begin` and `restore_finish`.
+    pub(super) restoring: Option<RestoreInProgress>,
+    /// Where states are put together before they are set, kept between calls.
+    pub(super) staging: Option<HostBuffer>,
+    /// For each row of the last decoded batch, whether it has a result; empty after a failed decode.
+    outputs: Vec<bool>,
+    rows: RowArrays,
+    adapters: Vec<Arc<dyn Adapter>>,
+    n_embd_out: usize,
+    embeddings: bool,
+    /// Dropped after the context is freed.
+    model: Arc<ModelHandle>,
+    /// llama.cpp's abort callback reads it through a pointer; dropped after the context is freed.
+    _abort: Arc<AtomicBool>,
+}
+
+/// A batch as llama.cpp wants it; the vectors keep their room between ticks.
+#[derive(Default)]
+struct RowArrays {
+    tokens: Vec<sys::llama_token>,
+    positions: Vec<sys::llama_pos>,
+    counts: Vec<i32>,
+    sequences: Vec<sys::llama_seq_id>,
+    sequence_pointers: Vec<*mut sys::llama_seq_id>,
+    wanted: Vec<i8>,
+}
+
+// SAFETY: a context may move between threads as long as one at a time uses it, which `&mut self` ensures; the pointers
+// in `rows` point into vectors of the same value and are rebuilt before each use.
+unsafe impl Send for LlamaContext {}
+
+unsafe extern "C" fn on_abort_check(flag: *mut c_void) -> bool {
+    // SAFETY: the pointer is the context's own `_abort`, which outlives the context.
+    unsafe { (*flag.cast::<AtomicBool>()).load(Ordering::Relaxed) }
+}
+
+impl LlamaContext {
+    pub(super) fn new(
+        model: Arc<ModelHandle>,
+        model_info: &ModelInfo,
+        options: &ContextOptions,
+        abort: Arc<AtomicBool>,
+    ) -> Result<Self, ContextError> {
+        options.check()?;
+        let n_ctx = if options.n_ctx == 0 { model_info.n_ctx_train } else { options.n_ctx };
+        let params = context_params(options, n_ctx, &abort)?;
+        let (context, reason) = log::collect(|| {
+            let _exclusive = model.exclusive();
+            // SAFETY: the model is valid and outlives the context; exceptions are caught inside and yield null.
+            unsafe { sys::llama_init_from_model(model.as_ptr(), params) }
+        });
+        let context = NonNull::new(context).ok_or(ContextError::Refused { reason })?;
+        // SAFETY: the context is valid.
+        let (n_ctx_seq, n_batch, n_ubatch) = unsafe {
+            let ctx = context.as_ptr();
+            (sys::llama_n_ctx_seq(ctx), sys::llama_n_batch(ctx), sys::llama_n_ubatch(ctx))
+        };
+        let unified = options.kv == KvLayout::Unified;
+        let mut made = Self {
+            context,
+            info: ContextInfo {
+                // llama.cpp rounds up; a request gets what was asked for.
+                n_ctx: n_ctx.min(n_ctx_seq),
+                n_cells: if unified { n_ctx_seq } else { n_ctx_seq.saturating_mul(options.n_seq_max) },
+                n_seq_max: options.n_seq_max,
+                n_batch,
+                n_ubatch,
+                kv: options.kv,
+                memory: MemoryKind::None,
+                flash_attention: None,
+                segment_bytes_per_token: 0,
+                state_layout: Vec::new(),
+            },
+            shape: None,
+            scratch: if unified { i32::try_from(options.n_seq_max).ok() } else { None },
+            restoring: None,
+            staging: None,
+            outputs: Vec::new(),
+            rows: RowArrays::default(),
+            adapters: Vec::new(),
+            n_embd_out: model_info.n_embd_out as usize,
+            embeddings: options.embeddings,
+            model,
+            _abort: abort,
+        };
+        if !made.memory().is_null() {
+            made.learn_state(model_info)?;
+        }
+        Ok(made)
+    }
+
+    pub(super) fn memory(&self) -> sys::llama_memory_t {
+        // SAFETY: the context is valid; the result is null for models without memory.
+        unsafe { sys::llama_get_memory(self.context.as_ptr()) }
+    }
+
+    /// Reads one token to see what llama.cpp writes for a sequence, then clears everything again.
+    fn learn_state(&mut self, model_info: &ModelInfo) -> Result<(), ContextError> {
+        let streams = match self.info.kv {
+            KvLayout::Unified => 1,
+            KvLayout::Split => self.info.n_seq_max as usize,
+        };
+        let whole_empty = self.sample(0);
+        let partial_empty = self.sample(sys::LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
+        let token = model_info.special.bos.unwrap_or(0);
+        let first = Batch {
+            rows: vec![crate::backend::BatchRow { token, pos: 0, seq: 0, want_logits: true }],
+        };
+        let (outcome, reason) = log::collect(|| self.decode(&first));
+        if outcome != DecodeOutcome::Done {
+            let code = match outcome {
+                DecodeOutcome::Fatal(code) => code,
+                DecodeOutcome::Aborted => 2,
+                DecodeOutcome::NoRoom => 1,
+                DecodeOutcome::Invalid | DecodeOutcome::Done => -1,
+            };
+            return Err(ContextError::FirstDecode { code, reason });
+        }
+        let whole_one = self.sample(0);
+        let partial_one = self.sample(sys::LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
+        self.shape = StateShape::learn(&StateSamples {
+            streams,
+            whole_empty: &whole_empty,
+            partial_empty: &partial_empty,
+            whole_one: &whole_one,
+            partial_one: &partial_one,
+        });
+        self.clear();
+        match &self.shape {
+            Some(shape) => {
+                self.info.memory = match (&model_info.memory, shape) {
+                    (_, StateShape { recurrent: Some(_), attention, .. }) if attention.is_empty() => MemoryKind::Recurrent,
+                    (_, StateShape { recurrent: Some(_), .. }) => MemoryKind::Hybrid,
+                    (MemoryKind::Window { size }, shape) if !shape.window.is_empty() => MemoryKind::Window { size: *size },
+                    // A window whose size llama.cpp does not tell: nothing but saved boundaries can be trusted.
+                    (_, shape) if !shape.window.is_empty() => MemoryKind::Window { size: u32::MAX },
+                    _ => MemoryKind::Attention,
+                };
+                let sections = shape.attention.first().or(shape.window.first());
+                self.info.flash_attention = sections.map(|section| !section.values_transposed());
+                self.info.segment_bytes_per_token = shape.attention_cell_bytes() as u64;
+                self.info.state_layout = shape.describe();
+            }
+            // A format that is not understood is saved whole, at boundaries, as a recurrent state is.
+            None => {
+                tracing::debug!("the state of {} is kept whole: its layout has no segments", model_info.architecture);
+                self.info.memory = MemoryKind::Recurrent;
+                self.info.state_layout = b"llama-state opaque 1".to_vec();
+            }
+        }
+        Ok(())
+    }
+
+    fn sample(&mut self, flags: sys::llama_state_seq_flags) -> Vec<u8> {
+        // SAFETY: sequence 0 exists in every context, and the buffer has the size that llama.cpp asked for.
+        unsafe {
+            let ctx = self.context.as_ptr();
+            let mut bytes = vec![0; sys::llama_state_seq_get_size_ext(ctx, 0, flags)];
+            let written = sys::llama_state_seq_get_data_ext(ctx, bytes.as_mut_ptr(), bytes.len(), 0, flags);
+            bytes.truncate(written);
+            bytes
+        }
+    }
+
+    /// The sequence as llama.cpp counts it, if it is one of the worker's.
+    pub(super) fn checked_seq(&self, seq: SeqId) -> Option<sys::llama_seq_id> {
+        if seq < self.info.n_seq_max { i32::try_from(seq).ok() } else { None }
+    }
+
+    /// As [`Self::checked_seq`], as a result.
+    pub(super) fn known_seq(&self, seq: SeqId) -> Result<sys::llama_seq_id, StateError> {
+        let n_seq_max = self.info.n_seq_max;
+        self.checked_seq(seq).ok_or(StateError::UnknownSequence { seq, n_seq_max })
+    }
+
+    /// Whether a batch obeys everything that llama.cpp asserts.
+    fn is_valid(&self, batch: &Batch) -> bool {
+        let n_rows = batch.rows.len();
+        // Embeddings and encoders need all rows of a sequence in one micro-batch.
+        let limit = if self.embeddings || self.memory().is_null() { self.info.n_ubatch } else { self.info.n_batch };
+        n_rows > 0
+            && n_rows <= limit as usize
+            && batch.rows.iter().all(|row| {
+                row.seq < self.info.n_seq_max
+                    && row.pos < i32::MAX as u32
+                    && self.model.checked_token(row.token).is_some()
+            })
+    }
+
+    /// A result pointer as a slice that lives as long as the borrow of the context.
+    fn slice(&self, pointer: *mut f32, len: usize) -> Option<&[f32]> {
+        // SAFETY: llama.cpp keeps the results of a decode until the next call that takes the context mutably, and the
+        // borrow of `self` ends before that; null is refused.
+        NonNull::new(pointer).map(|pointer| unsafe { std::slice::from_raw_parts(pointer.as_ptr(), len) })
+    }
+}
+
+impl Drop for LlamaContext {
+    fn drop(&mut self) {
+        // SAFETY: the context is freed once, before the adapters, the model and the abort flag it refers to.
+        unsafe { sys::llama_free(self.context.as_ptr()) }
+    }
+}
+
+impl RowArrays {
+    /// Fills the arrays and returns them as llama.cpp's batch, which borrows from them.
+    fn fill(&mut self, batch: &Batch) -> sys::llama_batch {
+        self.tokens.clear();
+        self.positions.clear();
+        self.counts.clear();
+        self.sequences.clear();
+        self.sequence_pointers.clear();
+        self.wanted.clear();
+        for row in &batch.rows {
+            // The numbers were checked before.
+            self.tokens.push(i32::try_from(row.token).unwrap_or(0));
+            self.positions.push(i32::try_from(row.pos).unwrap_or(0));
+            self.counts.push(1);
+            self.sequences.push(i32::try_from(row.seq).unwrap_or(0));
+            self.wanted.push(i8::from(row.want_logits));
+        }
+        self.sequence_pointers.extend(self.sequences.iter_mut().map(std::ptr::from_mut));
+        sys::llama_batch {
+            n_tokens: i32::try_from(batch.rows.len()).unwrap_or(0),
+            token: self.tokens.as_mut_ptr(),
+            embd: std::ptr::null_mut(),
+            pos: self.positions.as_mut_ptr(),
+            n_seq_id: self.counts.as_mut_ptr(),
+            seq_id: self.sequence_pointers.as_mut_ptr(),
+            logits: self.wanted.as_mut_ptr(),
+        }
+    }
+}
+
+impl Context for LlamaContext {
+    fn info(&self) -> &ContextInfo {
+        &self.info
+    }
+
+    fn decode(&mut self, batch: &Batch) -> DecodeOutcome {
+        self.outputs.clear();
+        if !self.is_valid(batch) {
+            return DecodeOutcome::Invalid;
+        }
+        let rows = self.rows.fill(batch);
+        // SAFETY: the arrays of `rows` live in `self` and have as many entries as there are rows; every number in them
+        // was checked against this context.
+        let code = unsafe { sys::llama_decode(self.context.as_ptr(), rows) };
+        match code {
+            0 => {
+                let all = self.embeddings;
+                self.outputs.extend(batch.rows.iter().map(|row| all || row.want_logits));
+                DecodeOutcome::Done
+            }
+            1 => DecodeOutcome::NoRoom,
+            2 => DecodeOutcome::Aborted,
+            -1 => DecodeOutcome::Invalid,
+            other => DecodeOutcome::Fatal(other),
+        }
+    }
+
+    fn logits(&self, row: usize) -> Option<&[f32]> {
+        if !*self.outputs.get(row)? {
+            return None;
+        }
+        // SAFETY: the row had its result asked for in the last decode.
+        let logits = unsafe { sys::llama_get_logits_ith(self.context.as_ptr(), i32::try_from(row).ok()?) };
+        self.slice(logits, self.model.n_vocab() as usize)
+    }
+
+    fn row_embedding(&self, row: usize) -> Option<&[f32]> {
+        if !self.embeddings || !*self.outputs.get(row)? {
+            return None;
+        }
+        // SAFETY: the row had its result asked for in the last decode.
+        let values = unsafe { sys::llama_get_embeddings_ith(self.context.as_ptr(), i32::try_from(row).ok()?) };
+        self.slice(values, self.n_embd_out)
+    }
+
+    fn sequence_embedding(&self, seq: SeqId) -> Option<&[f32]> {
+        if !self.embeddings || self.outputs.is_empty() {
+            return None;
+        }
+        let seq = self.checked_seq(seq)?;
+        // SAFETY: the sequence exists; the result is null if it has no pooled embedding.
+        unsafe {
+            let ctx = self.context.as_ptr();
+            let len = match sys::llama_pooling_type(ctx) {
+                sys::LLAMA_POOLING_TYPE_NONE => return None,
+                sys::LLAMA_POOLING_TYPE_RANK => sys::llama_model_n_cls_out(self.model.as_ptr()) as usize,
+                _ => self.n_embd_out,
+            };
+            self.slice(sys::llama_get_embeddings_seq(ctx, seq), len)
+        }
+    }
+
+    fn remove(&mut self, seq: SeqId, range: Range<u32>) -> bool {
+        let Some(seq) = self.checked_seq(seq) else { return false };
+        if range.is_empty() {
+            return true;
+        }
+        let Ok(start) = i32::try_from(range.start) else { return true };
+        // A negative end means to the end.
+        let end = i32::try_from(range.end).unwrap_or(-1);
+        // SAFETY: the sequence exists and a null memory is accepted.
+        unsafe { sys::llama_memory_seq_rm(self.memory(), seq, start, end) }
+    }
+
+    fn copy(&mut self, from: SeqId, to: SeqId) -> bool {
+        let (Some(from), Some(to)) = (self.checked_seq(from), self.checked_seq(to)) else { return false };
+        if from == to {
+            return false;
+        }
+        // SAFETY: both sequences exist. The full range is copied, the only one that split KV allows.
+        unsafe {
+            sys::llama_memory_seq_rm(self.memory(), to, -1, -1);
+            sys::llama_memory_seq_cp(self.memory(), from, to, -1, -1);
+        }
+        true
+    }
+
+    fn pos_min(&self, seq: SeqId) -> Option<u32> {
+        let seq = self.checked_seq(seq)?;
+        // SAFETY: the sequence exists; the result is negative if it is empty.
+        u32::try_from(unsafe { sys::llama_memory_seq_pos_min(self.memory(), seq) }).ok()
+    }
+
+    fn pos_max(&self, seq: SeqId) -> Option<u32> {
+        let seq = self.checked_seq(seq)?;
+        // SAFETY: the sequence exists; the result is negative if it is empty.
+        u32::try_from(unsafe { sys::llama_memory_seq_pos_max(self.memory(), seq) }).ok()
+    }
+
+    fn clear(&mut self) {
+        self.restoring = None;
+        // SAFETY: a null memory is accepted. Data is cleared too: free cells may be read and must hold no old values.
+        unsafe { sys::llama_memory_clear(self.memory(), true) }
+    }
+
+    fn set_adapters(&mut self, adapters: &[AdapterUse]) -> Result<(), AdapterError> {
+        let mut pointers = Vec::with_capacity(adapters.len());
+        let mut scales = Vec::with_capacity(adapters.len());
+        for used in adapters {
+            let any: &dyn std::any::Any = used.adapter.as_ref();
+            let adapter = any.downcast_ref::<LlamaAdapter>().filter(|adapter| adapter.belongs_to(&self.model));
+            pointers.push(adapter.ok_or(AdapterError::OtherModel)?.as_ptr());
+            scales.push(used.scale);
+        }
+        // SAFETY: both arrays have the given length; the adapters belong to this model and are kept alive below.
+        let code = unsafe {
+            sys::llama_set_adapters_lora(
+                self.context.as_ptr(),
+                pointers.as_mut_ptr(),
+                pointers.len(),
+                scales.as_mut_ptr(),
+            )
+        };
+        if code != 0 {
+            return Err(AdapterError::NotAttached { code });
+        }
+        // The ones attached before may go only now that llama.cpp has let go of them.
+        self.adapters = adapters.iter().map(|used| Arc::clone(&used.adapter)).collect();
+        Ok(())
+    }
+
+    fn state_size(&mut self, seq: SeqId, part: StatePart) -> Result<usize, StateError> {
+        self.size_of_state(seq, part)
+    }
+
+    fn state_read(&mut self, seq: SeqId, part: StatePart, out: &mut [u8]) -> Result<usize, StateError> {
+        self.read_state(seq, part, out)
+    }
+
+    fn state_write(&mut self, seq: SeqId, part: StatePart, bytes: &[u8]) -> Result<(), StateError> {
+        self.write_state(seq, part, bytes)
+    }
+
+    fn pack_size(&mut self, seq: SeqId, range: Range<u32>) -> Result<usize, StateError> {
+        self.size_of_range(seq, &range)
+    }
+
+    fn pack_range(&mut self, seq: SeqId, range: Range<u32>, out: &mut [u8]) -> Result<usize, StateError> {
+        self.pack(seq, &range, out)
+    }
+
+    fn restore_begin(&mut self, seq: SeqId, n_tokens: u32) -> Result<(), StateError> {
+        self.begin_restore(seq, n_tokens)
+    }
+
+    fn restore_segment(&mut self, segment: &[u8]) -> Result<(), StateError> {
+        self.add_segment(segment)
+    }
+
+    fn restore_finish(&mut self, partial: Option<&[u8]>) -> Result<(), StateError> {
+        self.finish_restore(partial)
+    }
+
+    fn synchronize(&mut self) {
+        // SAFETY: the context is valid.
+        unsafe { sys::llama_synchronize(self.context.as_ptr()) }
+    }
+}
+
+fn context_params(
+    options: &ContextOptions,
+    n_ctx: u32,
+    abort: &Arc<AtomicBool>,
+) -> Result<sys::llama_context_params, ContextError> {
+    let too_large = |value: u32| ContextError::BadOption {
+        option: "n_ctx",
+        value: value.to_string(),
+        reason: "n_ctx times n_seq_max does not fit into 31 bits",
+    };
+    // SAFETY: plain values.
+    let mut params = unsafe { sys::llama_context_default_params() };
+    let unified = options.kv == KvLayout::Unified;
+    params.n_ctx = if unified {
+        options.n_cells.unwrap_or(n_ctx).max(n_ctx)
+    } else {
+        n_ctx.checked_mul(options.n_seq_max).ok_or_else(|| too_large(n_ctx))?
+    };
+    if params.n_ctx > i32::MAX as u32 {
+        return Err(too_large(n_ctx));
+    }
+    params.n_batch = options.n_batch;
+    params.n_ubatch = if options.embeddings { options.n_batch } else { options.n_ubatch };
+    params.n_seq_max = if unified { options.n_seq_max + 1 } else { options.n_seq_max };
+    let threads = options.threads.unwrap_or_else(default_threads);
+    params.n_threads = i32::try_from(threads).unwrap_or(i32::MAX);
+    params.n_threads_batch = i32::try_from(options.threads_batch.unwrap_or(threads)).unwrap_or(i32::MAX);
+    params.rope_scaling_type = match options.rope_scaling {
+        RopeScaling::FromModel => sys::LLAMA_ROPE_SCALING_TYPE_UNSPECIFIED,
+        RopeScaling::None => sys::LLAMA_ROPE_SCALING_TYPE_NONE,
+        RopeScaling::Linear => sys::LLAMA_ROPE_SCALING_TYPE_LINEAR,
+        RopeScaling::Yarn => sys::LLAMA_ROPE_SCALING_TYPE_YARN,
+        RopeScaling::LongRope => sys::LLAMA_ROPE_SCALING_TYPE_LONGROPE,
+    };
+    params.pooling_type = match options.pooling {
+        Pooling::FromModel => sys::LLAMA_POOLING_TYPE_UNSPECIFIED,
+        Pooling::None => sys::LLAMA_POOLING_TYPE_NONE,
+        Pooling::Mean => sys::LLAMA_POOLING_TYPE_MEAN,
+        Pooling::Cls => sys::LLAMA_POOLING_TYPE_CLS,
+        Pooling::Last => sys::LLAMA_POOLING_TYPE_LAST,
+        Pooling::Rank => sys::LLAMA_POOLING_TYPE_RANK,
+    };
+    params.flash_attn_type = match options.flash_attention {
+        FlashAttention::On => sys::LLAMA_FLASH_ATTN_TYPE_ENABLED,
+        FlashAttention::Off => sys::LLAMA_FLASH_ATTN_TYPE_DISABLED,
+        FlashAttention::Auto => sys::LLAMA_FLASH_ATTN_TYPE_AUTO,
+    };
+    // 0 means "as the file says" for the frequencies, a negative value for the YaRN factors: llama.cpp's defaults.
+    params.rope_freq_base = options.rope_freq_base.unwrap_or(params.rope_freq_base);
+    params.rope_freq_scale = options.rope_freq_scale.unwrap_or(params.rope_freq_scale);
+    params.yarn_ext_factor = options.yarn_ext_factor.unwrap_or(params.yarn_ext_factor);
+    params.yarn_attn_factor = options.yarn_attn_factor.unwrap_or(params.yarn_attn_factor);
+    params.yarn_beta_fast = options.yarn_beta_fast.unwrap_or(params.yarn_beta_fast);
+    params.yarn_beta_slow = options.yarn_beta_slow.unwrap_or(params.yarn_beta_slow);
+    params.yarn_orig_ctx = options.yarn_orig_ctx.unwrap_or(params.yarn_orig_ctx);
+    params.type_k = ggml_type(options.type_k);
+    params.type_v = ggml_type(options.type_v);
+    params.offload_kqv = options.offload_kqv;
+    params.embeddings = options.embeddings;
+    params.swa_full = options.swa_full;
+    params.kv_unified = unified;
+    params.abort_callback = Some(on_abort_check);
+    params.abort_callback_data = Arc::as_ptr(abort).cast_mut().cast();
+    Ok(params)
+}
+
+fn ggml_type(kind: KvType) -> sys::ggml_type {
+    match kind {
+        KvType::F32 => sys::GGML_TYPE_F32,
+        KvType::F16 => sys::GGML_TYPE_F16,
+        KvType::Bf16 => sys::GGML_TYPE_BF16,
+        KvType::Q8_0 => sys::GGML_TYPE_Q8_0,
+        KvType::Q4_0 => sys::GGML_TYPE_Q4_0,
+        KvType::Q4_1 => sys::GGML_TYPE_Q4_1,
+        KvType::Q5_0 => sys::GGML_TYPE_Q5_0,
+        KvType::Q5_1 => sys::GGML_TYPE_Q5_1,
+        KvType::Iq4Nl => sys::GGML_TYPE_IQ4_NL,
+    }
+}
+
+/// The physical cores: two threads of one core slow the matrix kernels down.
+fn default_threads() -> u32 {
+    let logical = std::thread::available_parallelism().map_or(4, std::num::NonZero::get);
+    let smt = std::fs::read_to_string("/sys/devices/system/cpu/smt/active").is_ok_and(|text| text.trim() == "1");
+    // A small virtual machine often shows its few cores as siblings; there every one of them counts.
+    let threads = if smt && logical > 4 { logical.div_ceil(2) } else { logical };
+    u32::try_from(threads).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,58 @@
+//! llama.cpp behind the backend traits: the only folder with `unsafe`.
+//!
+//! `model.rs` loads, `context.rs` computes, `state.rs` packs and restores with the help of `layout.rs` and
+//! `segment.rs` (both safe), `grammar.rs` constrains, `chat.rs` renders and parses, `adapter.rs` holds LoRA adapters,
+//! `gguf_check.rs` looks at a file before llama.cpp does, `log.rs` keeps its words. No C++ exception and no failed
+//! assertion may reach this folder's callers: input is checked before it crosses the line.
+//!
+//! # What each memory kind needs, and how it is put back
+//!
+//! | kind | a row's bytes | put back by |
+//! | --- | --- | --- |
+//! | attention | segments | set each segment; cut with `seq_rm` if the hit ends inside one |
+//! | window | segments of the full layers + partial | set the segments (their window sections are empty), then the partial |
+//! | recurrent | partial | set the partial |
+//! | hybrid | segments of the attention layers + partial | set the segments (no recurrent cell), then the partial |
+//! | anything else | partial = the whole state | set it whole |
+//!
+//! With unified KV a range is packed through a scratch sequence (`seq_cp` marks cells, it copies nothing) and segments
+//! are set one after the other through the same scratch sequence. With split KV `seq_cp` between sequences copies a
+//! whole stream, so the sequence is packed whole and sliced, and a chain is joined before it is set; a chain of one
+//! segment is set as it is.
+#![expect(unsafe_code, reason = "llama.cpp is a C++ library; every call into it is here and nowhere else")]
+
+use std::sync::Arc;
+
+use super::{Backend, HostBuffer, LoadError, Model, ModelOptions};
+
+mod adapter;
+mod buffer;
+mod chat;
+mod context;
+mod gguf_check;
+mod grammar;
+mod layout;
+mod log;
+mod model;
+mod segment;
+mod state;
+
+/// llama.cpp. It starts at the first load or the first buffer, not before.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LlamaBackend;
+
+impl Backend for LlamaBackend {
+    fn name(&self) -> &'static str {
+        "llama.cpp"
+    }
+
+    fn load_model(&self, options: &ModelOptions) -> Result<Arc<dyn Model>, LoadError> {
+        log::start_library();
+        Ok(Arc::new(model::LlamaModel::load(options)?))
+    }
+
+    fn host_buffer(&self, len: usize) -> HostBuffer {
+        log::start_library();
+        buffer::host_buffer(len)
+    }
+}

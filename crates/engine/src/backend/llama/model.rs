@@ -1,0 +1,344 @@
+//! A loaded model: loading, facts, vocabulary, metadata.
+//!
+//! Shared between the worker, which makes contexts from it, and callers that tokenize on their own threads. The
+//! handle is freed when the last context, adapter, grammar and template that use it are gone. Everything here is
+//! read-only after the load; llama.cpp's vocabulary functions are called from many threads at once.
+
+use std::ffi::{CStr, CString, c_char};
+use std::path::Path;
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use llama_cpp_sys_4 as sys;
+
+use super::adapter::LlamaAdapter;
+use super::chat::Templates;
+use super::context::LlamaContext;
+use super::gguf_check::{self, GgufFacts};
+use super::grammar::{self, LlamaGrammar};
+use super::log;
+use crate::backend::{
+    Adapter, AdapterError, ChatError, ChatPrompt, ChatRequest, Context, ContextError, ContextOptions, Grammar,
+    GrammarError, GrammarOptions, LoadError, MemoryKind, Model, ModelInfo, ModelOptions, SpecialText, SpecialTokens,
+    SplitMode, Token, TokenizeError, TokenizeMode,
+};
+
+/// Longest text that is tokenized in one call; llama.cpp counts bytes and tokens in 32-bit signed numbers.
+const MAX_TEXT: usize = 1 << 30;
+
+/// The model pointer, freed with the last user.
+pub(super) struct ModelHandle {
+    model: NonNull<sys::llama_model>,
+    vocab: NonNull<sys::llama_vocab>,
+    n_vocab: u32,
+    /// Held by the few calls that change the model: listing adapters, creating contexts.
+    changes: Mutex<()>,
+}
+
+// SAFETY: after loading, llama.cpp only reads the model; contexts on several threads share it by design.
+unsafe impl Send for ModelHandle {}
+// SAFETY: as above.
+unsafe impl Sync for ModelHandle {}
+
+impl ModelHandle {
+    pub(super) fn as_ptr(&self) -> *mut sys::llama_model {
+        self.model.as_ptr()
+    }
+
+    pub(super) fn vocab(&self) -> *const sys::llama_vocab {
+        self.vocab.as_ptr()
+    }
+
+    /// The right to call something that changes the model.
+    pub(super) fn exclusive(&self) -> MutexGuard<'_, ()> {
+        self.changes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn n_vocab(&self) -> u32 {
+        self.n_vocab
+    }
+
+    /// The token as llama.cpp counts it, if it is one of the vocabulary's.
+    pub(super) fn checked_token(&self, token: Token) -> Option<sys::llama_token> {
+        if token < self.n_vocab { i32::try_from(token).ok() } else { None }
+    }
+}
+
+impl Drop for ModelHandle {
+    fn drop(&mut self) {
+        // SAFETY: the pointer came from a successful load and everything made from it held this handle.
+        unsafe { sys::llama_model_free(self.model.as_ptr()) }
+    }
+}
+
+/// A loaded model.
+pub(super) struct LlamaModel {
+    handle: Arc<ModelHandle>,
+    info: ModelInfo,
+    templates: Templates,
+}
+
+impl LlamaModel {
+    /// Checks the file, then loads it on this thread.
+    pub(super) fn load(options: &ModelOptions) -> Result<Self, LoadError> {
+        options.check()?;
+        let facts = gguf_check::check_file(&options.path)?;
+        for path in &options.split_paths {
+            gguf_check::check_file(path)?;
+        }
+        let (handle, reason) = log::collect(|| load_handle(options));
+        let handle = handle?.ok_or(LoadError::Refused { path: options.path.clone(), reason })?;
+        let info = read_info(&handle, &facts, options.vocab_only);
+        let handle = Arc::new(handle);
+        Ok(Self { templates: Templates::new(Arc::clone(&handle)), handle, info })
+    }
+}
+
+fn load_handle(options: &ModelOptions) -> Result<Option<ModelHandle>, LoadError> {
+    // SAFETY: plain values.
+    let mut params = unsafe { sys::llama_model_default_params() };
+    // A negative count means all layers.
+    params.n_gpu_layers = options.gpu_layers.map_or(-1, |layers| i32::try_from(layers).unwrap_or(i32::MAX));
+    params.split_mode = match options.split_mode {
+        SplitMode::None => sys::LLAMA_SPLIT_MODE_NONE,
+        SplitMode::Layer => sys::LLAMA_SPLIT_MODE_LAYER,
+        SplitMode::Row => sys::LLAMA_SPLIT_MODE_ROW,
+    };
+    params.load_mode = match (options.mmap, options.mlock) {
+        (true, true) => sys::LLAMA_LOAD_MODE_MMAP_MLOCK,
+        (true, false) => sys::LLAMA_LOAD_MODE_MMAP,
+        (false, true) => sys::LLAMA_LOAD_MODE_MLOCK,
+        (false, false) => sys::LLAMA_LOAD_MODE_NONE,
+    };
+    params.main_gpu = i32::try_from(options.main_gpu).unwrap_or(i32::MAX);
+    params.vocab_only = options.vocab_only;
+    params.check_tensors = options.check_tensors;
+    let shares = padded_shares(&options.tensor_split)?;
+    if let Some(shares) = &shares {
+        params.tensor_split = shares.as_ptr();
+    }
+    let paths = std::iter::once(&options.path).chain(&options.split_paths);
+    let paths: Vec<CString> = paths.map(|path| c_path(path)).collect::<Result<_, _>>()?;
+    let mut pointers: Vec<*const c_char> = paths.iter().map(|path| path.as_ptr()).collect();
+    // SAFETY: the paths and shares outlive the call; the function catches its own exceptions and returns null.
+    let model = unsafe {
+        match pointers.as_mut_slice() {
+            [only] => sys::llama_model_load_from_file(*only, params),
+            many => sys::llama_model_load_from_splits(many.as_mut_ptr(), many.len(), params),
+        }
+    };
+    let Some(model) = NonNull::new(model) else { return Ok(None) };
+    // SAFETY: the model is valid; its vocabulary lives inside it.
+    let vocab = unsafe { sys::llama_model_get_vocab(model.as_ptr()) };
+    let Some(vocab) = NonNull::new(vocab.cast_mut()) else {
+        // SAFETY: the model was just loaded and nothing else knows it.
+        unsafe { sys::llama_model_free(model.as_ptr()) };
+        return Ok(None);
+    };
+    // SAFETY: the vocabulary is valid.
+    let n_vocab = unsafe { sys::llama_vocab_n_tokens(vocab.as_ptr()) };
+    Ok(Some(ModelHandle { model, vocab, n_vocab: u32::try_from(n_vocab).unwrap_or(0), changes: Mutex::new(()) }))
+}
+
+/// llama.cpp reads as many shares as it knows devices.
+fn padded_shares(shares: &[f32]) -> Result<Option<Vec<f32>>, LoadError> {
+    if shares.is_empty() {
+        return Ok(None);
+    }
+    // SAFETY: plain value.
+    let devices = unsafe { sys::llama_max_devices() };
+    if shares.len() > devices {
+        return Err(LoadError::BadOption {
+            option: "tensor_split",
+            value: format!("{shares:?}"),
+            reason: "there are more shares than GPUs this build can use",
+        });
+    }
+    let mut padded = shares.to_vec();
+    padded.resize(devices, 0.0);
+    Ok(Some(padded))
+}
+
+fn c_path(path: &Path) -> Result<CString, LoadError> {
+    CString::new(path.as_os_str().as_encoded_bytes())
+        .map_err(|_| LoadError::NotAFile { path: path.to_path_buf() })
+}
+
+fn read_info(handle: &ModelHandle, facts: &GgufFacts, vocab_only: bool) -> ModelInfo {
+    let model = handle.as_ptr();
+    let vocab = handle.vocab();
+    let positive = |value: i32| u32::try_from(value).unwrap_or(0);
+    let optional = |token: sys::llama_token| u32::try_from(token).ok();
+    let has_vocab = handle.n_vocab() > 0;
+    // SAFETY: model and vocabulary are valid; the special-token getters need a vocabulary that has tokens.
+    unsafe {
+        let special = if has_vocab {
+            SpecialTokens {
+                bos: optional(sys::llama_vocab_bos(vocab)),
+                eos: optional(sys::llama_vocab_eos(vocab)),
+                eot: optional(sys::llama_vocab_eot(vocab)),
+                sep: optional(sys::llama_vocab_sep(vocab)),
+                nl: optional(sys::llama_vocab_nl(vocab)),
+                pad: optional(sys::llama_vocab_pad(vocab)),
+            }
+        } else {
+            SpecialTokens::default()
+        };
+        let window = positive(sys::llama_model_n_swa(model));
+        let memory = if vocab_only {
+            MemoryKind::None
+        } else if sys::llama_model_is_recurrent(model) {
+            MemoryKind::Recurrent
+        } else if sys::llama_model_is_hybrid(model) {
+            MemoryKind::Hybrid
+        } else if window > 0 {
+            MemoryKind::Window { size: window }
+        } else {
+            MemoryKind::Attention
+        };
+        ModelInfo {
+            n_vocab: handle.n_vocab(),
+            n_ctx_train: positive(sys::llama_model_n_ctx_train(model)),
+            n_layers: positive(sys::llama_model_n_layer(model)),
+            n_embd: positive(sys::llama_model_n_embd(model)),
+            n_embd_out: positive(sys::llama_model_n_embd_out(model)),
+            architecture: facts.architecture.clone(),
+            description: fill_text(|buffer, len| sys::llama_model_desc(model, buffer, len)).unwrap_or_default(),
+            size_bytes: sys::llama_model_size(model),
+            n_params: sys::llama_model_n_params(model),
+            memory,
+            special,
+            add_bos: has_vocab && sys::llama_vocab_get_add_bos(vocab),
+            add_eos: has_vocab && sys::llama_vocab_get_add_eos(vocab),
+            has_encoder: sys::llama_model_has_encoder(model),
+            has_decoder: sys::llama_model_has_decoder(model),
+            vocab_only,
+            rope_switch_at: facts.rope_switch_at,
+        }
+    }
+}
+
+/// Calls a function that writes text into a buffer and returns its full length, growing the buffer once if needed.
+fn fill_text(mut call: impl FnMut(*mut c_char, usize) -> i32) -> Option<String> {
+    let mut buffer = vec![0u8; 256];
+    let mut needed = usize::try_from(call(buffer.as_mut_ptr().cast(), buffer.len())).ok()?;
+    if needed >= buffer.len() {
+        buffer.resize(needed + 1, 0);
+        needed = usize::try_from(call(buffer.as_mut_ptr().cast(), buffer.len())).ok()?;
+    }
+    buffer.truncate(needed.min(buffer.len()));
+    Some(String::from_utf8_lossy(&buffer).into_owned())
+}
+
+impl Model for LlamaModel {
+    fn info(&self) -> &ModelInfo {
+        &self.info
+    }
+
+    fn metadata(&self, key: &str) -> Option<String> {
+        let key = CString::new(key).ok()?;
+        fill_text(|buffer, len| {
+            // SAFETY: the buffer has `len` bytes and the key is NUL-terminated.
+            unsafe { sys::llama_model_meta_val_str(self.handle.as_ptr(), key.as_ptr(), buffer, len) }
+        })
+    }
+
+    fn chat_template(&self, variant: Option<&str>) -> Option<String> {
+        let variant = variant.map(CString::new).transpose().ok()?;
+        let name = variant.as_ref().map_or(std::ptr::null(), |name| name.as_ptr());
+        // SAFETY: the result is null or a string inside the model, copied before the model can go.
+        unsafe {
+            let text = sys::llama_model_chat_template(self.handle.as_ptr(), name);
+            if text.is_null() { None } else { Some(CStr::from_ptr(text).to_string_lossy().into_owned()) }
+        }
+    }
+
+    fn tokenize(&self, text: &str, mode: TokenizeMode, out: &mut Vec<Token>) -> Result<(), TokenizeError> {
+        if self.handle.n_vocab() == 0 {
+            return Err(TokenizeError::Refused { reason: "the model has no vocabulary".to_owned() });
+        }
+        let too_long = TokenizeError::TooLong { bytes: text.len(), limit: MAX_TEXT };
+        let text_len = i32::try_from(text.len()).ok().filter(|_| text.len() <= MAX_TEXT).ok_or(too_long)?;
+        // SAFETY: text and buffer are valid for the given lengths; the vocabulary is read-only.
+        let call = |buffer: &mut [sys::llama_token]| unsafe {
+            sys::llama_tokenize(
+                self.handle.vocab(),
+                text.as_ptr().cast(),
+                text_len,
+                buffer.as_mut_ptr(),
+                i32::try_from(buffer.len()).unwrap_or(i32::MAX),
+                mode.add_special,
+                mode.parse_special,
+            )
+        };
+        // English text has about four bytes per token; a wrong guess costs a second call.
+        let mut buffer = vec![0; text.len() / 3 + 16];
+        let mut count = call(&mut buffer);
+        if count < 0 && count != i32::MIN {
+            buffer.resize(usize::try_from(-count).unwrap_or(0), 0);
+            count = call(&mut buffer);
+        }
+        let count = usize::try_from(count)
+            .map_err(|_| TokenizeError::Refused { reason: "the token count overflowed".to_owned() })?;
+        out.extend(buffer.iter().take(count).filter_map(|token| u32::try_from(*token).ok()));
+        Ok(())
+    }
+
+    fn token_bytes(&self, token: Token, special: SpecialText, out: &mut Vec<u8>) {
+        let Some(token) = self.handle.checked_token(token) else { return };
+        let render = special == SpecialText::Render;
+        let start = out.len();
+        // Most tokens are short; longer ones say how long they are.
+        let mut room = 32;
+        for _ in 0..2 {
+            out.resize(start + room, 0);
+            let Some(buffer) = out.get_mut(start..) else { break };
+            let length = i32::try_from(buffer.len()).unwrap_or(i32::MAX);
+            // SAFETY: the token is one of the vocabulary's and the buffer has `length` bytes.
+            let written = unsafe {
+                sys::llama_token_to_piece(self.handle.vocab(), token, buffer.as_mut_ptr().cast(), length, 0, render)
+            };
+            if let Ok(written) = usize::try_from(written) {
+                out.truncate(start + written);
+                return;
+            }
+            room = usize::try_from(written.unsigned_abs()).unwrap_or(0);
+        }
+        out.truncate(start);
+    }
+
+    fn is_eog(&self, token: Token) -> bool {
+        // SAFETY: the token is one of the vocabulary's.
+        self.handle.checked_token(token).is_some_and(|token| unsafe { sys::llama_vocab_is_eog(self.handle.vocab(), token) })
+    }
+
+    fn is_control(&self, token: Token) -> bool {
+        let token = self.handle.checked_token(token);
+        // SAFETY: the token is one of the vocabulary's.
+        token.is_some_and(|token| unsafe { sys::llama_vocab_is_control(self.handle.vocab(), token) })
+    }
+
+    fn new_context(&self, options: &ContextOptions, abort: Arc<AtomicBool>) -> Result<Box<dyn Context>, ContextError> {
+        if self.info.vocab_only {
+            return Err(ContextError::VocabOnly);
+        }
+        Ok(Box::new(LlamaContext::new(Arc::clone(&self.handle), &self.info, options, abort)?))
+    }
+
+    fn load_adapter(&self, path: &Path) -> Result<Arc<dyn Adapter>, AdapterError> {
+        Ok(Arc::new(LlamaAdapter::load(Arc::clone(&self.handle), path)?))
+    }
+
+    fn new_grammar(&self, options: &GrammarOptions) -> Result<Box<dyn Grammar>, GrammarError> {
+        Ok(Box::new(LlamaGrammar::new(Arc::clone(&self.handle), options)?))
+    }
+
+    fn json_schema_to_grammar(&self, schema: &str) -> Result<String, GrammarError> {
+        grammar::json_schema_to_grammar(schema)
+    }
+
+    fn apply_chat_template(&self, request: &ChatRequest) -> Result<ChatPrompt, ChatError> {
+        self.templates.apply(request)
+    }
+}

@@ -1,0 +1,460 @@
+//! Packing a sequence's state and putting it back.
+//!
+//! The worker calls it between ticks. The bytes may come from a damaged or crafted file: `segment.rs` checks them
+//! before llama.cpp sees them, and a refusal leaves the sequence empty, never half filled. Packing never changes the
+//! sequence it packs.
+
+use std::ops::Range;
+
+use llama_cpp_sys_4 as sys;
+
+use super::buffer;
+use super::context::LlamaContext;
+use super::layout::{STATE_HEADER, StateShape};
+use super::log;
+use super::segment::{self, Frame, Packed, SEGMENT_HEADER, Segment};
+use crate::backend::{Context, HostBuffer, MemoryKind, SeqId, StateError, StatePart};
+
+/// A staging buffer larger than this is given back after use; the common saves stay below it.
+const STAGING_KEPT: usize = 256 << 20;
+
+/// A sequence that is being put back.
+pub(super) struct RestoreInProgress {
+    seq: SeqId,
+    n_tokens: u32,
+    /// Tokens covered by the segments so far.
+    covered: u32,
+    /// Whether rows were collected in the staging buffer and are still to be set.
+    joined: bool,
+}
+
+impl LlamaContext {
+    pub(super) fn size_of_state(&mut self, seq: SeqId, part: StatePart) -> Result<usize, StateError> {
+        let seq = self.known_seq(seq)?;
+        let flags = self.flags(part)?;
+        // SAFETY: the sequence exists; exceptions are caught inside and yield 0.
+        Ok(unsafe { sys::llama_state_seq_get_size_ext(self.context.as_ptr(), seq, flags) })
+    }
+
+    pub(super) fn read_state(&mut self, seq: SeqId, part: StatePart, out: &mut [u8]) -> Result<usize, StateError> {
+        let needed = self.size_of_state(seq, part)?;
+        let known = self.known_seq(seq)?;
+        let flags = self.flags(part)?;
+        if out.len() < needed {
+            return Err(StateError::BufferTooSmall { needed, given: out.len() });
+        }
+        self.get_data(known, flags, out)
+    }
+
+    pub(super) fn write_state(&mut self, seq: SeqId, part: StatePart, bytes: &[u8]) -> Result<(), StateError> {
+        let known = self.known_seq(seq)?;
+        let flags = self.flags(part)?;
+        let reframed = match (&self.shape, part) {
+            (Some(shape), StatePart::Whole) => {
+                segment::check_whole(bytes, shape)?;
+                None
+            }
+            (Some(shape), StatePart::Partial) => {
+                let reframed = segment::reframe_partial(bytes, shape)?;
+                segment::check_partial(reframed.as_deref().unwrap_or(bytes), shape, None)?;
+                reframed
+            }
+            (None, _) => {
+                segment::check_blob_header(bytes)?;
+                None
+            }
+        };
+        self.set_data(known, flags, reframed.as_deref().unwrap_or(bytes))
+    }
+
+    pub(super) fn size_of_range(&mut self, seq: SeqId, range: &Range<u32>) -> Result<usize, StateError> {
+        let known = self.known_seq(seq)?;
+        let cells = self.check_range(seq, range)?;
+        let shape = self.attention_shape()?;
+        let exact = SEGMENT_HEADER + Frame::len(shape, cells);
+        // llama.cpp writes the window and recurrent parts after the attention part, before they are cut off again.
+        let written = match (self.scratch, shape.window.is_empty()) {
+            (Some(_), true) => {
+                let recurrent = shape.recurrent.as_ref().map_or(0, |recurrent| recurrent.one_len);
+                exact + recurrent
+            }
+            (Some(scratch), false) => self.with_range(known, scratch, range, |context| {
+                // SAFETY: the scratch sequence exists.
+                SEGMENT_HEADER + unsafe { sys::llama_state_seq_get_size_ext(context.context.as_ptr(), scratch, 0) }
+            }),
+            (None, _) if self.is_whole(seq, range) => {
+                // SAFETY: the sequence exists.
+                SEGMENT_HEADER + unsafe { sys::llama_state_seq_get_size_ext(self.context.as_ptr(), known, 0) }
+            }
+            (None, _) => exact,
+        };
+        Ok(written.max(exact))
+    }
+
+    pub(super) fn pack(&mut self, seq: SeqId, range: &Range<u32>, out: &mut [u8]) -> Result<usize, StateError> {
+        let known = self.known_seq(seq)?;
+        let needed = self.size_of_range(seq, range)?;
+        let given = out.len();
+        let out = out.get_mut(..needed).ok_or(StateError::BufferTooSmall { needed, given })?;
+        let missing = self.range_not_held(seq, range);
+        let blob_len = match self.scratch {
+            Some(scratch) => {
+                let blob = out.get_mut(SEGMENT_HEADER..).unwrap_or_default();
+                self.with_range(known, scratch, range, |context| context.get_data(scratch, 0, blob))?;
+                self.make_exact(range, blob)?.ok_or(missing)?
+            }
+            None if self.is_whole(seq, range) => {
+                let blob = out.get_mut(SEGMENT_HEADER..).unwrap_or_default();
+                self.get_data(known, 0, blob)?;
+                self.make_exact(range, blob)?.ok_or(missing)?
+            }
+            None => {
+                // SAFETY: the sequence exists.
+                let whole = unsafe { sys::llama_state_seq_get_size_ext(self.context.as_ptr(), known, 0) };
+                let mut staging = self.take_staging(whole);
+                let packed = self.get_data(known, 0, staging.as_mut()).and_then(|_| {
+                    let shape = self.attention_shape()?;
+                    let packed = Packed::find(staging.as_ref(), shape, range)?.ok_or(missing)?;
+                    let blob = out.get_mut(SEGMENT_HEADER..).unwrap_or_default();
+                    take_range(&packed, shape, range, blob)
+                });
+                self.keep_staging(staging);
+                packed?
+            }
+        };
+        let shape = self.attention_shape()?;
+        segment::write_header(out, shape, range, blob_len);
+        Ok(SEGMENT_HEADER + blob_len)
+    }
+
+    pub(super) fn begin_restore(&mut self, seq: SeqId, n_tokens: u32) -> Result<(), StateError> {
+        let known = self.known_seq(seq)?;
+        self.restoring = None;
+        self.drop_sequence(known);
+        if n_tokens == 0 || n_tokens > self.info.n_ctx {
+            return Err(StateError::NoRoom { n_tokens });
+        }
+        self.restoring = Some(RestoreInProgress { seq, n_tokens, covered: 0, joined: false });
+        Ok(())
+    }
+
+    pub(super) fn add_segment(&mut self, bytes: &[u8]) -> Result<(), StateError> {
+        let mut restore = self.restoring.take().ok_or(StateError::OutOfOrder)?;
+        let added = self.add_checked_segment(&mut restore, bytes);
+        match added {
+            Ok(()) => self.restoring = Some(restore),
+            Err(_) => self.drop_restored(&restore),
+        }
+        added
+    }
+
+    pub(super) fn finish_restore(&mut self, partial: Option<&[u8]>) -> Result<(), StateError> {
+        let restore = self.restoring.take().ok_or(StateError::OutOfOrder)?;
+        let finished = self.finish_checked(&restore, partial);
+        if finished.is_err() {
+            self.drop_restored(&restore);
+        }
+        finished
+    }
+
+    fn add_checked_segment(&mut self, restore: &mut RestoreInProgress, bytes: &[u8]) -> Result<(), StateError> {
+        let known = self.known_seq(restore.seq)?;
+        let segment = Segment::read(bytes, self.attention_shape()?)?;
+        let Range { start, end } = segment.range;
+        if start != restore.covered || restore.covered >= restore.n_tokens {
+            return Err(StateError::Gap { expected: restore.covered, got: start });
+        }
+        if end > restore.n_tokens && !self.info.memory.can_cut() {
+            return Err(StateError::CannotCut { n_tokens: restore.n_tokens, end });
+        }
+        let wanted = start..end.min(restore.n_tokens);
+        // A blob framed for another number of streams, or longer than the pool, is written anew first.
+        let direct = segment.streams == self.attention_shape()?.streams && end - start <= self.info.n_cells;
+        match self.scratch {
+            Some(scratch) => {
+                // The first segment goes to its place; set_data empties its target, so the others take a detour.
+                let target = if start == 0 { known } else { scratch };
+                let set = if direct {
+                    self.set_data(target, 0, segment.blob)
+                } else {
+                    self.set_reframed(target, &segment, &wanted)
+                };
+                set.map_err(|error| no_room(error, &wanted))?;
+                if target == scratch {
+                    // SAFETY: both sequences exist; within one stream only marks are copied.
+                    unsafe { sys::llama_memory_seq_cp(self.memory(), scratch, known, -1, -1) }
+                    self.drop_sequence(scratch);
+                }
+                self.cut(known, wanted.end, end);
+            }
+            None if direct && start == 0 && end >= restore.n_tokens && end <= self.info.n_ctx => {
+                self.set_data(known, 0, segment.blob).map_err(|error| no_room(error, &wanted))?;
+                self.cut(known, wanted.end, end);
+            }
+            None => self.join(restore, &segment, &wanted)?,
+        }
+        restore.covered = wanted.end;
+        Ok(())
+    }
+
+    fn finish_checked(&mut self, restore: &RestoreInProgress, partial: Option<&[u8]>) -> Result<(), StateError> {
+        let known = self.known_seq(restore.seq)?;
+        let all = 0..restore.n_tokens;
+        if self.info.memory.has_segments() && restore.covered != restore.n_tokens {
+            return Err(StateError::Gap { expected: restore.n_tokens, got: restore.covered });
+        }
+        if restore.joined {
+            let staging = self.staging.take().ok_or(StateError::OutOfOrder)?;
+            let set = self.set_data(known, 0, staging.as_ref());
+            self.keep_staging(staging);
+            set.map_err(|error| no_room(error, &all))?;
+        }
+        if self.info.memory.has_partial() {
+            let bytes = partial.ok_or(StateError::PartialMissing)?;
+            let flags = self.flags(StatePart::Partial)?;
+            let reframed = match &self.shape {
+                Some(shape) => {
+                    let reframed = segment::reframe_partial(bytes, shape)?;
+                    segment::check_partial(reframed.as_deref().unwrap_or(bytes), shape, Some(restore.n_tokens))?;
+                    reframed
+                }
+                None => {
+                    segment::check_blob_header(bytes)?;
+                    None
+                }
+            };
+            self.set_data(known, flags, reframed.as_deref().unwrap_or(bytes))
+                .map_err(|error| no_room(error, &all))?;
+        }
+        let last = self.pos_max(restore.seq);
+        if last != Some(restore.n_tokens - 1) {
+            let expected = (restore.n_tokens - 1).into();
+            let got = last.map_or(u64::MAX, u64::from);
+            return Err(StateError::Malformed { reason: "last position after the restore", expected, got });
+        }
+        Ok(())
+    }
+
+    /// Sets the wanted rows of a segment whose own blob does not suit this context.
+    fn set_reframed(
+        &mut self,
+        target: sys::llama_seq_id,
+        segment: &Segment<'_>,
+        wanted: &Range<u32>,
+    ) -> Result<(), StateError> {
+        let len = Frame::len(self.attention_shape()?, (wanted.end - wanted.start) as usize);
+        let mut staging = self.take_staging(len);
+        let framed = self.attention_shape().and_then(|shape| {
+            let mut frame = Frame::new(staging.as_mut(), shape, wanted)?;
+            segment.copy_into(wanted, &mut frame);
+            frame.finish()
+        });
+        let set = framed.and_then(|()| self.set_data(target, 0, staging.as_ref()));
+        self.keep_staging(staging);
+        set
+    }
+
+    /// Collects a segment's rows in the staging buffer; they are set when the chain is complete.
+    fn join(
+        &mut self,
+        restore: &mut RestoreInProgress,
+        segment: &Segment<'_>,
+        wanted: &Range<u32>,
+    ) -> Result<(), StateError> {
+        if restore.covered > 0 && !restore.joined {
+            // A chain is either joined from its first segment on or not at all.
+            return Err(StateError::OutOfOrder);
+        }
+        let all = 0..restore.n_tokens;
+        let len = Frame::len(self.attention_shape()?, restore.n_tokens as usize);
+        let mut staging = match (restore.joined, self.staging.take()) {
+            (true, Some(staging)) => staging,
+            (_, kept) => {
+                self.staging = kept;
+                self.take_staging(len)
+            }
+        };
+        let joined = self.attention_shape().and_then(|shape| {
+            // The frame is written again for each segment: the same bytes, a small part of the copy.
+            let mut frame = Frame::new(staging.as_mut(), shape, &all)?;
+            segment.copy_into(wanted, &mut frame);
+            frame.finish()
+        });
+        self.staging = Some(staging);
+        restore.joined = true;
+        joined
+    }
+
+    /// Makes a blob that llama.cpp just wrote hold exactly `range`, in order, and nothing after the attention part.
+    /// Returns its length; `None` if a position is missing.
+    fn make_exact(&self, range: &Range<u32>, blob: &mut [u8]) -> Result<Option<usize>, StateError> {
+        let shape = self.attention_shape()?;
+        let Some(packed) = Packed::find(blob, shape, range)? else { return Ok(None) };
+        if packed.is_exact(range) {
+            let end = packed.attention_end();
+            let tail = shape.empty_tail(shape.streams);
+            let needed = end + tail.len();
+            let given = blob.len();
+            let place = blob.get_mut(end..needed).ok_or(StateError::BufferTooSmall { needed, given })?;
+            place.copy_from_slice(&tail);
+            return Ok(Some(needed));
+        }
+        // The cells lie scattered in a shared pool; put them in the order of their positions.
+        let mut ordered = vec![0; Frame::len(shape, (range.end - range.start) as usize)];
+        let len = take_range(&packed, shape, range, &mut ordered)?;
+        let given = blob.len();
+        blob.get_mut(..len).ok_or(StateError::BufferTooSmall { needed: len, given })?.copy_from_slice(&ordered);
+        Ok(Some(len))
+    }
+
+    /// Marks a range of `seq` as the scratch sequence's, runs `call`, and takes the marks away again.
+    fn with_range<T>(
+        &mut self,
+        seq: sys::llama_seq_id,
+        scratch: sys::llama_seq_id,
+        range: &Range<u32>,
+        call: impl FnOnce(&mut Self) -> T,
+    ) -> T {
+        let start = i32::try_from(range.start).unwrap_or(i32::MAX);
+        let end = i32::try_from(range.end).unwrap_or(i32::MAX);
+        self.drop_sequence(scratch);
+        // SAFETY: both sequences exist; within one stream only marks are copied.
+        unsafe { sys::llama_memory_seq_cp(self.memory(), seq, scratch, start, end) }
+        let value = call(self);
+        self.drop_sequence(scratch);
+        value
+    }
+
+    fn get_data(
+        &mut self,
+        seq: sys::llama_seq_id,
+        flags: sys::llama_state_seq_flags,
+        out: &mut [u8],
+    ) -> Result<usize, StateError> {
+        let (written, reason) = log::collect(|| {
+            // SAFETY: the sequence exists and the buffer has the given length; exceptions are caught inside.
+            unsafe {
+                sys::llama_state_seq_get_data_ext(self.context.as_ptr(), out.as_mut_ptr(), out.len(), seq, flags)
+            }
+        });
+        if written < STATE_HEADER || written > out.len() {
+            let seq = u32::try_from(seq).unwrap_or(u32::MAX);
+            return Err(StateError::Refused { what: "pack", seq, reason });
+        }
+        Ok(written)
+    }
+
+    /// Hands checked bytes to llama.cpp; on a refusal the sequence is empty.
+    fn set_data(
+        &mut self,
+        seq: sys::llama_seq_id,
+        flags: sys::llama_state_seq_flags,
+        bytes: &[u8],
+    ) -> Result<(), StateError> {
+        let (read, reason) = log::collect(|| {
+            // SAFETY: the sequence exists, the bytes have the given length, and every count in them was checked.
+            unsafe {
+                sys::llama_state_seq_set_data_ext(self.context.as_ptr(), bytes.as_ptr(), bytes.len(), seq, flags)
+            }
+        });
+        if read != bytes.len() {
+            self.drop_sequence(seq);
+            let seq = u32::try_from(seq).unwrap_or(u32::MAX);
+            return Err(StateError::Refused { what: "restore", seq, reason });
+        }
+        Ok(())
+    }
+
+    fn drop_sequence(&mut self, seq: sys::llama_seq_id) {
+        // SAFETY: the sequence exists; removing all of it always succeeds.
+        unsafe { sys::llama_memory_seq_rm(self.memory(), seq, -1, -1) };
+    }
+
+    fn drop_restored(&mut self, restore: &RestoreInProgress) {
+        if let Some(known) = self.checked_seq(restore.seq) {
+            self.drop_sequence(known);
+        }
+    }
+
+    fn cut(&mut self, seq: sys::llama_seq_id, keep: u32, end: u32) {
+        if keep < end {
+            let keep = i32::try_from(keep).unwrap_or(i32::MAX);
+            // SAFETY: the sequence exists; only plain attention comes here, where any tail can be removed.
+            unsafe { sys::llama_memory_seq_rm(self.memory(), seq, keep, -1) };
+        }
+    }
+
+    /// Whether `range` is all that the sequence holds.
+    fn is_whole(&self, seq: SeqId, range: &Range<u32>) -> bool {
+        range.start == 0 && self.pos_max(seq) == Some(range.end - 1)
+    }
+
+    fn check_range(&self, seq: SeqId, range: &Range<u32>) -> Result<usize, StateError> {
+        let held = self.pos_max(seq).map_or(0, |last| last + 1);
+        if range.is_empty() || range.end > held {
+            return Err(self.range_not_held(seq, range));
+        }
+        Ok((range.end - range.start) as usize)
+    }
+
+    fn range_not_held(&self, seq: SeqId, range: &Range<u32>) -> StateError {
+        let held_start = self.pos_min(seq).unwrap_or(0);
+        let held_end = self.pos_max(seq).map_or(0, |last| last + 1);
+        StateError::RangeNotHeld { seq, start: range.start, end: range.end, held_start, held_end }
+    }
+
+    fn attention_shape(&self) -> Result<&StateShape, StateError> {
+        let shape = self.shape.as_ref().filter(|shape| !shape.attention.is_empty());
+        shape.ok_or(StateError::Unsupported { part: "attention segments" })
+    }
+
+    fn flags(&self, part: StatePart) -> Result<sys::llama_state_seq_flags, StateError> {
+        if self.info.memory == MemoryKind::None {
+            return Err(StateError::Unsupported { part: "state" });
+        }
+        Ok(match (part, &self.shape) {
+            (StatePart::Whole, _) | (StatePart::Partial, None) => 0,
+            (StatePart::Partial, Some(_)) => sys::LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY,
+        })
+    }
+
+    fn take_staging(&mut self, len: usize) -> HostBuffer {
+        match self.staging.take() {
+            Some(mut kept) if kept.capacity() >= len => {
+                kept.set_len(len);
+                kept
+            }
+            _ => buffer::host_buffer(len),
+        }
+    }
+
+    fn keep_staging(&mut self, staging: HostBuffer) {
+        if staging.capacity() <= STAGING_KEPT {
+            self.staging = Some(staging);
+        }
+    }
+}
+
+/// Writes the range's rows as a blob of its own; returns the blob's length.
+fn take_range(
+    packed: &Packed<'_>,
+    shape: &StateShape,
+    range: &Range<u32>,
+    out: &mut [u8],
+) -> Result<usize, StateError> {
+    let len = Frame::len(shape, (range.end - range.start) as usize);
+    let given = out.len();
+    let out = out.get_mut(..len).ok_or(StateError::BufferTooSmall { needed: len, given })?;
+    let mut frame = Frame::new(out, shape, range)?;
+    packed.copy_into(&mut frame);
+    frame.finish()?;
+    Ok(len)
+}
+
+/// After all checks passed, a refusal to restore means that no cells are free.
+fn no_room(error: StateError, range: &Range<u32>) -> StateError {
+    match error {
+        StateError::Refused { .. } => StateError::NoRoom { n_tokens: range.end - range.start },
+        other => other,
+    }
+}

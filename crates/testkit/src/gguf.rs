@@ -1,0 +1,315 @@
+//! The GGUF container: version 3, little-endian, tensor data aligned to 32 bytes, and cutting it into parts.
+//!
+//! The builders fill a `Gguf` with metadata and tensors, the write functions of the crate turn it into bytes. It knows
+//! nothing of models: it never adds, drops or checks a key, except the three that describe a split.
+
+use std::io;
+
+use crate::spec::refused;
+
+/// The default of the format; another one would need a `general.alignment` key.
+const ALIGNMENT: usize = 32;
+
+/// A metadata value; the kinds that the generated files use.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Value {
+    U16(u16),
+    U32(u32),
+    I32(i32),
+    F32(f32),
+    Bool(bool),
+    Text(String),
+    I32s(Vec<i32>),
+    Texts(Vec<String>),
+}
+
+impl Value {
+    fn type_number(&self) -> u32 {
+        match self {
+            Self::U16(_) => 2,
+            Self::U32(_) => 4,
+            Self::I32(_) => 5,
+            Self::F32(_) => 6,
+            Self::Bool(_) => 7,
+            Self::Text(_) => 8,
+            Self::I32s(_) | Self::Texts(_) => 9,
+        }
+    }
+
+    fn put(&self, out: &mut Vec<u8>) {
+        match self {
+            Self::U16(value) => out.extend(value.to_le_bytes()),
+            Self::U32(value) => out.extend(value.to_le_bytes()),
+            Self::I32(value) => out.extend(value.to_le_bytes()),
+            Self::F32(value) => out.extend(value.to_le_bytes()),
+            Self::Bool(value) => out.push(u8::from(*value)),
+            Self::Text(value) => put_text(out, value),
+            Self::I32s(values) => {
+                put_array_header(out, 5, values.len());
+                values.iter().for_each(|value| out.extend(value.to_le_bytes()));
+            }
+            Self::Texts(values) => {
+                put_array_header(out, 8, values.len());
+                values.iter().for_each(|value| put_text(out, value));
+            }
+        }
+    }
+}
+
+/// Element type of a tensor, with the number that GGUF gives it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TensorType {
+    F32 = 0,
+    F16 = 1,
+}
+
+/// A named array; `shape` starts with the dimension whose elements are neighbours in `data`.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Tensor {
+    pub(crate) name: String,
+    pub(crate) shape: Vec<u32>,
+    pub(crate) kind: TensorType,
+    pub(crate) data: Vec<u8>,
+}
+
+/// One GGUF file before it is written.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Gguf {
+    pub(crate) metadata: Vec<(String, Value)>,
+    pub(crate) tensors: Vec<Tensor>,
+}
+
+impl Gguf {
+    pub(crate) fn set(&mut self, key: impl Into<String>, value: Value) {
+        self.metadata.push((key.into(), value));
+    }
+
+    pub(crate) fn set_text(&mut self, key: impl Into<String>, value: &str) {
+        self.set(key, Value::Text(value.to_owned()));
+    }
+
+    pub(crate) fn add(&mut self, tensor: Tensor) {
+        self.tensors.push(tensor);
+    }
+
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        out.extend(b"GGUF");
+        out.extend(3_u32.to_le_bytes());
+        put_length(&mut out, self.tensors.len());
+        put_length(&mut out, self.metadata.len());
+        for (key, value) in &self.metadata {
+            put_text(&mut out, key);
+            out.extend(value.type_number().to_le_bytes());
+            value.put(&mut out);
+        }
+        let mut offset = 0;
+        for tensor in &self.tensors {
+            put_text(&mut out, &tensor.name);
+            out.extend((tensor.shape.len() as u32).to_le_bytes());
+            tensor.shape.iter().for_each(|size| out.extend(u64::from(*size).to_le_bytes()));
+            out.extend((tensor.kind as u32).to_le_bytes());
+            put_length(&mut out, offset);
+            offset += tensor.data.len().next_multiple_of(ALIGNMENT);
+        }
+        pad(&mut out);
+        for tensor in &self.tensors {
+            out.extend(&tensor.data);
+            pad(&mut out);
+        }
+        out
+    }
+
+    /// Cuts the tensors into `parts` runs of about the same number; the first part keeps the metadata, as llama.cpp
+    /// expects.
+    pub(crate) fn split(self, parts: u16) -> io::Result<Vec<Self>> {
+        let total = self.tensors.len();
+        let Ok(total_i32) = i32::try_from(total) else {
+            return Err(refused(format!("{total} tensors are more than a split file can count; use fewer layers")));
+        };
+        if parts == 0 || usize::from(parts) > total {
+            return Err(refused(format!("{total} tensors cannot fill {parts} parts; ask for 1 to {total}")));
+        }
+        let mut tensors = self.tensors.into_iter();
+        let mut metadata = self.metadata;
+        let files = (0..parts).map(|number| {
+            let end = total * (usize::from(number) + 1) / usize::from(parts);
+            let start = total * usize::from(number) / usize::from(parts);
+            let mut part = Self { metadata: std::mem::take(&mut metadata), tensors: Vec::new() };
+            part.set("split.no", Value::U16(number));
+            part.set("split.count", Value::U16(parts));
+            part.set("split.tensors.count", Value::I32(total_i32));
+            part.tensors.extend(tensors.by_ref().take(end - start));
+            part
+        });
+        Ok(files.collect())
+    }
+}
+
+fn put_length(out: &mut Vec<u8>, length: usize) {
+    out.extend((length as u64).to_le_bytes());
+}
+
+fn put_text(out: &mut Vec<u8>, text: &str) {
+    put_length(out, text.len());
+    out.extend(text.as_bytes());
+}
+
+fn put_array_header(out: &mut Vec<u8>, element_type: u32, length: usize) {
+    out.extend(element_type.to_le_bytes());
+    put_length(out, length);
+}
+
+fn pad(out: &mut Vec<u8>) {
+    out.resize(out.len().next_multiple_of(ALIGNMENT), 0);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::models;
+    use crate::spec::{ModelKind, ModelSpec, WeightType};
+    use std::collections::BTreeMap;
+
+    /// A reader written from the format's description, sharing nothing with the writer above.
+    struct Reader<'a> {
+        bytes: &'a [u8],
+        at: usize,
+    }
+
+    struct Entry {
+        name: String,
+        shape: Vec<u64>,
+        bytes_per_element: u64,
+        offset: u64,
+    }
+
+    struct File {
+        keys: BTreeMap<String, Vec<u8>>,
+        entries: Vec<Entry>,
+        data_start: usize,
+    }
+
+    impl Reader<'_> {
+        fn take(&mut self, length: usize) -> &[u8] {
+            self.at += length;
+            &self.bytes[self.at - length..self.at]
+        }
+        fn u32(&mut self) -> u32 {
+            u32::from_le_bytes(self.take(4).try_into().unwrap())
+        }
+        fn u64(&mut self) -> u64 {
+            u64::from_le_bytes(self.take(8).try_into().unwrap())
+        }
+        fn text(&mut self) -> String {
+            let length = usize::try_from(self.u64()).unwrap();
+            String::from_utf8(self.take(length).to_vec()).unwrap()
+        }
+        fn skip_value(&mut self, kind: u32) {
+            match kind {
+                7 => assert!(self.take(1)[0] < 2),
+                2 => _ = self.take(2),
+                4..=6 => _ = self.take(4),
+                8 => _ = self.text(),
+                9 => {
+                    let element = self.u32();
+                    for _ in 0..self.u64() {
+                        self.skip_value(element);
+                    }
+                }
+                other => panic!("value type {other}"),
+            }
+        }
+        fn file(mut self) -> File {
+            assert_eq!(self.take(4), b"GGUF");
+            assert_eq!(self.u32(), 3);
+            let (tensors, pairs) = (self.u64(), self.u64());
+            let mut keys = BTreeMap::new();
+            for _ in 0..pairs {
+                let key = self.text();
+                let kind = self.u32();
+                let start = self.at;
+                self.skip_value(kind);
+                assert!(keys.insert(key.clone(), self.bytes[start..self.at].to_vec()).is_none(), "{key} twice");
+            }
+            let entries = (0..tensors)
+                .map(|_| {
+                    let name = self.text();
+                    let dimensions = self.u32();
+                    let shape = (0..dimensions).map(|_| self.u64()).collect();
+                    let bytes_per_element = match self.u32() {
+                        0 => 4,
+                        1 => 2,
+                        other => panic!("tensor type {other}"),
+                    };
+                    Entry { name, shape, bytes_per_element, offset: self.u64() }
+                })
+                .collect();
+            File { keys, entries, data_start: self.at.next_multiple_of(32) }
+        }
+    }
+
+    fn read(bytes: &[u8]) -> File {
+        Reader { bytes, at: 0 }.file()
+    }
+
+    fn check_ranges(bytes: &[u8]) -> File {
+        let file = read(bytes);
+        let mut free = file.data_start as u64;
+        for entry in &file.entries {
+            assert!(entry.name.len() < 64, "{} is too long a name", entry.name);
+            assert_eq!(entry.offset % 32, 0, "{}", entry.name);
+            let start = file.data_start as u64 + entry.offset;
+            let length = entry.shape.iter().product::<u64>() * entry.bytes_per_element;
+            assert!(length > 0, "{} is empty", entry.name);
+            assert!(start >= free, "{} overlaps its predecessor", entry.name);
+            free = start + length;
+            assert!(free <= bytes.len() as u64, "{} ends past the file", entry.name);
+        }
+        assert!(bytes.len() as u64 - free < 32, "bytes that no tensor owns");
+        file
+    }
+
+    #[test]
+    fn tensors_are_aligned_inside_the_file_and_do_not_overlap() {
+        for kind in ModelKind::ALL {
+            for weight_type in [WeightType::F16, WeightType::F32] {
+                let spec = ModelSpec { weight_type, ..ModelSpec::tiny(kind) };
+                let file = check_ranges(&models::build(&spec).unwrap().to_bytes());
+                let file_type = if weight_type == WeightType::F16 { 1_u32 } else { 0 };
+                assert_eq!(file.keys["general.file_type"], file_type.to_le_bytes());
+                let mut names: Vec<_> = file.entries.iter().map(|entry| entry.name.as_str()).collect();
+                names.sort_unstable();
+                names.dedup();
+                assert_eq!(names.len(), file.entries.len(), "a tensor name occurs twice");
+            }
+        }
+    }
+
+    #[test]
+    fn parts_hold_every_tensor_once_and_say_which_part_they_are() {
+        let whole = models::build(&ModelSpec::tiny(ModelKind::Attention)).unwrap();
+        let parts = whole.clone().split(3).unwrap();
+        assert_eq!(parts.len(), 3);
+        let mut tensors = Vec::new();
+        for (number, part) in parts.into_iter().enumerate() {
+            let file = check_ranges(&part.to_bytes());
+            assert!(!file.entries.is_empty());
+            assert_eq!(file.keys["split.no"], u16::try_from(number).unwrap().to_le_bytes());
+            assert_eq!(file.keys["split.count"], 3_u16.to_le_bytes());
+            assert_eq!(file.keys["split.tensors.count"], i32::try_from(whole.tensors.len()).unwrap().to_le_bytes());
+            assert_eq!(file.keys.contains_key("general.architecture"), number == 0);
+            tensors.extend(part.tensors);
+        }
+        assert_eq!(tensors, whole.tensors);
+    }
+
+    #[test]
+    fn a_split_into_no_parts_or_into_empty_parts_is_refused() {
+        let whole = models::build(&ModelSpec::tiny(ModelKind::Recurrent)).unwrap();
+        let tensors = u16::try_from(whole.tensors.len()).unwrap();
+        assert!(whole.clone().split(0).is_err());
+        assert!(whole.clone().split(tensors + 1).is_err());
+        assert_eq!(whole.split(tensors).unwrap().len(), usize::from(tensors));
+    }
+}

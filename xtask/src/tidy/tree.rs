@@ -1,0 +1,160 @@
+//! The files of the repository as the rules see them: path and text, all in memory.
+//!
+//! Read once by `main.rs`, made by hand in tests. Files that git ignores are left out, so that
+//! build output never counts. Nothing here writes.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+use std::process::Command;
+
+/// Folders that hold generated files; the walk without git leaves them out.
+pub(crate) const GENERATED: [&str; 4] = [".git", ".tools", "node_modules", "target"];
+
+/// Path (from the root, with `/`) to text; `None` for a file that is not UTF-8 text.
+#[derive(Debug, Default)]
+pub(crate) struct Tree {
+    files: BTreeMap<String, Option<String>>,
+}
+
+impl Tree {
+    /// Reads the files that git tracks or would track, or every file if there is no git.
+    pub(crate) fn read(root: &Path) -> io::Result<Self> {
+        let paths = match git_files(root) {
+            Some(paths) => paths,
+            None => walk(root)?,
+        };
+        let mut files = BTreeMap::new();
+        for path in paths {
+            let full = root.join(&path);
+            // Git also lists files that were deleted and not yet committed, and links.
+            if !full.symlink_metadata().is_ok_and(|data| data.is_file()) {
+                continue;
+            }
+            let bytes =
+                std::fs::read(&full).map_err(|error| io::Error::new(error.kind(), format!("{path}: {error}")))?;
+            let text = if bytes.contains(&0) { None } else { String::from_utf8(bytes).ok() };
+            files.insert(path, text);
+        }
+        Ok(Self { files })
+    }
+
+    /// A tree made in memory.
+    #[cfg(test)]
+    pub(crate) fn of(files: &[(&str, &str)]) -> Self {
+        let files = files.iter().map(|(path, text)| ((*path).to_owned(), Some((*text).to_owned()))).collect();
+        Self { files }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.files.len()
+    }
+
+    /// Path and text of every text file, sorted by path.
+    pub(crate) fn texts(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.files.iter().filter_map(|(path, text)| Some((path.as_str(), text.as_deref()?)))
+    }
+
+    /// Text files whose name ends with one of the extensions (given without the dot).
+    pub(crate) fn with_extension<'a>(&'a self, extensions: &'a [&str]) -> impl Iterator<Item = (&'a str, &'a str)> {
+        self.texts().filter(move |(path, _)| extension(path).is_some_and(|found| extensions.contains(&found)))
+    }
+
+    /// Every path, text or not.
+    pub(crate) fn paths(&self) -> impl Iterator<Item = &str> {
+        self.files.keys().map(String::as_str)
+    }
+
+    /// Whether a file or a folder has this path (without a slash at its end).
+    pub(crate) fn has(&self, path: &str) -> bool {
+        let folder = format!("{path}/");
+        let first_inside = self.files.range(folder.clone()..).next();
+        self.files.contains_key(path) || first_inside.is_some_and(|(file, _)| file.starts_with(&folder))
+    }
+}
+
+/// The part of a file name after its last dot.
+pub(crate) fn extension(path: &str) -> Option<&str> {
+    let name = path.rsplit('/').next()?;
+    let (stem, extension) = name.rsplit_once('.')?;
+    (!stem.is_empty() && !extension.is_empty()).then_some(extension)
+}
+
+/// Whether the path lies in one of the folders that hold our sources.
+pub(crate) fn is_source_folder(path: &str) -> bool {
+    ["crates/", "fuzz/", "scripts/", "xtask/"].iter().any(|folder| path.starts_with(folder))
+}
+
+fn git_files(root: &Path) -> Option<Vec<String>> {
+    let output = Command::new("git")
+        .args(["ls-files", "--cached", "--others", "--exclude-standard", "-z"])
+        .current_dir(root)
+        .output()
+        .ok()?;
+    if !output.status.success() {
+        return None;
+    }
+    let list = String::from_utf8(output.stdout).ok()?;
+    Some(list.split('\0').filter(|path| !path.is_empty()).map(str::to_owned).collect())
+}
+
+fn walk(root: &Path) -> io::Result<Vec<String>> {
+    let mut paths = Vec::new();
+    let mut folders = vec![String::new()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(root.join(&folder))? {
+            let entry = entry?;
+            // A name that is not UTF-8 cannot be one of ours.
+            let Ok(name) = entry.file_name().into_string() else { continue };
+            let path = if folder.is_empty() { name.clone() } else { format!("{folder}/{name}") };
+            let kind = entry.file_type()?;
+            if kind.is_file() {
+                paths.push(path);
+            } else if kind.is_dir() && !GENERATED.contains(&name.as_str()) {
+                folders.push(path);
+            }
+        }
+    }
+    Ok(paths)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn knows_files_and_folders_but_not_parts_of_names() {
+        let tree = Tree::of(&[("crates/cache/src/key.rs", ""), ("docs/a.md", "")]);
+        assert!(tree.has("docs/a.md"));
+        assert!(tree.has("crates/cache"));
+        assert!(!tree.has("crates/cach"));
+        assert!(!tree.has("docs/b.md"));
+    }
+
+    #[test]
+    fn extensions_are_of_names_not_of_folders() {
+        assert_eq!(extension("a/b.rs"), Some("rs"));
+        assert_eq!(extension("a.d/b"), None);
+        assert_eq!(extension(".gitignore"), None);
+    }
+
+    #[test]
+    fn a_folder_without_git_is_walked_and_generated_folders_are_left_out() {
+        let root = std::env::temp_dir().join(format!("poncho-xtask-walk-{}", std::process::id()));
+        for folder in ["docs", "target", "crates/a"] {
+            std::fs::create_dir_all(root.join(folder)).unwrap();
+        }
+        for file in ["docs/a.md", "target/junk.rs", "crates/a/b.rs", "top.txt"] {
+            std::fs::write(root.join(file), "x\n").unwrap();
+        }
+        std::fs::write(root.join("docs/picture.bin"), [0, 159, 146, 150]).unwrap();
+        let mut walked = walk(&root).unwrap();
+        walked.sort();
+        let tree = Tree::read(&root).unwrap();
+        std::fs::remove_dir_all(&root).unwrap();
+
+        assert_eq!(walked, ["crates/a/b.rs", "docs/a.md", "docs/picture.bin", "top.txt"]);
+        assert_eq!(tree.len(), 4);
+        assert_eq!(tree.texts().count(), 3, "a file that is not text has no lines to check");
+    }
+}
