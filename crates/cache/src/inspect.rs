@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use crate::config::refuse_nul;
 use crate::error::CacheError;
 use crate::format::{self, Crc32c, RowPrefix};
-use crate::fs::StdFs;
 use crate::fs::Fs as _;
+use crate::fs::StdFs;
 use crate::key::Key;
 use crate::lock::FolderLock;
 use crate::recover::{PrefixError, Scanned, read_prefix, scan};
@@ -70,7 +70,9 @@ pub fn inspect_folder(folder: &Path) -> Result<FolderReport, CacheError> {
             Scanned::Bad(path) => report.find(path, "moved aside as damaged earlier", false),
             Scanned::LeftAlone { path, error, .. } => report.find(path, &error.to_string(), false),
             Scanned::Torn { path, error } => report.find(path, &error.to_string(), true),
-            Scanned::Unreadable { path, error, .. } => report.find(path, &error.to_string(), true),
+            Scanned::Unreadable { path, error, .. } | Scanned::Unlisted { path, error } => {
+                report.find(path, &error.to_string(), true);
+            }
         }
     }
     report.rows.sort_by_key(|row| row.key);
@@ -109,17 +111,23 @@ impl FolderReport {
     pub fn verify(&self, mut progress: impl FnMut(&RowFile)) -> Vec<Finding> {
         let mut findings: Vec<Finding> = self.findings.iter().filter(|finding| finding.damage).cloned().collect();
         for row in &self.rows {
-            let problem = match self.tokens_of(row) {
-                None => Some("its chain of parent rows is broken".to_owned()),
-                Some(tokens) if row.prefix.namespace.key(&tokens) != row.key => {
-                    Some("its name is not the key of its tokens".to_owned())
-                }
-                Some(_) => verify_payload(row).err(),
-            };
-            findings.extend(problem.map(|problem| Finding { path: row.path.clone(), problem, damage: true }));
+            findings.extend(self.verify_row(row));
             progress(row);
         }
         findings
+    }
+
+    /// The check of one row of this folder; nothing if it is whole.
+    #[must_use]
+    pub fn verify_row(&self, row: &RowFile) -> Option<Finding> {
+        let problem = match self.tokens_of(row) {
+            None => Some("its chain of parent rows is broken".to_owned()),
+            Some(tokens) if row.prefix.namespace.key(&tokens) != row.key => {
+                Some("its name is not the key of its tokens".to_owned())
+            }
+            Some(_) => verify_payload(row).err(),
+        };
+        problem.map(|problem| Finding { path: row.path.clone(), problem, damage: true })
     }
 }
 
@@ -158,8 +166,7 @@ fn verify_payload(row: &RowFile) -> Result<(), String> {
     }
     // Name the part that is damaged.
     for part in &prefix.parts {
-        let got =
-            checksum(prefix.payload_offset + part.offset, part.length).map_err(|error| error.to_string())?;
+        let got = checksum(prefix.payload_offset + part.offset, part.length).map_err(|error| error.to_string())?;
         if got != part.crc {
             return Err(format!("part {} has checksum {got:08x}, expected {:08x}", part.kind, part.crc));
         }

@@ -13,7 +13,14 @@ use crate::format::LOCK_FILE_NAME;
 /// Holds the lock while it lives.
 #[derive(Debug)]
 pub(crate) struct FolderLock {
-    _file: File,
+    file: File,
+}
+
+impl Drop for FolderLock {
+    fn drop(&mut self) {
+        // Closing is not enough: a process that is being started at this moment holds a copy of the handle.
+        let _ = self.file.unlock();
+    }
 }
 
 impl FolderLock {
@@ -36,14 +43,15 @@ impl FolderLock {
         // Who holds it, for people; the lock itself is the kernel's.
         let note = format!("{}\n", std::process::id());
         let _ = file.set_len(0).and_then(|()| file.rewind()).and_then(|()| file.write_all(note.as_bytes()));
-        Ok(Self { _file: file })
+        Ok(Self { file })
     }
 
     /// The process that holds the lock of a folder, if one does.
     pub(crate) fn holder_of(folder: &Path) -> Option<String> {
         let path: PathBuf = folder.join(LOCK_FILE_NAME);
-        let mut file = OpenOptions::new().read(true).write(true).open(path).ok()?;
-        match file.try_lock() {
+        let mut file = File::open(path).ok()?;
+        // Shared, so that two readers never take each other for the owner.
+        match file.try_lock_shared() {
             Err(TryLockError::WouldBlock) => Some(holder(&mut file)),
             Ok(()) | Err(TryLockError::Error(_)) => None,
         }

@@ -36,6 +36,7 @@ pub struct RestorePlan {
 /// One row of a chain and how to load it.
 pub struct Segment {
     store: Arc<Store>,
+    row: RowId,
     key: Key,
     from: u32,
     to: u32,
@@ -104,7 +105,11 @@ pub enum Unusable {
 impl fmt::Debug for Segment {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let tier = self.tier();
-        write!(formatter, "Segment({} {}..{} of {}..{} in {tier})", self.key, self.from, self.to, self.start, self.token_count)
+        write!(
+            formatter,
+            "Segment({} {}..{} of {}..{} in {tier})",
+            self.key, self.from, self.to, self.start, self.token_count
+        )
     }
 }
 
@@ -187,7 +192,8 @@ impl Segment {
     /// Bytes of a part, `None` if the row has no such part.
     #[must_use]
     pub fn length(&self, kind: PartKind) -> Option<u64> {
-        self.in_memory(kind).map(|bytes| bytes.len() as u64).or_else(|| self.in_file(kind).map(|(_, _, part)| part.length))
+        let in_memory = self.in_memory(kind).map(|bytes| bytes.len() as u64);
+        in_memory.or_else(|| self.in_files(kind).next().map(|(_, _, part)| part.length))
     }
 
     /// The bytes of a part by reference, if they are in memory.
@@ -209,8 +215,8 @@ impl Segment {
         }
         if let Some(bytes) = self.in_memory(kind) {
             buffer.copy_from_slice(bytes);
-        } else if let Some((tier, spot, part)) = self.in_file(kind) {
-            self.read_file(tier, spot, part, buffer)?;
+        } else {
+            self.read_some_file(kind, buffer)?;
         }
         self.store.counters.load_nanos.add_nanos(started.elapsed());
         self.store.counters.load_bytes.add(length);
@@ -221,10 +227,23 @@ impl Segment {
         self.memory.as_ref()?.iter().find(|part| part.kind == kind).map(|part| &part.bytes)
     }
 
-    fn in_file(&self, kind: PartKind) -> Option<(Tier, &FileSpot, &Part)> {
-        self.spots
-            .iter()
-            .find_map(|(tier, spot)| spot.parts.iter().find(|part| part.kind == kind).map(|part| (*tier, spot, part)))
+    fn in_files(&self, kind: PartKind) -> impl Iterator<Item = (Tier, &FileSpot, &Part)> {
+        self.spots.iter().flat_map(move |(tier, spot)| {
+            spot.parts.iter().filter(move |part| part.kind == kind).map(move |part| (*tier, spot, part))
+        })
+    }
+
+    /// From the fastest tier that gives it; copies that fail on the way leave the cache.
+    fn read_some_file(&self, kind: PartKind, buffer: &mut [u8]) -> Result<(), Unusable> {
+        let length = buffer.len() as u64;
+        let mut result = Err(Unusable::NoSuchPart { key: self.key, kind });
+        for (tier, spot, part) in self.in_files(kind).filter(|(_, _, part)| part.length == length) {
+            result = self.read_file(tier, spot, part, buffer);
+            if result.is_ok() {
+                break;
+            }
+        }
+        result
     }
 
     fn read_file(&self, tier: Tier, spot: &FileSpot, part: &Part, buffer: &mut [u8]) -> Result<(), Unusable> {
@@ -244,21 +263,21 @@ impl Segment {
         match { read }() {
             Ok(got) if got == part.crc => Ok(()),
             Ok(got) => {
-                self.store.condemn(&key, tier);
+                self.store.condemn(self.row, &key, tier);
                 Err(Unusable::Damaged { key, kind: part.kind, expected: part.crc, got })
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                self.store.forget(&key, Descendants::Remove);
+                self.store.forget(self.row, &key, tier, Descendants::Remove);
                 Err(Unusable::Vanished { key })
             }
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                self.store.condemn(&key, tier);
+                self.store.condemn(self.row, &key, tier);
                 Err(Unusable::Unreadable { key, source: error })
             }
             Err(source) => {
                 // The device may recover, so the files stay; this process does not ask for them again.
                 tracing::warn!(%key, tier = tier.as_str(), error = %source, "cache file unreadable; computed again");
-                self.store.forget(&key, Descendants::Keep);
+                self.store.forget(self.row, &key, tier, Descendants::Keep);
                 Err(Unusable::Unreadable { key, source })
             }
         }
@@ -276,7 +295,9 @@ impl Store {
         drop(index);
         self.counters.lookup_nanos.add_nanos(started.elapsed());
         match &plan {
-            Some(plan) if plan.reach as usize == tokens.len() && plan.ends_on_row => self.counters.hits_exact.increment(),
+            Some(plan) if plan.reach as usize == tokens.len() && plan.ends_on_row => {
+                self.counters.hits_exact.increment()
+            }
             Some(_) => self.counters.hits_longest_prefix.increment(),
             None => self.counters.misses.increment(),
         }
@@ -344,6 +365,7 @@ impl Store {
             .collect();
         Some(Segment {
             store: Arc::clone(self),
+            row: link.row,
             key: row.key,
             from: link.from,
             to: link.to,
@@ -358,13 +380,9 @@ impl Store {
         })
     }
 
-    /// The row's file is gone or cannot be read: the row and all that build on it leave.
-    fn forget(&self, key: &Key, descendants: Descendants) {
-        let gone = {
-            let mut index = self.index.lock();
-            let Some(row) = index.by_key(key) else { return };
-            index.remove_with_descendants(row)
-        };
+    /// The row's file is gone or cannot be read. Without a copy in another tier, the row and all that build on it leave.
+    fn forget(&self, row: RowId, key: &Key, tier: Tier, descendants: Descendants) {
+        let Some(gone) = self.index.lock().lose(row, key, tier) else { return };
         let (removed, kept): (Vec<_>, Vec<_>) =
             gone.into_iter().partition(|file| descendants == Descendants::Remove && file.key != *key);
         self.counters.orphans_dropped.add(removed.len() as u64);

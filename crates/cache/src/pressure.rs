@@ -7,6 +7,7 @@
 mod config;
 
 use std::any::Any;
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -46,10 +47,11 @@ pub struct PressureReport {
     pub evictions: u64,
 }
 
-/// A running watcher; dropping it stops and joins its thread.
+/// A watcher; dropping it stops and joins its thread.
 pub struct PressureWatcher {
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    /// Started when the watcher is first switched on: most never are.
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 struct Shared {
@@ -73,7 +75,7 @@ struct Control {
 }
 
 impl PressureWatcher {
-    /// Checks the settings and starts the thread; it samples at once if `enabled`.
+    /// Checks the settings; if `enabled`, starts the thread, which samples at once.
     ///
     /// # Errors
     /// When the settings are wrong or no thread can be started.
@@ -89,17 +91,31 @@ impl PressureWatcher {
             wake: Condvar::new(),
             report: Mutex::default(),
         });
-        let watched = Arc::clone(&shared);
-        let thread = std::thread::Builder::new()
-            .name("poncho-pressure".to_owned())
-            .spawn(move || watched.watch())
-            .map_err(PressureConfigError::Thread)?;
-        Ok(Self { shared, thread: Some(thread) })
+        let watcher = Self { shared, thread: Mutex::default() };
+        if watcher.is_enabled() {
+            watcher.start_thread().map_err(PressureConfigError::Thread)?;
+        }
+        Ok(watcher)
     }
 
-    /// Switches the sampling on (the first sample is taken at once) or off.
+    fn start_thread(&self) -> io::Result<()> {
+        let mut thread = lock(&self.thread);
+        if thread.is_none() {
+            let watched = Arc::clone(&self.shared);
+            let builder = std::thread::Builder::new().name("poncho-pressure".to_owned());
+            *thread = Some(builder.spawn(move || watched.watch())?);
+        }
+        Ok(())
+    }
+
+    /// Switches the sampling on (the first sample is taken at once) or off. It stays off, with a line in the log, if
+    /// the system gives no thread for it.
     pub fn set_enabled(&self, enabled: bool) {
-        self.shared.change(|control| control.enabled = enabled);
+        let started = if enabled { self.start_thread() } else { Ok(()) };
+        if let Err(error) = &started {
+            tracing::warn!(%error, "the pressure watcher got no thread and stays off; end other threads and try again");
+        }
+        self.shared.change(|control| control.enabled = enabled && started.is_ok());
     }
 
     /// Whether the watcher samples on its own.
@@ -130,7 +146,8 @@ impl Drop for PressureWatcher {
     fn drop(&mut self) {
         self.shared.change(|control| control.stopping = true);
         // The eviction function may own the watcher; its thread cannot wait for itself.
-        if let Some(thread) = self.thread.take().filter(|thread| thread.thread().id() != std::thread::current().id()) {
+        let thread = lock(&self.thread).take();
+        if let Some(thread) = thread.filter(|thread| thread.thread().id() != std::thread::current().id()) {
             let _ = thread.join();
         }
     }
@@ -317,6 +334,21 @@ mod tests {
         let report = watcher.force();
         assert!(report.last_error.unwrap().to_string().contains("store is gone"));
         assert_eq!((report.evictions, report.last_action), (0, None));
+    }
+
+    #[test]
+    fn no_thread_runs_before_the_watcher_is_switched_on() {
+        let (watcher, _calls) = watcher(PressureConfig { interval_ms: u64::MAX, ..PressureConfig::default() });
+        assert!(lock(&watcher.thread).is_none());
+        let (source, taken) = scripted(Some(10));
+        watcher.set_source(source);
+        watcher.set_enabled(true);
+        taken.recv().unwrap();
+        let first = lock(&watcher.thread).as_ref().map(|thread| thread.thread().id());
+        watcher.set_enabled(false);
+        watcher.set_enabled(true);
+        taken.recv().unwrap();
+        assert_eq!(lock(&watcher.thread).as_ref().map(|thread| thread.thread().id()), first, "one thread for its life");
     }
 
     #[test]

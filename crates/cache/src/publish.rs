@@ -13,7 +13,7 @@ use std::time::Duration;
 use crate::format::{self, FormatError, NewPart, RowPrefix, crc32c};
 use crate::fs::Fs;
 use crate::key::{Key, Namespace};
-use crate::recover::read_prefix;
+use crate::recover::{PrefixError, read_prefix};
 use crate::reservation::Token;
 use crate::rows::{FileSpot, Payload, RowId};
 use crate::store::Store;
@@ -91,6 +91,8 @@ pub(crate) enum PublishError {
     Format(#[from] FormatError),
     #[error("the published file does not read back: {0}")]
     ReadBack(String),
+    #[error("its name is taken by something that cannot be replaced: {0}")]
+    InTheWay(String),
     #[error("cannot {action}: {source}")]
     Io { action: &'static str, source: io::Error },
 }
@@ -132,17 +134,17 @@ impl Drop for RemoveOnDrop<'_> {
 }
 
 impl Store {
-    /// Takes one row through all stages.
+    /// Takes one row through all stages. Returns the bytes of its file.
     pub(crate) fn publish(
         &self,
         tier: &FileTier,
         row: RowId,
         draft: &Draft,
         payload: &Payload,
-    ) -> Result<(), PublishError> {
+    ) -> Result<u64, PublishError> {
         let key = draft.key;
         let ttl = Duration::from_millis(self.config.reservation_ttl_ms);
-        let token = {
+        let (token, was_published) = {
             let mut index = self.index.lock();
             let row = index.row(row).filter(|row| !row.doomed).ok_or(PublishError::RowLost)?;
             if let Some(parent) = row.parent {
@@ -151,8 +153,10 @@ impl Store {
                     return Err(PublishError::ParentLost);
                 }
             }
+            let was_published = row.resides_in(tier.tier());
             let now = self.config.clock.now();
-            index.reservations.reserve(key, tier.tier(), now, ttl).map_err(|_| PublishError::Conflict)?
+            let token = index.reservations.reserve(key, tier.tier(), now, ttl).map_err(|_| PublishError::Conflict)?;
+            (token, was_published)
         };
         let held = Held { store: self, key, tier: tier.tier(), token };
         self.reached(Stage::Reserved, &key);
@@ -175,7 +179,7 @@ impl Store {
         self.reached(Stage::Checked, &key);
 
         let file_length = pieces.iter().map(|piece| piece.len() as u64).sum();
-        self.link_or_adopt(&temporary.path, &path, &prefix, file_length)?;
+        self.put_in_place(&temporary.path, &path, &prefix, file_length)?;
         let linked = RemoveOnDrop { fs: &*self.config.fs, path: path.clone() };
         self.reached(Stage::Linked, &key);
         drop(temporary);
@@ -183,34 +187,42 @@ impl Store {
 
         if tier.is_durable()
             && let Some(folder) = path.parent()
+            && let Err(source) = self.config.fs.sync_folder(folder)
+            // A row that was there before is durable already: whichever of its files a crash leaves is whole.
+            && !was_published
         {
-            self.config.fs.sync_folder(folder).map_err(|source| io_error("sync the folder of", source))?;
+            return Err(io_error("sync the folder of", source));
         }
         self.reached(Stage::FolderSynced, &key);
 
-        let written = read_prefix(&*self.config.fs, &path).map_err(|error| PublishError::ReadBack(error.to_string()))?;
-        if !self.announce(row, tier.tier(), &written, file_length) {
+        let written = match read_prefix(&*self.config.fs, &path) {
+            // It was announced long ago, and its old place in the file is gone: what was written has to do.
+            Err(PrefixError::Io(_)) if was_published => format::decode_prefix(&prefix, file_length)?,
+            result => result.map_err(|error| PublishError::ReadBack(error.to_string()))?,
+        };
+        if !self.announce(row, &held, &written) {
             // The row was dropped while it was written (its parent was found damaged): the file goes too.
             return Err(PublishError::RowLost);
         }
         linked.keep();
-        drop(held);
         self.reached(Stage::Announced, &key);
-        Ok(())
+        Ok(file_length)
     }
 
-    /// Stage 5: the row is in the tier, and everybody who waits for it hears so.
-    fn announce(&self, row: RowId, tier: Tier, written: &RowPrefix, file_length: u64) -> bool {
+    /// Stage 5: the row is in the tier, and everybody who waits for it hears so. The reservation ends in the same
+    /// step: from here on whoever drops the row may remove its file.
+    fn announce(&self, row: RowId, held: &Held<'_>, written: &RowPrefix) -> bool {
         let mut index = self.index.lock();
         if index.row(row).is_none_or(|row| row.doomed) {
             return false;
         }
         let spot = FileSpot {
-            file_length,
+            file_length: written.payload_offset.saturating_add(written.payload_length),
             payload_offset: written.payload_offset,
             parts: Arc::from(written.parts.as_slice()),
         };
-        index.set_spot(row, tier, spot);
+        index.set_spot(row, held.tier, spot);
+        index.reservations.release(held.key, held.tier, held.token);
         drop(index);
         self.changed.notify_all();
         true
@@ -233,18 +245,29 @@ impl Store {
     }
 
     /// Stage 4: an existing file is adopted if it is this very row, and replaced otherwise. Never ignored.
-    fn link_or_adopt(&self, from: &Path, to: &Path, prefix: &[u8], file_length: u64) -> Result<(), PublishError> {
+    fn put_in_place(&self, from: &Path, to: &Path, prefix: &[u8], file_length: u64) -> Result<(), PublishError> {
         let fs = &*self.config.fs;
         match fs.link(from, to) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             result => return result.map_err(|source| io_error("link", source)),
         }
-        if is_same_row(fs, to, prefix, file_length) {
-            self.counters.duplicate_dropped.increment();
-            return Ok(());
+        match read_prefix(fs, to) {
+            Ok(there) if is_same_row(&there, prefix, file_length) => {
+                self.counters.duplicate_dropped.increment();
+                return Ok(());
+            }
+            // A later release may understand it, and only that one may touch it.
+            Err(PrefixError::Format(error)) if error.leave_alone() => {
+                return Err(PublishError::InTheWay(error.to_string()));
+            }
+            Ok(_) | Err(_) => {}
         }
-        fs.remove(to).map_err(|source| io_error("replace", source))?;
-        fs.link(from, to).map_err(|source| io_error("link", source))
+        // In one step: the row may be published already, and then it must not be missing for a moment.
+        match fs.rename(from, to) {
+            Ok(()) => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::IsADirectory => Err(PublishError::InTheWay(error.to_string())),
+            Err(source) => Err(io_error("replace", source)),
+        }
     }
 
     fn tmp_path(&self, tier: &FileTier, key: &Key) -> PathBuf {
@@ -280,13 +303,11 @@ fn encode(draft: &Draft, parts: &[NewPart]) -> Result<Vec<u8>, FormatError> {
     })
 }
 
-/// Whether the file holds the row that `prefix` describes: same identity, tokens and parts, same length. The
+/// Whether a file holds the row that `prefix` describes: same identity, tokens and parts. The
 /// parts' checksums are part of that, so an equal file has an equal payload unless it was damaged since,
 /// which the check at loading finds.
-fn is_same_row(fs: &dyn Fs, path: &Path, prefix: &[u8], file_length: u64) -> bool {
-    let (Ok(there), Ok(ours)) = (read_prefix(fs, path), format::decode_prefix(prefix, file_length)) else {
-        return false;
-    };
+fn is_same_row(there: &RowPrefix, prefix: &[u8], file_length: u64) -> bool {
+    let Ok(ours) = format::decode_prefix(prefix, file_length) else { return false };
     there.version == ours.version
         && there.namespace == ours.namespace
         && there.parent == ours.parent

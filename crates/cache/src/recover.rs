@@ -69,6 +69,8 @@ pub(crate) enum Scanned {
     Torn { path: PathBuf, error: FormatError },
     /// The file system does not give it.
     Unreadable { key: Key, path: PathBuf, error: io::Error },
+    /// A folder whose names the file system does not give.
+    Unlisted { path: PathBuf, error: io::Error },
 }
 
 /// Looks at every file of a cache folder, with several threads.
@@ -88,7 +90,9 @@ pub(crate) fn scan(fs: &dyn Fs, root: &Path) -> io::Result<Vec<Scanned>> {
         }
     };
     // Reading headers waits for the disk more than it computes, so more threads than cores help.
-    let threads = std::thread::available_parallelism().map_or(2, usize::from).saturating_mul(2).min(folders.len());
+    let parallel = || std::thread::available_parallelism().map_or(2, usize::from).saturating_mul(2);
+    // Shuttle knows its own threads only.
+    let threads = if cfg!(feature = "shuttle") { 1 } else { parallel().min(folders.len()) };
     std::thread::scope(|scope| {
         for _ in 1..threads {
             scope.spawn(work);
@@ -101,12 +105,13 @@ pub(crate) fn scan(fs: &dyn Fs, root: &Path) -> io::Result<Vec<Scanned>> {
 fn scan_folder(fs: &dyn Fs, folder: &Path) -> Vec<Scanned> {
     let entries = match fs.list(folder) {
         Ok(entries) => entries,
-        Err(error) => {
-            tracing::warn!(folder = %folder.display(), %error, "a cache folder cannot be listed; its rows are not used");
-            return Vec::new();
-        }
+        Err(error) => return vec![Scanned::Unlisted { path: folder.to_path_buf(), error }],
     };
-    entries.into_iter().filter(|entry| !entry.is_folder).filter_map(|entry| scan_file(fs, folder, &entry.name)).collect()
+    entries
+        .into_iter()
+        .filter(|entry| !entry.is_folder)
+        .filter_map(|entry| scan_file(fs, folder, &entry.name))
+        .collect()
 }
 
 fn scan_file(fs: &dyn Fs, folder: &Path, name: &str) -> Option<Scanned> {
@@ -134,11 +139,18 @@ struct Candidate {
     prefix: Box<RowPrefix>,
 }
 
+/// What may come back with another release or a mended device, and the rows that build on it with it.
+#[derive(Default)]
+struct Untouchable {
+    keys: HashSet<Key>,
+    folders: HashSet<PathBuf>,
+}
+
 impl Store {
     /// Scans all file tiers and registers what is whole.
     pub(crate) fn recover(&self) -> Result<(), CacheError> {
         let mut candidates = Vec::new();
-        let mut untouchable = HashSet::new();
+        let mut untouchable = Untouchable::default();
         // The disk first: memory files may build on rows of the disk.
         for tier in self.file_tiers().iter().rev() {
             let wrap = |source| CacheError::Folder { action: "list", path: tier.root().to_path_buf(), source };
@@ -156,7 +168,7 @@ impl Store {
         tier: &FileTier,
         scanned: Scanned,
         candidates: &mut Vec<Candidate>,
-        untouchable: &mut HashSet<Key>,
+        untouchable: &mut Untouchable,
     ) {
         match scanned {
             Scanned::Row { key, prefix } => candidates.push(Candidate { key, tier: tier.tier(), prefix }),
@@ -165,18 +177,22 @@ impl Store {
             Scanned::LeftAlone { key, path, error } => {
                 tracing::info!(path = %path.display(), %error, "cache file left alone");
                 self.counters.unknown_files.increment();
-                untouchable.insert(key);
+                untouchable.keys.insert(key);
             }
             Scanned::Torn { path, error } => self.move_aside(&path, &error.to_string()),
             Scanned::Unreadable { key, path, error } => {
                 tracing::warn!(path = %path.display(), %error, "cache file unreadable; left alone");
-                untouchable.insert(key);
+                untouchable.keys.insert(key);
+            }
+            Scanned::Unlisted { path, error } => {
+                tracing::warn!(path = %path.display(), %error, "cache folder cannot be listed; its rows are not used");
+                untouchable.folders.insert(path);
             }
         }
     }
 
     /// Registers rows parents first; what no root leads to is dropped.
-    fn register(&self, candidates: Vec<Candidate>, untouchable: &HashSet<Key>) {
+    fn register(&self, candidates: Vec<Candidate>, untouchable: &Untouchable) {
         let mut by_key: HashMap<Key, Vec<Candidate>> = HashMap::new();
         let mut children: HashMap<Key, HashSet<Key>> = HashMap::new();
         let mut ready = Vec::new();
@@ -191,21 +207,29 @@ impl Store {
             // A row may be in both file tiers; its children need to see both.
             let copies = by_key.remove(&key).unwrap_or_default();
             let hashers: Vec<KeyHasher> =
-                copies.into_iter().filter_map(|copy| self.register_one(&copy, above.as_ref())).collect();
+                copies.into_iter().filter_map(|copy| self.register_one(&copy, above.as_ref(), untouchable)).collect();
             let Some(hasher) = hashers.into_iter().next() else { continue };
             for child in children.remove(&key).unwrap_or_default() {
                 ready.push((child, Some(hasher.clone())));
             }
         }
-        for orphan in by_key.into_values().flatten() {
-            // A parent that this release cannot read may come back with another release, and the rows with it.
-            let keep = orphan.prefix.parent.is_some_and(|parent| untouchable.contains(&parent));
-            tracing::debug!(key = %orphan.key, keep, "a row's chain is broken");
-            self.drop_orphan(&orphan, keep);
+        for orphan in by_key.values().flatten() {
+            // The row that breaks the chain is the first one above that was not read. A circle has none.
+            let above =
+                |key: &Key| by_key.get(key).and_then(|copies| copies.first()).and_then(|copy| copy.prefix.parent);
+            let missing = std::iter::successors(orphan.prefix.parent, above).take(by_key.len() + 1).last();
+            self.drop_orphan(orphan, missing.as_ref(), untouchable);
         }
     }
 
-    fn drop_orphan(&self, orphan: &Candidate, keep_file: bool) {
+    /// Gives up a row whose chain ends at `missing`, and its file unless the missing row may come back.
+    fn drop_orphan(&self, orphan: &Candidate, missing: Option<&Key>, untouchable: &Untouchable) {
+        let keep_file = missing.is_some_and(|key| {
+            let folder = |tier: &FileTier| format::row_folder(tier.root(), key);
+            untouchable.keys.contains(key)
+                || self.file_tiers().iter().any(|tier| untouchable.folders.contains(&folder(tier)))
+        });
+        tracing::debug!(key = %orphan.key, keep_file, "a row's chain is broken");
         self.counters.orphans_dropped.increment();
         if let Some(tier) = self.file_tier(orphan.tier).filter(|_| !keep_file) {
             self.remove_leftover(&tier.row_path(&orphan.key));
@@ -213,7 +237,12 @@ impl Store {
     }
 
     /// Registers one row whose parent is registered. Returns the hash of all its tokens, for its children.
-    fn register_one(&self, candidate: &Candidate, above: Option<&KeyHasher>) -> Option<KeyHasher> {
+    fn register_one(
+        &self,
+        candidate: &Candidate,
+        above: Option<&KeyHasher>,
+        untouchable: &Untouchable,
+    ) -> Option<KeyHasher> {
         let Candidate { key, tier, prefix } = candidate;
         let mut index = self.index.lock();
         let mut tokens = Vec::new();
@@ -224,7 +253,7 @@ impl Store {
             let same_model = index.namespace_of(row) == Some(prefix.namespace);
             if !same_model || start > row.token_count as usize || !row.is_as_durable_as(*tier) {
                 drop(index);
-                self.drop_orphan(candidate, false);
+                self.drop_orphan(candidate, prefix.parent.as_ref(), untouchable);
                 return None;
             }
             let ends_there = row.token_count as usize == start;

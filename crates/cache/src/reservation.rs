@@ -77,6 +77,11 @@ impl Reservations {
         }
     }
 
+    /// Whether any file of the tier is being removed.
+    pub(crate) fn is_removing(&self, tier: Tier) -> bool {
+        self.held.iter().any(|((_, held), holder)| *held == tier && matches!(holder, Holder::Remover))
+    }
+
     /// Whether somebody writes or removes the key.
     pub(crate) fn is_busy(&self, key: Key, tier: Tier) -> bool {
         self.held.contains_key(&(key, tier))
@@ -124,6 +129,7 @@ mod tests {
         assert!(!reservations.begin_removal(KEY, Tier::Disk));
         reservations.release(KEY, Tier::Disk, writer);
         assert!(reservations.begin_removal(KEY, Tier::Disk));
+        assert!(reservations.is_removing(Tier::Disk) && !reservations.is_removing(Tier::RamFile));
         assert_eq!(reservations.reserve(KEY, Tier::Disk, TTL * 9, TTL), Err(Refusal::Removing));
         reservations.end_removal(KEY, Tier::Disk);
         assert_eq!(reservations.len(), 0);

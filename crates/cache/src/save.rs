@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use crate::error::{BadSave, CacheError};
 use crate::format::{HEADER_LENGTH, MAX_PREFIX};
-use crate::index::{InsertRefusal, NewRow};
+use crate::index::{Gone, Index, NewRow, Use, will_be_durable};
 use crate::key::{Key, Namespace};
 use crate::lease::Lease;
 use crate::publish::Draft;
-use crate::rows::{Payload, PayloadPart, RowId, payload_bytes};
+use crate::rows::{Payload, PayloadPart, Row, RowId, payload_bytes};
 use crate::store::Store;
 use crate::words::{FingerprintMode, PartKind, SaveReason, Tier};
 use crate::writer::{Done, Job, JobEnd};
@@ -120,7 +120,10 @@ impl Store {
         let suffix = request.tokens.get(start as usize..).unwrap_or(&[]);
         let bytes = match tier {
             Tier::Ram => payload_bytes(&payload),
-            Tier::RamFile | Tier::Disk => file_bytes(&payload, suffix.len(), request.text.len()),
+            Tier::RamFile | Tier::Disk => {
+                let detail = request.reason_detail.as_ref().map_or(0, String::len);
+                file_bytes(&payload, suffix.len(), request.text.len() + detail)
+            }
         };
         let quota = self.config.quota(tier);
         if quota == 0 {
@@ -154,6 +157,14 @@ impl Store {
         }
         Ok(Saved { key, outcome })
     }
+
+    fn wait_for_write(&self, done: &Done) -> SaveOutcome {
+        match done.wait(Duration::from_millis(self.config.gates.evict_save_timeout_ms)) {
+            Some(JobEnd::Published) => SaveOutcome::Published,
+            Some(JobEnd::Failed) => SaveOutcome::Dropped(DropReason::WriteFailed),
+            None => SaveOutcome::Dropped(DropReason::TimedOut),
+        }
+    }
 }
 
 /// A checked save on its way into the index.
@@ -165,12 +176,18 @@ struct Pending<'a> {
     draft: Draft,
 }
 
+/// Where a save has found room.
+#[derive(Debug, Clone, Copy)]
+struct Room {
+    /// In the file tier that it is meant for.
+    file: bool,
+    /// In memory, as a row of the ram tier.
+    ram: bool,
+}
+
 impl Pending<'_> {
     fn enter(self, tokens: &[u32], parent: Option<RowId>) -> Result<SaveOutcome, CacheError> {
         let store = self.store;
-        let now = store.config.clock.now();
-        let tier_works = self.tier == Tier::Ram || store.file_tier(self.tier).is_some_and(|tier| tier.is_on(now));
-        let mut gone = Vec::new();
         let mut index = store.index.lock();
         if let Some(parent) = parent {
             if index.row(parent).is_none_or(|row| row.doomed) {
@@ -180,70 +197,113 @@ impl Pending<'_> {
         }
         let existing = index.by_key(&self.draft.key);
         if let Some(id) = existing
-            && !may_upgrade(&index, id, parent, self.draft.start, &self.payload, self.tier)
+            && !index.row(id).is_some_and(|row| self.completes(row, parent))
         {
-            index.touch_chain(id, self.draft.created, crate::index::Use::Extended);
+            index.touch_chain(id, self.draft.created, Use::Extended);
             return Ok(SaveOutcome::AlreadyPresent);
         }
         if self.tier != Tier::Ram && index.reservations.is_busy(self.draft.key, self.tier) {
             return Ok(SaveOutcome::Dropped(DropReason::Conflict));
         }
-        // Memory first: a hot copy is evicted before it makes anybody wait.
-        let fits_in_ram = (self.tier == Tier::Ram || !tier_works || store.config.keep_hot)
-            && index.make_room(Tier::Ram, payload_bytes(&self.payload)).is_some_and(|evicted| {
-                store.counters.evictions.add(evicted.rows);
-                gone.extend(evicted.gone);
-                true
-            });
-        let parent_fits = |tier| {
-            parent.is_none_or(|id| index.row(id).is_some_and(|row| crate::index::will_be_durable(row, tier)))
-        };
-        let to_file = self.tier != Tier::Ram && tier_works;
-        let refusal = if to_file && !parent_fits(self.tier) {
-            Some(DropReason::ParentGone)
-        } else if to_file {
-            match index.make_room(self.tier, self.bytes) {
-                Some(evicted) => {
-                    store.counters.evictions.add(evicted.rows);
-                    gone.extend(evicted.gone);
-                    None
-                }
-                None => Some(DropReason::NoRoom),
+        let mut gone = Vec::new();
+        let new = self.new_row(tokens, parent);
+        let placed = self
+            .make_room(&mut index, existing, parent, &mut gone)
+            .and_then(|room| self.place(&mut index, existing, &new, room).map(|id| (id, room)));
+        let (id, room) = match placed {
+            Ok(placed) => placed,
+            Err(reason) => {
+                drop(index);
+                store.remove_files(&gone);
+                return Ok(SaveOutcome::Dropped(reason));
             }
-        } else if fits_in_ram {
-            None
-        } else {
-            Some(if self.tier == Tier::Ram { DropReason::NoRoom } else { DropReason::TierOff })
         };
-        if let Some(reason) = refusal {
-            drop(index);
-            store.remove_files(&gone);
-            return Ok(SaveOutcome::Dropped(reason));
+        let (tier, reason) = (self.tier, self.draft.reason);
+        let done = reason.is_synchronous().then(|| Arc::new(Done::default()));
+        if room.file {
+            // Before anybody else sees the row: one that builds on it must not get into the queue before it.
+            store.queue.push(self.job(id, done.clone()));
         }
-        let id = match existing {
-            Some(id) => id,
-            None => match index.insert(&self.new_row(tokens, parent)) {
-                Ok(id) => id,
-                Err(InsertRefusal::Present(_) | InsertRefusal::Impossible) => {
-                    return Ok(SaveOutcome::Dropped(DropReason::NoRoom));
-                }
-            },
-        };
-        if to_file {
-            index.set_pending(id, self.tier, Arc::clone(&self.payload), self.bytes);
-        }
-        if fits_in_ram {
-            index.set_ram(id, Some(Arc::clone(&self.payload)));
-        }
-        index.touch_chain(id, self.draft.created, crate::index::Use::Extended);
         drop(index);
         store.remove_files(&gone);
         store.changed.notify_all();
-        if to_file {
-            return Ok(self.queue(id));
+        if !room.file {
+            store.counters.saved(reason);
+            return Ok(if tier == Tier::Ram { SaveOutcome::Published } else { SaveOutcome::KeptInRam });
         }
-        store.counters.saved(self.draft.reason);
-        Ok(if self.tier == Tier::Ram { SaveOutcome::Published } else { SaveOutcome::KeptInRam })
+        Ok(done.map_or(SaveOutcome::Queued, |done| store.wait_for_write(&done)))
+    }
+
+    /// Evicts what has to leave for this row. In an order in which nothing leaves for a save that is refused then.
+    fn make_room(
+        &self,
+        index: &mut Index,
+        existing: Option<RowId>,
+        parent: Option<RowId>,
+        gone: &mut Vec<Gone>,
+    ) -> Result<Room, DropReason> {
+        let store = self.store;
+        let tier_works = store.file_tier(self.tier).is_some_and(|tier| tier.is_on(store.config.clock.now()));
+        let to_file = self.tier != Tier::Ram && tier_works;
+        let parent = parent.and_then(|id| index.row(id));
+        if to_file && !parent.is_none_or(|parent| will_be_durable(parent, self.tier)) {
+            return Err(DropReason::ParentGone);
+        }
+        if to_file && !store.queue.has_room(self.draft.reason.is_synchronous()) {
+            return Err(DropReason::QueueFull);
+        }
+        let ram_bytes = existing.and_then(|id| index.row(id)).map_or(0, |row| row.bytes_in(Tier::Ram));
+        let growth = payload_bytes(&self.payload).saturating_sub(ram_bytes);
+        // A row that is completed must not be evicted to make room for itself.
+        existing.inspect(|id| index.pin(*id));
+        let mut evict = |tier, bytes| {
+            let evicted = index.make_room(tier, bytes);
+            store.counters.evictions.add(evicted.rows);
+            gone.extend(evicted.gone);
+            evicted.enough
+        };
+        let file = to_file && evict(self.tier, self.bytes);
+        let wants_ram = if to_file { file && (store.config.keep_hot || ram_bytes > 0) } else { true };
+        let ram = wants_ram && evict(Tier::Ram, growth);
+        existing.inspect(|id| index.unpin(*id));
+        match (file, ram) {
+            (false, false) if self.tier != Tier::Ram && !tier_works => Err(DropReason::TierOff),
+            (false, false) => Err(DropReason::NoRoom),
+            (file, ram) => Ok(Room { file, ram }),
+        }
+    }
+
+    /// Enters the row, or completes the one that is there.
+    fn place(
+        &self,
+        index: &mut Index,
+        existing: Option<RowId>,
+        new: &NewRow<'_>,
+        room: Room,
+    ) -> Result<RowId, DropReason> {
+        let id = match existing {
+            Some(id) => {
+                index.redescribe(id, new);
+                if !room.ram {
+                    // What grows without room must not be counted as a row of the tier.
+                    index.leave_ram(id);
+                }
+                id
+            }
+            None => index.insert(new).map_err(|_| DropReason::NoRoom)?,
+        };
+        if room.file {
+            index.set_pending(id, self.tier, Arc::clone(&self.payload), self.bytes);
+        }
+        if room.ram {
+            index.set_ram(id, Some(Arc::clone(&self.payload)));
+        }
+        index.touch_chain(id, self.draft.created, Use::Extended);
+        Ok(id)
+    }
+
+    fn job(self, row: RowId, done: Option<Arc<Done>>) -> Job {
+        Job { row, tier: self.tier, draft: self.draft, payload: self.payload, bytes: self.bytes, done }
     }
 
     fn new_row<'t>(&self, tokens: &'t [u32], parent: Option<RowId>) -> NewRow<'t> {
@@ -264,44 +324,21 @@ impl Pending<'_> {
         }
     }
 
-    fn queue(self, row: RowId) -> SaveOutcome {
-        let store = self.store;
-        let done = self.draft.reason.is_synchronous().then(|| Arc::new(Done::default()));
-        let (bytes, tier) = (self.bytes, self.tier);
-        let job = Job { row, tier, draft: self.draft, payload: self.payload, bytes, done: done.clone() };
-        if !store.queue.push(job) {
-            let gone = store.index.lock().end_pending(row, bytes);
-            store.remove_files(&gone);
-            return SaveOutcome::Dropped(DropReason::QueueFull);
-        }
-        let Some(done) = done else { return SaveOutcome::Queued };
-        match done.wait(Duration::from_millis(store.config.gates.evict_save_timeout_ms)) {
-            Some(JobEnd::Published) => SaveOutcome::Published,
-            Some(JobEnd::Failed) => SaveOutcome::Dropped(DropReason::WriteFailed),
-            None => SaveOutcome::Dropped(DropReason::TimedOut),
-        }
+    /// A stored row takes a second save only if that adds a part or a more durable tier and changes nothing else:
+    /// the logits of a boundary that was first passed without them, for example. Nobody may be reading or writing
+    /// it meanwhile, and bytes that were computed in another way (flags) are not the same row's.
+    fn completes(&self, row: &Row, parent: Option<RowId>) -> bool {
+        let given = |kind| self.payload.iter().any(|part| part.kind == kind);
+        let adds = self.payload.iter().any(|part| !row.has_part(part.kind));
+        let keeps = PartKind::ALL.into_iter().all(|kind| !row.has_part(kind) || given(kind));
+        let more_durable = !row.is_as_durable_as(self.tier);
+        let free = row.pins == 0 && row.pending.is_none();
+        let same = row.parent == parent && row.start == self.draft.start && row.flags == self.draft.flags;
+        (adds || more_durable) && keeps && free && same
     }
 }
 
-/// A stored row takes a second save only if that adds a part and changes nothing else: the logits of a boundary
-/// that was first passed without them, for example. Nobody may be reading or writing it meanwhile.
-fn may_upgrade(
-    index: &crate::index::Index,
-    id: RowId,
-    parent: Option<RowId>,
-    start: u32,
-    payload: &Payload,
-    tier: Tier,
-) -> bool {
-    let Some(row) = index.row(id) else { return false };
-    let given = |kind| payload.iter().any(|part| part.kind == kind);
-    let adds = payload.iter().any(|part| !row.has_part(part.kind));
-    let keeps = PartKind::ALL.into_iter().all(|kind| !row.has_part(kind) || given(kind));
-    let more_durable = !row.is_as_durable_as(tier);
-    (adds || more_durable) && keeps && row.pins == 0 && row.pending.is_none() && row.parent == parent && row.start == start
-}
-
-/// Bytes of the file that a row becomes, a little on the safe side: records besides text and tokens are short.
+/// Bytes of the file that a row becomes, a little on the safe side: records besides texts and tokens are short.
 fn file_bytes(payload: &Payload, tokens: usize, text: usize) -> u64 {
     const OTHER_RECORDS: usize = 512;
     payload_bytes(payload) + (HEADER_LENGTH + OTHER_RECORDS + tokens * 4 + text) as u64
@@ -334,7 +371,7 @@ fn check(request: &SaveRequest<'_>, start: u32) -> Result<(), BadSave> {
 
 /// The base was chosen by tokens, but the caller may have changed them since.
 fn check_parent(
-    index: &crate::index::Index,
+    index: &Index,
     parent: RowId,
     draft: &Draft,
     tokens: &[u32],

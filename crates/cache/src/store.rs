@@ -15,11 +15,29 @@ use crate::index::{Gone, Index};
 use crate::key::Key;
 use crate::lock::FolderLock;
 use crate::policy::Policy;
+use crate::rows::RowId;
 use crate::stats::{CounterSnapshot, Counters};
 use crate::sync::{Condvar, Mutex};
 use crate::tier::FileTier;
 use crate::words::Tier;
 use crate::writer::Queue;
+
+/// Frees the keys of removed files for writers, also when the removal panics.
+struct Removal<'a> {
+    store: &'a Store,
+    gone: &'a [Gone],
+}
+
+impl Drop for Removal<'_> {
+    fn drop(&mut self) {
+        let mut index = self.store.index.lock();
+        for file in self.gone {
+            index.reservations.end_removal(file.key, file.tier);
+        }
+        drop(index);
+        self.store.changed.notify_all();
+    }
+}
 
 /// See the module.
 pub(crate) struct Store {
@@ -32,6 +50,8 @@ pub(crate) struct Store {
     pub(crate) counters: Counters,
     /// Makes the names of temporary files unique within the process.
     pub(crate) next_writer: AtomicU64,
+    /// Held while hit counts are written into files; never taken under the index lock.
+    touching: Mutex<()>,
     tiers: Vec<FileTier>,
     /// Held for as long as any part of the store lives.
     _locks: Vec<FolderLock>,
@@ -61,6 +81,7 @@ impl Store {
             queue: Queue::new(config.queue),
             counters: Counters::default(),
             next_writer: AtomicU64::new(0),
+            touching: Mutex::new(()),
             tiers,
             _locks: locks,
             config,
@@ -82,6 +103,10 @@ impl Store {
 
     /// Removes files that the index has given up, then frees their keys for writers.
     pub(crate) fn remove_files(&self, gone: &[Gone]) {
+        if gone.is_empty() {
+            return;
+        }
+        let _removal = Removal { store: self, gone };
         for file in gone {
             let Some(tier) = self.file_tier(file.tier) else { continue };
             match self.fs().remove(&tier.row_path(&file.key)) {
@@ -91,23 +116,13 @@ impl Store {
                 Err(error) => tracing::warn!(key = %file.key, %error, "cannot remove a cache file"),
             }
         }
-        if gone.is_empty() {
-            return;
-        }
-        let mut index = self.index.lock();
-        for file in gone {
-            index.reservations.end_removal(file.key, file.tier);
-        }
     }
 
-    /// A file that failed its check is moved aside, its row leaves, and with it all rows that build on it.
-    pub(crate) fn condemn(&self, key: &Key, tier: Tier) {
+    /// A file that failed its check is moved aside. Unless its row has a copy in another tier, it leaves with all
+    /// rows that build on it.
+    pub(crate) fn condemn(&self, row: RowId, key: &Key, tier: Tier) {
+        let Some(gone) = self.index.lock().lose(row, key, tier) else { return };
         self.counters.corrupt_files.increment();
-        let gone = {
-            let mut index = self.index.lock();
-            let Some(row) = index.by_key(key) else { return };
-            index.remove_with_descendants(row)
-        };
         tracing::warn!(%key, tier = tier.as_str(), rows = gone.len(), "cache file damaged; moved aside and computed again");
         self.counters.orphans_dropped.add((gone.len() as u64).saturating_sub(1));
         if let Some(file_tier) = self.file_tier(tier) {
@@ -123,6 +138,8 @@ impl Store {
 
     /// Writes hit counts and last uses into the files, in place. Best effort: they only order evictions.
     pub(crate) fn write_touches(&self) {
+        // One at a time: older counts must not be written over newer ones, and who waits for it finds them written.
+        let _turn = self.touching.lock();
         let touched = self.index.lock().take_dirty();
         for (key, tiers, hits, last_used) in touched {
             let touch = format::encode_touch(hits, last_used);

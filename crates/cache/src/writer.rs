@@ -81,16 +81,17 @@ impl Queue {
         Self { limit, ..Self::default() }
     }
 
-    /// Adds a job. False, and the job is gone, if the queue is closed, or full and nobody waits for the job.
-    pub(crate) fn push(&self, job: Job) -> bool {
-        let mut state = self.state.lock();
-        if state.closed || (job.done.is_none() && state.jobs.len() >= self.limit) {
-            return false;
-        }
-        state.jobs.push_back(job);
-        drop(state);
+    /// Whether a job may be added. One that somebody waits for always may. The store adds jobs under the index lock
+    /// only, so the answer holds for as long as the asker has that lock.
+    pub(crate) fn has_room(&self, awaited: bool) -> bool {
+        let state = self.state.lock();
+        !state.closed && (awaited || state.jobs.len() < self.limit)
+    }
+
+    /// Adds a job.
+    pub(crate) fn push(&self, job: Job) {
+        self.state.lock().jobs.push_back(job);
         self.changed.notify_all();
-        true
     }
 
     /// Jobs that wait or run.
@@ -149,6 +150,7 @@ impl Store {
     pub(crate) fn write_jobs(&self) {
         while let Some(job) = self.queue.next() {
             let end = catch_unwind(AssertUnwindSafe(|| self.write_job(&job))).unwrap_or_else(|_| {
+                self.counters.save_failures.increment();
                 tracing::error!(key = %job.draft.key, "a cache writer panicked; the row is not saved");
                 JobEnd::Failed
             });
@@ -162,17 +164,18 @@ impl Store {
             self.queue.wait_while_running(parent);
         }
         let Some(tier) = self.file_tier(job.tier) else { return JobEnd::Failed };
+        self.wait_for_removals(job.tier);
         let started = Instant::now();
         match self.publish(tier, job.row, &job.draft, &job.payload) {
-            Ok(()) => {
+            Ok(file_bytes) => {
                 tier.worked();
                 self.counters.saved(job.draft.reason);
                 self.counters.save_nanos.add_nanos(started.elapsed());
-                self.counters.save_bytes.add(job.bytes);
+                self.counters.save_bytes.add(file_bytes);
                 tracing::debug!(
                     key = %job.draft.key, tier = job.tier.as_str(), reason = job.draft.reason.as_str(),
                     start = job.draft.start, tokens = job.draft.start as usize + job.draft.tokens.len(),
-                    bytes = job.bytes, ms = started.elapsed().as_millis(), "row published"
+                    bytes = file_bytes, ms = started.elapsed().as_millis(), "row published"
                 );
                 JobEnd::Published
             }
@@ -187,6 +190,14 @@ impl Store {
         }
     }
 
+    /// Files that made room for a row go before it comes, so that a folder never holds more than its quota.
+    fn wait_for_removals(&self, tier: Tier) {
+        let mut index = self.index.lock();
+        while index.reservations.is_removing(tier) {
+            index = self.changed.wait(index);
+        }
+    }
+
     pub(crate) fn tier_failed(&self, tier: Tier, action: &'static str, error: &io::Error) {
         let now = self.config.clock.now();
         if self.file_tier(tier).is_some_and(|tier| tier.failed(action, error, now)) {
@@ -197,14 +208,20 @@ impl Store {
     /// Gives everything back that the job held, then tells whoever waits.
     fn end_job(&self, job: &Job, end: JobEnd) {
         let gone = self.index.lock().end_pending(job.row, job.bytes);
-        self.remove_files(&gone);
+        // Whatever happens to the files, the job ends and the thread lives on.
+        let removed = catch_unwind(AssertUnwindSafe(|| self.remove_files(&gone)));
         self.changed.notify_all();
         self.queue.finished(job.row);
         if let Some(done) = &job.done {
             done.tell(end);
         }
-        if self.queue.depth() == 0 {
-            self.write_touches();
+        let touched = catch_unwind(AssertUnwindSafe(|| {
+            if self.queue.depth() == 0 {
+                self.write_touches();
+            }
+        }));
+        if removed.and(touched).is_err() {
+            tracing::error!(key = %job.draft.key, "a cache writer panicked after its work");
         }
     }
 }

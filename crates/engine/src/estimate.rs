@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use poncho_cache::words::Tier;
+use poncho_cache::Tier;
 
 /// How far one whole measurement moves an estimate, on a logarithmic scale: fast enough to follow a disk that turns
 /// slow within a few reads, slow enough that one hiccup does not condemn it.

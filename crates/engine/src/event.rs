@@ -6,8 +6,8 @@
 use std::fmt;
 use std::time::Duration;
 
-use poncho_cache::key::Key;
-use poncho_cache::words::HitKind;
+use poncho_cache::Key;
+use poncho_cache::HitKind;
 
 use crate::error::EngineError;
 

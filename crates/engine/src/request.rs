@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use poncho_cache::key::Key;
+use poncho_cache::Key;
 
 use crate::error::{Field, RequestError};
 
@@ -205,6 +205,8 @@ pub struct Request {
     pub boundary_hints: Vec<usize>,
     /// Go on when the model says that it is done.
     pub ignore_eos: bool,
+    /// Control tokens whose text belongs to the reply (a template's tool-call tokens); the others yield no text.
+    pub shown_tokens: Vec<u32>,
 }
 
 impl Request {

@@ -45,7 +45,7 @@ impl fmt::Debug for SigningKey {
 
 #[cfg(test)]
 mod tests {
-    use poncho_cache::key::to_hex;
+    use poncho_cache::to_hex;
 
     use super::*;
 

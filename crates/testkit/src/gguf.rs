@@ -92,6 +92,7 @@ impl Gguf {
         self.tensors.push(tensor);
     }
 
+    #[expect(clippy::cast_possible_truncation, reason = "a tensor has one or two dimensions")]
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let mut out = Vec::new();
         out.extend(b"GGUF");
@@ -166,7 +167,6 @@ fn pad(out: &mut Vec<u8>) {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::models;
     use crate::spec::{ModelKind, ModelSpec, WeightType};
     use std::collections::BTreeMap;

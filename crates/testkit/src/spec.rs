@@ -84,7 +84,7 @@ impl ModelSpec {
             seed: 1,
             n_layers: 4,
             width: 64,
-            // The smallest head for which GPU back ends have a flash attention kernel.
+            // The smallest multiple of 32 for which CUDA has a flash attention kernel.
             head_size: 64,
             n_ctx_train: 8192,
             window: 64,

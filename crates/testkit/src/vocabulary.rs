@@ -55,9 +55,11 @@ const MERGES: [(&[u8], &[u8]); 41] = [
 ];
 
 /// Id of the first special token; below it are the bytes and the merges.
+#[expect(clippy::cast_possible_truncation, reason = "a short list written down in this file")]
 const FIRST_SPECIAL: u32 = 256 + MERGES.len() as u32;
 
 /// Number of tokens.
+#[expect(clippy::cast_possible_truncation, reason = "a short list written down in this file")]
 pub const SIZE: u32 = FIRST_SPECIAL + Special::ALL.len() as u32;
 
 /// Jinja source of the chat template, in the ChatML form.

@@ -185,6 +185,12 @@ impl Index {
         Ok(id)
     }
 
+    /// A row that a second save completes is from now on described by that one, as its file will be.
+    pub(crate) fn redescribe(&mut self, id: RowId, new: &NewRow<'_>) {
+        let Some(row) = self.row_mut(id) else { return };
+        (row.reason, row.mode, row.context_size, row.created) = (new.reason, new.mode, new.context_size, new.created);
+    }
+
     fn namespace_id(&mut self, namespace: Namespace) -> Option<NamespaceId> {
         if let Some(id) = self.by_namespace.get(&namespace) {
             return Some(*id);
@@ -242,6 +248,11 @@ impl Index {
         row.in_ram = true;
         let key = row.lru_key(id);
         self.enter(Tier::Ram, key, bytes);
+    }
+
+    /// No longer counts the payload in memory as a row of the ram tier.
+    pub(crate) fn leave_ram(&mut self, id: RowId) {
+        self.leave_tier(id, Tier::Ram);
     }
 
     /// The row is in a file of that tier now.
@@ -305,6 +316,20 @@ impl Index {
             self.remove_one(id, &mut gone);
         }
         gone
+    }
+
+    /// A row's file in one tier cannot be used. The row leaves that tier and lives on in others; where there are
+    /// none, it leaves with everything that builds on it. `None` if it had left before: the file may be another
+    /// row's by now.
+    pub(crate) fn lose(&mut self, id: RowId, key: &Key, tier: Tier) -> Option<Vec<Gone>> {
+        if self.by_key(key) != Some(id) || !self.row(id).is_some_and(|row| row.resides_in(tier)) {
+            return None;
+        }
+        let mut gone: Vec<Gone> = self.leave_tier(id, tier).into_iter().collect();
+        if !self.row(id).is_some_and(Row::is_stored) {
+            gone.extend(self.remove_with_descendants(id));
+        }
+        Some(gone)
     }
 
     fn remove_one(&mut self, id: RowId, gone: &mut Vec<Gone>) {

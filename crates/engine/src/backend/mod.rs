@@ -14,7 +14,9 @@ use std::sync::atomic::AtomicBool;
 pub mod chat;
 pub mod error;
 pub mod host_buffer;
+pub mod llama;
 pub mod options;
+pub mod stub;
 
 pub use chat::{ChatOutput, ChatPrompt, ChatRequest, ReasoningFormat, ToolChoice};
 pub use error::{AdapterError, ChatError, ContextError, GrammarError, LoadError, StateError, TokenizeError};
@@ -385,11 +387,12 @@ pub trait Context: Send {
     /// As [`Context::pack_size`], and [`StateError::BufferTooSmall`].
     fn pack_range(&mut self, seq: SeqId, range: Range<u32>, out: &mut [u8]) -> Result<usize, StateError>;
 
-    /// Starts putting a sequence back: drops what `seq` holds and expects segments that cover `0..n_tokens`.
+    /// Starts putting a sequence back: drops what `seq` holds, takes the partial state saved at exactly `n_tokens`
+    /// (for the kinds that have one), and expects segments that cover `0..n_tokens`.
     ///
     /// # Errors
-    /// [`StateError`] for an unknown sequence or a length that cannot fit.
-    fn restore_begin(&mut self, seq: SeqId, n_tokens: u32) -> Result<(), StateError>;
+    /// [`StateError`] for an unknown sequence, a length that cannot fit, or a partial state that is missing or wrong.
+    fn restore_begin(&mut self, seq: SeqId, n_tokens: u32, partial: Option<&[u8]>) -> Result<(), StateError>;
 
     /// Adds the next segment. Its bytes are copied before the call returns, so the next one may be read meanwhile.
     ///
@@ -398,22 +401,22 @@ pub trait Context: Send {
     /// sequence empty.
     fn restore_segment(&mut self, segment: &[u8]) -> Result<(), StateError>;
 
-    /// Ends the restore: checks that `0..n_tokens` is covered, sets the partial state, verifies the positions.
+    /// Ends the restore: checks that `0..n_tokens` is covered and that the sequence ends there.
     ///
     /// # Errors
     /// [`StateError`] if anything is missing or wrong; the sequence is then empty.
-    fn restore_finish(&mut self, partial: Option<&[u8]>) -> Result<(), StateError>;
+    fn restore_finish(&mut self) -> Result<(), StateError>;
 
     /// Puts a sequence back from parts that are all at hand.
     ///
     /// # Errors
     /// As the three calls it is made of.
     fn restore(&mut self, restore: Restore<'_>) -> Result<(), StateError> {
-        self.restore_begin(restore.seq, restore.n_tokens)?;
+        self.restore_begin(restore.seq, restore.n_tokens, restore.partial)?;
         for segment in restore.segments {
             self.restore_segment(segment)?;
         }
-        self.restore_finish(restore.partial)
+        self.restore_finish()
     }
 
     /// Waits until the computation of the last decode is over. Reading logits does the same.

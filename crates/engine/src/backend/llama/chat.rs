@@ -317,4 +317,3 @@ fn text_field(value: &Value, name: &str) -> String {
 fn c_text(text: &str, field: &'static str) -> Result<CString, ChatError> {
     CString::new(text).map_err(|_| ChatError::BadRequest { field, reason: "it has a NUL byte".to_owned() })
 }
-

@@ -4,11 +4,10 @@
 //! Every value that llama.cpp would only assert on (row counts, token, sequence and position numbers) is checked here
 //! before the call, because a failed assertion ends the process.
 
-use std::ffi::c_void;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 use llama_cpp_sys_4 as sys;
 
@@ -16,11 +15,11 @@ use super::adapter::LlamaAdapter;
 use super::layout::{StateSamples, StateShape};
 use super::log;
 use super::model::ModelHandle;
+use super::params::{context_params, window_ring};
 use super::state::RestoreInProgress;
 use crate::backend::{
-    Adapter, AdapterError, AdapterUse, Batch, Context, ContextError, ContextInfo, ContextOptions, DecodeOutcome,
-    FlashAttention, HostBuffer, KvLayout, KvType, MemoryKind, ModelInfo, Pooling, RopeScaling, SeqId, StateError,
-    StatePart,
+    Adapter, AdapterError, AdapterUse, Batch, BatchRow, Context, ContextError, ContextInfo, ContextOptions,
+    DecodeOutcome, HostBuffer, KvLayout, MemoryKind, ModelInfo, SeqId, StateError, StatePart,
 };
 
 /// A llama context with everything that must live as long as it.
@@ -31,6 +30,10 @@ pub(super) struct LlamaContext {
     pub(super) shape: Option<StateShape>,
     /// The scratch sequence of unified KV, one past the worker's own.
     pub(super) scratch: Option<sys::llama_seq_id>,
+    /// Cells of the windowed layers, where position `p` lies in cell `p % ring`; `None` without such layers.
+    pub(super) window_ring: Option<u32>,
+    /// For each sequence, the smallest position whose window cell was really restored; below are placeholders.
+    window_floor: Vec<u32>,
     /// Between `restore_begin` and `restore_finish`.
     pub(super) restoring: Option<RestoreInProgress>,
     /// Where states are put together before they are set, kept between calls.
@@ -61,11 +64,6 @@ struct RowArrays {
 // SAFETY: a context may move between threads as long as one at a time uses it, which `&mut self` ensures; the pointers
 // in `rows` point into vectors of the same value and are rebuilt before each use.
 unsafe impl Send for LlamaContext {}
-
-unsafe extern "C" fn on_abort_check(flag: *mut c_void) -> bool {
-    // SAFETY: the pointer is the context's own `_abort`, which outlives the context.
-    unsafe { (*flag.cast::<AtomicBool>()).load(Ordering::Relaxed) }
-}
 
 impl LlamaContext {
     pub(super) fn new(
@@ -106,6 +104,8 @@ impl LlamaContext {
             },
             shape: None,
             scratch: if unified { i32::try_from(options.n_seq_max).ok() } else { None },
+            window_ring: None,
+            window_floor: vec![0; options.n_seq_max as usize],
             restoring: None,
             staging: None,
             outputs: Vec::new(),
@@ -118,6 +118,12 @@ impl LlamaContext {
         };
         if !made.memory().is_null() {
             made.learn_state(model_info)?;
+        }
+        if made.shape.as_ref().is_some_and(|shape| !shape.window.is_empty()) {
+            // SAFETY: the model is valid.
+            let window = unsafe { sys::llama_model_n_swa(made.model.as_ptr()) };
+            let sequences = if unified { options.n_seq_max + 1 } else { 1 };
+            made.window_ring = window_ring(u32::try_from(window).unwrap_or(0), sequences, &made.info, options.swa_full);
         }
         Ok(made)
     }
@@ -136,9 +142,7 @@ impl LlamaContext {
         let whole_empty = self.sample(0);
         let partial_empty = self.sample(sys::LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
         let token = model_info.special.bos.unwrap_or(0);
-        let first = Batch {
-            rows: vec![crate::backend::BatchRow { token, pos: 0, seq: 0, want_logits: true }],
-        };
+        let first = Batch { rows: vec![BatchRow { token, pos: 0, seq: 0, want_logits: true }] };
         let (outcome, reason) = log::collect(|| self.decode(&first));
         if outcome != DecodeOutcome::Done {
             let code = match outcome {
@@ -162,9 +166,13 @@ impl LlamaContext {
         match &self.shape {
             Some(shape) => {
                 self.info.memory = match (&model_info.memory, shape) {
-                    (_, StateShape { recurrent: Some(_), attention, .. }) if attention.is_empty() => MemoryKind::Recurrent,
+                    (_, StateShape { recurrent: Some(_), attention, .. }) if attention.is_empty() => {
+                        MemoryKind::Recurrent
+                    }
                     (_, StateShape { recurrent: Some(_), .. }) => MemoryKind::Hybrid,
-                    (MemoryKind::Window { size }, shape) if !shape.window.is_empty() => MemoryKind::Window { size: *size },
+                    (MemoryKind::Window { size }, shape) if !shape.window.is_empty() => {
+                        MemoryKind::Window { size: *size }
+                    }
                     // A window whose size llama.cpp does not tell: nothing but saved boundaries can be trusted.
                     (_, shape) if !shape.window.is_empty() => MemoryKind::Window { size: u32::MAX },
                     _ => MemoryKind::Attention,
@@ -204,6 +212,13 @@ impl LlamaContext {
     pub(super) fn known_seq(&self, seq: SeqId) -> Result<sys::llama_seq_id, StateError> {
         let n_seq_max = self.info.n_seq_max;
         self.checked_seq(seq).ok_or(StateError::UnknownSequence { seq, n_seq_max })
+    }
+
+    /// Remembers below which position a sequence's window holds placeholders only.
+    pub(super) fn set_window_floor(&mut self, seq: SeqId, floor: u32) {
+        if let Some(place) = self.window_floor.get_mut(seq as usize) {
+            *place = floor;
+        }
     }
 
     /// Whether a batch obeys everything that llama.cpp asserts.
@@ -328,22 +343,28 @@ impl Context for LlamaContext {
     }
 
     fn remove(&mut self, seq: SeqId, range: Range<u32>) -> bool {
-        let Some(seq) = self.checked_seq(seq) else { return false };
+        let Some(known) = self.checked_seq(seq) else { return false };
         if range.is_empty() {
             return true;
+        }
+        if range == (0..u32::MAX) {
+            self.set_window_floor(seq, 0);
         }
         let Ok(start) = i32::try_from(range.start) else { return true };
         // A negative end means to the end.
         let end = i32::try_from(range.end).unwrap_or(-1);
         // SAFETY: the sequence exists and a null memory is accepted.
-        unsafe { sys::llama_memory_seq_rm(self.memory(), seq, start, end) }
+        unsafe { sys::llama_memory_seq_rm(self.memory(), known, start, end) }
     }
 
     fn copy(&mut self, from: SeqId, to: SeqId) -> bool {
-        let (Some(from), Some(to)) = (self.checked_seq(from), self.checked_seq(to)) else { return false };
         if from == to {
             return false;
         }
+        let floor = self.window_floor.get(from as usize).copied().unwrap_or(0);
+        let target = to;
+        let (Some(from), Some(to)) = (self.checked_seq(from), self.checked_seq(to)) else { return false };
+        self.set_window_floor(target, floor);
         // SAFETY: both sequences exist. The full range is copied, the only one that split KV allows.
         unsafe {
             sys::llama_memory_seq_rm(self.memory(), to, -1, -1);
@@ -354,8 +375,9 @@ impl Context for LlamaContext {
 
     fn pos_min(&self, seq: SeqId) -> Option<u32> {
         let seq = self.checked_seq(seq)?;
+        let floor = usize::try_from(seq).ok().and_then(|seq| self.window_floor.get(seq)).copied().unwrap_or(0);
         // SAFETY: the sequence exists; the result is negative if it is empty.
-        u32::try_from(unsafe { sys::llama_memory_seq_pos_min(self.memory(), seq) }).ok()
+        u32::try_from(unsafe { sys::llama_memory_seq_pos_min(self.memory(), seq) }).ok().map(|min| min.max(floor))
     }
 
     fn pos_max(&self, seq: SeqId) -> Option<u32> {
@@ -366,6 +388,7 @@ impl Context for LlamaContext {
 
     fn clear(&mut self) {
         self.restoring = None;
+        self.window_floor.fill(0);
         // SAFETY: a null memory is accepted. Data is cleared too: free cells may be read and must hold no old values.
         unsafe { sys::llama_memory_clear(self.memory(), true) }
     }
@@ -416,109 +439,20 @@ impl Context for LlamaContext {
         self.pack(seq, &range, out)
     }
 
-    fn restore_begin(&mut self, seq: SeqId, n_tokens: u32) -> Result<(), StateError> {
-        self.begin_restore(seq, n_tokens)
+    fn restore_begin(&mut self, seq: SeqId, n_tokens: u32, partial: Option<&[u8]>) -> Result<(), StateError> {
+        self.begin_restore(seq, n_tokens, partial)
     }
 
     fn restore_segment(&mut self, segment: &[u8]) -> Result<(), StateError> {
         self.add_segment(segment)
     }
 
-    fn restore_finish(&mut self, partial: Option<&[u8]>) -> Result<(), StateError> {
-        self.finish_restore(partial)
+    fn restore_finish(&mut self) -> Result<(), StateError> {
+        self.finish_restore()
     }
 
     fn synchronize(&mut self) {
         // SAFETY: the context is valid.
         unsafe { sys::llama_synchronize(self.context.as_ptr()) }
     }
-}
-
-fn context_params(
-    options: &ContextOptions,
-    n_ctx: u32,
-    abort: &Arc<AtomicBool>,
-) -> Result<sys::llama_context_params, ContextError> {
-    let too_large = |value: u32| ContextError::BadOption {
-        option: "n_ctx",
-        value: value.to_string(),
-        reason: "n_ctx times n_seq_max does not fit into 31 bits",
-    };
-    // SAFETY: plain values.
-    let mut params = unsafe { sys::llama_context_default_params() };
-    let unified = options.kv == KvLayout::Unified;
-    params.n_ctx = if unified {
-        options.n_cells.unwrap_or(n_ctx).max(n_ctx)
-    } else {
-        n_ctx.checked_mul(options.n_seq_max).ok_or_else(|| too_large(n_ctx))?
-    };
-    if params.n_ctx > i32::MAX as u32 {
-        return Err(too_large(n_ctx));
-    }
-    params.n_batch = options.n_batch;
-    params.n_ubatch = if options.embeddings { options.n_batch } else { options.n_ubatch };
-    params.n_seq_max = if unified { options.n_seq_max + 1 } else { options.n_seq_max };
-    let threads = options.threads.unwrap_or_else(default_threads);
-    params.n_threads = i32::try_from(threads).unwrap_or(i32::MAX);
-    params.n_threads_batch = i32::try_from(options.threads_batch.unwrap_or(threads)).unwrap_or(i32::MAX);
-    params.rope_scaling_type = match options.rope_scaling {
-        RopeScaling::FromModel => sys::LLAMA_ROPE_SCALING_TYPE_UNSPECIFIED,
-        RopeScaling::None => sys::LLAMA_ROPE_SCALING_TYPE_NONE,
-        RopeScaling::Linear => sys::LLAMA_ROPE_SCALING_TYPE_LINEAR,
-        RopeScaling::Yarn => sys::LLAMA_ROPE_SCALING_TYPE_YARN,
-        RopeScaling::LongRope => sys::LLAMA_ROPE_SCALING_TYPE_LONGROPE,
-    };
-    params.pooling_type = match options.pooling {
-        Pooling::FromModel => sys::LLAMA_POOLING_TYPE_UNSPECIFIED,
-        Pooling::None => sys::LLAMA_POOLING_TYPE_NONE,
-        Pooling::Mean => sys::LLAMA_POOLING_TYPE_MEAN,
-        Pooling::Cls => sys::LLAMA_POOLING_TYPE_CLS,
-        Pooling::Last => sys::LLAMA_POOLING_TYPE_LAST,
-        Pooling::Rank => sys::LLAMA_POOLING_TYPE_RANK,
-    };
-    params.flash_attn_type = match options.flash_attention {
-        FlashAttention::On => sys::LLAMA_FLASH_ATTN_TYPE_ENABLED,
-        FlashAttention::Off => sys::LLAMA_FLASH_ATTN_TYPE_DISABLED,
-        FlashAttention::Auto => sys::LLAMA_FLASH_ATTN_TYPE_AUTO,
-    };
-    // 0 means "as the file says" for the frequencies, a negative value for the YaRN factors: llama.cpp's defaults.
-    params.rope_freq_base = options.rope_freq_base.unwrap_or(params.rope_freq_base);
-    params.rope_freq_scale = options.rope_freq_scale.unwrap_or(params.rope_freq_scale);
-    params.yarn_ext_factor = options.yarn_ext_factor.unwrap_or(params.yarn_ext_factor);
-    params.yarn_attn_factor = options.yarn_attn_factor.unwrap_or(params.yarn_attn_factor);
-    params.yarn_beta_fast = options.yarn_beta_fast.unwrap_or(params.yarn_beta_fast);
-    params.yarn_beta_slow = options.yarn_beta_slow.unwrap_or(params.yarn_beta_slow);
-    params.yarn_orig_ctx = options.yarn_orig_ctx.unwrap_or(params.yarn_orig_ctx);
-    params.type_k = ggml_type(options.type_k);
-    params.type_v = ggml_type(options.type_v);
-    params.offload_kqv = options.offload_kqv;
-    params.embeddings = options.embeddings;
-    params.swa_full = options.swa_full;
-    params.kv_unified = unified;
-    params.abort_callback = Some(on_abort_check);
-    params.abort_callback_data = Arc::as_ptr(abort).cast_mut().cast();
-    Ok(params)
-}
-
-fn ggml_type(kind: KvType) -> sys::ggml_type {
-    match kind {
-        KvType::F32 => sys::GGML_TYPE_F32,
-        KvType::F16 => sys::GGML_TYPE_F16,
-        KvType::Bf16 => sys::GGML_TYPE_BF16,
-        KvType::Q8_0 => sys::GGML_TYPE_Q8_0,
-        KvType::Q4_0 => sys::GGML_TYPE_Q4_0,
-        KvType::Q4_1 => sys::GGML_TYPE_Q4_1,
-        KvType::Q5_0 => sys::GGML_TYPE_Q5_0,
-        KvType::Q5_1 => sys::GGML_TYPE_Q5_1,
-        KvType::Iq4Nl => sys::GGML_TYPE_IQ4_NL,
-    }
-}
-
-/// The physical cores: two threads of one core slow the matrix kernels down.
-fn default_threads() -> u32 {
-    let logical = std::thread::available_parallelism().map_or(4, std::num::NonZero::get);
-    let smt = std::fs::read_to_string("/sys/devices/system/cpu/smt/active").is_ok_and(|text| text.trim() == "1");
-    // A small virtual machine often shows its few cores as siblings; there every one of them counts.
-    let threads = if smt && logical > 4 { logical.div_ceil(2) } else { logical };
-    u32::try_from(threads).unwrap_or(u32::MAX)
 }

@@ -88,11 +88,13 @@ impl<R: Read + Seek> Header<'_, R> {
             self.value()?;
         }
         self.check_values()?;
-        let mut end_of_data = 0u64;
+        // The padding after the last tensor may be missing, so its own end counts.
+        let (mut end_of_data, mut last_end) = (0u64, 0u64);
         let mut long_rope = false;
         for _ in 0..n_tensors {
             let (name, bytes) = self.tensor(&mut end_of_data)?;
             long_rope |= name.contains("rope_factors_long");
+            last_end = end_of_data.saturating_add(bytes);
             let padded = bytes.checked_next_multiple_of(self.values.alignment);
             end_of_data = padded
                 .and_then(|padded| end_of_data.checked_add(padded))
@@ -103,8 +105,7 @@ impl<R: Read + Seek> Header<'_, R> {
             }
         }
         let data_start = self.at.next_multiple_of(self.values.alignment);
-        // The padding after the last tensor may be missing.
-        let expected = data_start.saturating_add(end_of_data).saturating_sub(self.values.alignment - 1);
+        let expected = data_start.saturating_add(last_end);
         if n_tensors > 0 && self.size < expected {
             return Err(LoadError::Truncated { path: self.path.to_path_buf(), expected, actual: self.size });
         }
@@ -302,7 +303,12 @@ impl<R: Read + Seek> Header<'_, R> {
         Ok(())
     }
 
+    /// A length that reaches past the end: damage if no file could hold it, a missing tail otherwise.
     fn truncated(&self, wanted: u64) -> LoadError {
+        // The longest text in a header is a chat template; a claim beyond this is no length.
+        if wanted > 1 << 32 {
+            return self.malformed(format!("a length of {wanted} bytes is given at byte {}", self.at));
+        }
         let expected = self.at.saturating_add(wanted);
         LoadError::Truncated { path: self.path.to_path_buf(), expected, actual: self.size }
     }
@@ -341,5 +347,91 @@ fn block_size(kind: u32) -> Option<(u64, u64)> {
 /// `<0x00>` to `<0xFF>`.
 fn is_byte_token(token: &[u8]) -> bool {
     let digits = token.strip_prefix(b"<0x").and_then(|rest| rest.strip_suffix(b">"));
-    digits.is_some_and(|digits| digits.len() == 2 && digits.iter().all(|d| d.is_ascii_digit() || (b'A'..=b'F').contains(d)))
+    digits.is_some_and(|digits| {
+        digits.len() == 2 && digits.iter().all(|d| d.is_ascii_digit() || (b'A'..=b'F').contains(d))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(out: &mut Vec<u8>, value: &str) {
+        out.extend((value.len() as u64).to_le_bytes());
+        out.extend(value.as_bytes());
+    }
+
+    /// A GGUF with one tensor of eight floats, the given tokens, and one more number.
+    fn gguf(tokens: &[&str], key: &str, value: u32) -> Vec<u8> {
+        let mut out = b"GGUF".to_vec();
+        out.extend(3u32.to_le_bytes());
+        out.extend(1u64.to_le_bytes());
+        out.extend(3u64.to_le_bytes());
+        text(&mut out, "general.architecture");
+        out.extend(8u32.to_le_bytes());
+        text(&mut out, "llama");
+        text(&mut out, "tokenizer.ggml.tokens");
+        out.extend([9u32.to_le_bytes(), 8u32.to_le_bytes()].concat());
+        out.extend((tokens.len() as u64).to_le_bytes());
+        tokens.iter().for_each(|token| text(&mut out, token));
+        text(&mut out, key);
+        out.extend([4u32.to_le_bytes(), value.to_le_bytes()].concat());
+        text(&mut out, "rope_factors_long.weight");
+        out.extend(1u32.to_le_bytes());
+        out.extend(8u64.to_le_bytes());
+        out.extend(0u32.to_le_bytes());
+        out.extend(0u64.to_le_bytes());
+        out.resize(out.len().next_multiple_of(32), 0);
+        out.extend([0; 32]);
+        out
+    }
+
+    fn check(bytes: &[u8]) -> Result<GgufFacts, LoadError> {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), bytes).unwrap();
+        check_file(file.path())
+    }
+
+    #[test]
+    fn a_sound_file_yields_its_facts() {
+        let facts = check(&gguf(&["a", "b"], "llama.rope.scaling.original_context_length", 4096)).unwrap();
+        assert_eq!(facts.architecture, "llama");
+        assert_eq!(facts.rope_switch_at, Some(4096));
+    }
+
+    #[test]
+    fn every_cut_of_a_sound_file_is_refused() {
+        let good = gguf(&["a", "b"], "llama.block_count", 4);
+        assert!(check(&good).is_ok());
+        for length in 0..good.len() {
+            assert!(check(&good[..length]).is_err(), "cut at {length} of {}", good.len());
+        }
+    }
+
+    #[test]
+    fn what_llama_would_assert_on_is_refused() {
+        let malformed = |bytes: &[u8]| matches!(check(bytes), Err(LoadError::Malformed { .. }));
+        assert!(malformed(&gguf(&["a", "b", "a"], "llama.block_count", 4)));
+        assert!(malformed(&gguf(&["a"], "llama.block_count", 0)));
+        assert!(malformed(&gguf(&["a"], "llama.block_count", 513)));
+        assert!(malformed(&gguf(&["a"], "llama.expert_count", 100_000)));
+        assert!(malformed(&gguf(&["a"], "llama.expert_used_count", 3)));
+        assert!(malformed(&gguf(&["a"], "general.alignment", 48)));
+    }
+
+    #[test]
+    fn other_things_than_files_are_named() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(matches!(check_file(folder.path()), Err(LoadError::NotAFile { .. })));
+        assert!(matches!(check_file(&folder.path().join("none")), Err(LoadError::Unreadable { .. })));
+        assert!(matches!(check(b""), Err(LoadError::NotGguf { .. })));
+        assert!(matches!(check(b"PK\x03\x04 something else"), Err(LoadError::NotGguf { .. })));
+    }
+
+    #[test]
+    fn a_length_beyond_any_file_does_not_allocate() {
+        let mut bytes = gguf(&["a"], "llama.block_count", 4);
+        bytes[24..32].copy_from_slice(&u64::MAX.to_le_bytes());
+        assert!(matches!(check(&bytes), Err(LoadError::Malformed { .. })));
+    }
 }

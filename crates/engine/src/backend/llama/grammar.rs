@@ -250,7 +250,8 @@ mod tests {
 
     #[test]
     fn a_schema_becomes_a_grammar_and_a_wrong_one_an_error() {
-        let grammar = json_schema_to_grammar(r#"{"type": "object", "properties": {"n": {"type": "integer"}}}"#).unwrap();
+        let grammar =
+            json_schema_to_grammar(r#"{"type": "object", "properties": {"n": {"type": "integer"}}}"#).unwrap();
         assert!(grammar.contains("root ::="), "{grammar}");
         assert!(matches!(json_schema_to_grammar("{not json"), Err(GrammarError::BadSchema { .. })));
         let deep = format!("{}{}", r#"{"items":"#.repeat(5000), "{}".to_owned() + &"}".repeat(5000));

@@ -151,7 +151,8 @@ impl StateShape {
             return None;
         }
         let n_attention = attention_bytes / empty_section;
-        let attention_end = samples.whole_one.len().checked_sub(samples.partial_one.len().checked_sub(STATE_HEADER)?)?;
+        let attention_end =
+            samples.whole_one.len().checked_sub(samples.partial_one.len().checked_sub(STATE_HEADER)?)?;
         // Sparse-attention hybrids write a section after the recurrent one; their whole is not attention + partial.
         if samples.whole_one.get(attention_end..)? != samples.partial_one.get(STATE_HEADER..)? {
             return None;
@@ -165,7 +166,8 @@ impl StateShape {
         }
         let recurrent_empty = rest;
 
-        let (attention, used) = parse_sections(samples.whole_one.get(STATE_HEADER..attention_end)?, streams, n_attention)?;
+        let (attention, used) =
+            parse_sections(samples.whole_one.get(STATE_HEADER..attention_end)?, streams, n_attention)?;
         if used != attention_end - STATE_HEADER {
             return None;
         }
@@ -193,6 +195,12 @@ impl StateShape {
     /// Bytes of attention state per token.
     pub(super) fn attention_cell_bytes(&self) -> usize {
         self.attention.iter().map(KvShape::cell_bytes).sum()
+    }
+
+    /// Bytes of a blob with `cells` attention cells and nothing else.
+    pub(super) fn attention_blob_len(&self, cells: usize) -> usize {
+        let attention: usize = self.attention.iter().map(|section| section.section_len(self.streams, cells)).sum();
+        STATE_HEADER + attention + self.empty_tail(self.streams).len()
     }
 
     /// Tensors of all attention sections.

@@ -1,7 +1,7 @@
 //! llama.cpp behind the backend traits: the only folder with `unsafe`.
 //!
-//! `model.rs` loads, `context.rs` computes, `state.rs` packs and restores with the help of `layout.rs` and
-//! `segment.rs` (both safe), `grammar.rs` constrains, `chat.rs` renders and parses, `adapter.rs` holds LoRA adapters,
+//! `model.rs` loads, `context.rs` computes, `state.rs` packs and restores with the help of `layout.rs`,
+//! `segment.rs` and `partial.rs` (all safe), `grammar.rs` constrains, `chat.rs` renders and parses, `adapter.rs` holds LoRA adapters,
 //! `gguf_check.rs` looks at a file before llama.cpp does, `log.rs` keeps its words. No C++ exception and no failed
 //! assertion may reach this folder's callers: input is checked before it crosses the line.
 //!
@@ -34,6 +34,8 @@ mod grammar;
 mod layout;
 mod log;
 mod model;
+mod params;
+mod partial;
 mod segment;
 mod state;
 

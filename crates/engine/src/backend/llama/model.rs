@@ -161,8 +161,7 @@ fn padded_shares(shares: &[f32]) -> Result<Option<Vec<f32>>, LoadError> {
 }
 
 fn c_path(path: &Path) -> Result<CString, LoadError> {
-    CString::new(path.as_os_str().as_encoded_bytes())
-        .map_err(|_| LoadError::NotAFile { path: path.to_path_buf() })
+    CString::new(path.as_os_str().as_encoded_bytes()).map_err(|_| LoadError::NotAFile { path: path.to_path_buf() })
 }
 
 fn read_info(handle: &ModelHandle, facts: &GgufFacts, vocab_only: bool) -> ModelInfo {
@@ -310,7 +309,9 @@ impl Model for LlamaModel {
 
     fn is_eog(&self, token: Token) -> bool {
         // SAFETY: the token is one of the vocabulary's.
-        self.handle.checked_token(token).is_some_and(|token| unsafe { sys::llama_vocab_is_eog(self.handle.vocab(), token) })
+        self.handle
+            .checked_token(token)
+            .is_some_and(|token| unsafe { sys::llama_vocab_is_eog(self.handle.vocab(), token) })
     }
 
     fn is_control(&self, token: Token) -> bool {

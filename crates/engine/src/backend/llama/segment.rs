@@ -37,20 +37,20 @@ pub(super) const SEGMENT_HEADER: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CellRun {
     /// Index of the first cell in the source section.
-    first: usize,
+    pub(super) first: usize,
     /// Number of cells.
-    len: usize,
+    pub(super) len: usize,
 }
 
 /// Where the parts of one KV section lie in a blob.
 #[derive(Clone, Debug)]
-struct SectionView {
+pub(super) struct SectionView {
     /// Cells in the section.
-    cells: usize,
+    pub(super) cells: usize,
     /// Offset of the cell records.
-    records: usize,
+    pub(super) records: usize,
     /// End of the whole section.
-    end: usize,
+    pub(super) end: usize,
 }
 
 /// A checked segment.
@@ -72,7 +72,8 @@ impl<'a> Segment<'a> {
         expect("segment magic", &header.get(..4), &Some(SEGMENT_MAGIC.as_slice()), 0, 1)?;
         let word = |at| read_u32(header, at).unwrap_or_default();
         let long = |at| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
-        let malformed = |reason, expected: usize, got: u64| Err(StateError::Malformed { reason, expected: expected as u64, got });
+        let malformed =
+            |reason, expected: usize, got: u64| Err(StateError::Malformed { reason, expected: expected as u64, got });
         if word(4) != SEGMENT_VERSION {
             return malformed("segment version", SEGMENT_VERSION as usize, word(4).into());
         }
@@ -169,10 +170,32 @@ impl<'a> Packed<'a> {
     }
 }
 
-/// A blob under construction: framed for `cells` cells, to be filled with rows.
+/// What a blob under construction is to hold.
+#[derive(Clone, Copy)]
+pub(super) struct FrameSpec<'a> {
+    /// Streams of the context that shall take it.
+    pub(super) streams: usize,
+    /// The KV sections.
+    pub(super) sections: &'a [KvShape],
+    /// Positions of the cells, the same in each section.
+    pub(super) positions: &'a [u32],
+    /// What follows the sections.
+    pub(super) tail: &'a [u8],
+}
+
+impl FrameSpec<'_> {
+    /// Bytes of the blob.
+    pub(super) fn len(&self) -> usize {
+        let cells = self.positions.len();
+        let sections: usize = self.sections.iter().map(|section| section.section_len(self.streams, cells)).sum();
+        STATE_HEADER + sections + self.tail.len()
+    }
+}
+
+/// A blob under construction: its frame is written, its rows are to be filled.
 pub(super) struct Frame<'a> {
     out: &'a mut [u8],
-    shape: &'a StateShape,
+    shapes: &'a [KvShape],
     sections: Vec<SectionView>,
     /// Position of the first cell.
     first: u32,
@@ -181,32 +204,26 @@ pub(super) struct Frame<'a> {
 }
 
 impl<'a> Frame<'a> {
-    /// Bytes of a blob with `cells` attention cells and nothing else.
-    pub(super) fn len(shape: &StateShape, cells: usize) -> usize {
-        let attention: usize = shape.attention.iter().map(|section| section.section_len(shape.streams, cells)).sum();
-        STATE_HEADER + attention + shape.empty_tail(shape.streams).len()
-    }
-
-    /// Writes the frame for the positions of `range`; `out` has exactly [`Frame::len`] bytes.
-    pub(super) fn new(out: &'a mut [u8], shape: &'a StateShape, range: &Range<u32>) -> Result<Self, StateError> {
-        let cells = (range.end - range.start) as usize;
-        let needed = Self::len(shape, cells);
-        if out.len() != needed {
+    /// Writes everything but the rows; `out` has exactly [`FrameSpec::len`] bytes.
+    pub(super) fn new(out: &'a mut [u8], spec: &FrameSpec<'a>) -> Result<Self, StateError> {
+        let cells = spec.positions.len();
+        let needed = spec.len();
+        if out.len() != needed || cells == 0 {
             return Err(StateError::BufferTooSmall { needed, given: out.len() });
         }
         put(out, 0, &STATE_MAGIC.to_le_bytes());
         put(out, 4, &[0; 4]);
         let mut at = STATE_HEADER;
-        let mut sections = Vec::with_capacity(shape.attention.len());
-        for section in &shape.attention {
+        let mut sections = Vec::with_capacity(spec.sections.len());
+        for section in spec.sections {
             // The cells go into the last stream's place, so that nothing but the tail follows them.
-            let mut head = Vec::with_capacity(4 * (1 + shape.streams));
-            push_u32(&mut head, shape.streams);
-            head.extend(std::iter::repeat_n(0, 4 * (shape.streams - 1)));
+            let mut head = Vec::with_capacity(4 * (1 + spec.streams));
+            push_u32(&mut head, spec.streams);
+            head.extend(std::iter::repeat_n(0, 4 * (spec.streams - 1)));
             push_u32(&mut head, cells);
             put(out, at, &head);
             let records = at + head.len();
-            for (index, position) in range.clone().enumerate() {
+            for (index, position) in spec.positions.iter().enumerate() {
                 let record = records + index * section.cell_record;
                 put(out, record, &position.to_le_bytes());
                 put(out, record + 4, &1u32.to_le_bytes());
@@ -222,8 +239,9 @@ impl<'a> Frame<'a> {
             sections.push(SectionView { cells, records, end: data });
             at = data;
         }
-        put(out, at, &shape.empty_tail(shape.streams));
-        Ok(Self { out, shape, sections, first: range.start, sound: true })
+        put(out, at, spec.tail);
+        let first = spec.positions.first().copied().unwrap_or_default();
+        Ok(Self { out, shapes: spec.sections, sections, first, sound: true })
     }
 
     /// Ends the construction; an error means that a copy did not fit, which the checks before it rule out.
@@ -232,8 +250,15 @@ impl<'a> Frame<'a> {
     }
 
     /// Copies runs of cells of a source section, starting at cell `to` of ours.
-    fn copy_section(&mut self, index: usize, source: &[u8], from: &SectionView, runs: &[CellRun], to: usize) {
-        let (Some(section), Some(into)) = (self.shape.attention.get(index), self.sections.get(index)) else { return };
+    pub(super) fn copy_section(
+        &mut self,
+        index: usize,
+        source: &[u8],
+        from: &SectionView,
+        runs: &[CellRun],
+        to: usize,
+    ) {
+        let (Some(section), Some(into)) = (self.shapes.get(index), self.sections.get(index)) else { return };
         let mut cell = to;
         for run in runs {
             self.sound &= copy_extension(section, (source, from), (self.out, into), *run, cell);
@@ -279,7 +304,7 @@ pub(super) fn write_header(out: &mut [u8], shape: &StateShape, range: &Range<u32
 }
 
 /// Finds the attention sections of a blob and checks every fixed byte in them.
-fn read_attention(blob: &[u8], shape: &StateShape, streams: usize) -> Result<Vec<SectionView>, StateError> {
+pub(super) fn read_attention(blob: &[u8], shape: &StateShape, streams: usize) -> Result<Vec<SectionView>, StateError> {
     check_blob_header(blob)?;
     let mut at = STATE_HEADER;
     let mut sections = Vec::with_capacity(shape.attention.len());
@@ -301,7 +326,12 @@ pub(super) fn check_blob_header(blob: &[u8]) -> Result<(), StateError> {
 }
 
 /// Finds one KV section that starts at `at`: at most one stream may have cells.
-fn read_section(blob: &[u8], at: usize, section: &KvShape, streams: usize) -> Result<SectionView, StateError> {
+pub(super) fn read_section(
+    blob: &[u8],
+    at: usize,
+    section: &KvShape,
+    streams: usize,
+) -> Result<SectionView, StateError> {
     let short = || too_short(at.saturating_add(4), blob.len());
     let framed = read_u32(blob, at).ok_or_else(short)? as usize;
     if framed != streams {
@@ -352,7 +382,13 @@ fn check_fixed_bytes(blob: &[u8], view: &SectionView, section: &KvShape) -> Resu
     Ok(())
 }
 
-fn cell_position(blob: &[u8], view: &SectionView, section: &KvShape, index: usize) -> Result<u32, StateError> {
+/// Position of a section's cell.
+pub(super) fn cell_position(
+    blob: &[u8],
+    view: &SectionView,
+    section: &KvShape,
+    index: usize,
+) -> Result<u32, StateError> {
     let at = view.records + index * section.cell_record;
     read_u32(blob, at).ok_or(too_short(at + 4, blob.len()))
 }
@@ -404,119 +440,6 @@ fn copy_extension(
     })
 }
 
-/// Checks a partial state: window sections with plausible positions, then the recurrent section.
-pub(super) fn check_partial(blob: &[u8], shape: &StateShape, n_tokens: Option<u32>) -> Result<(), StateError> {
-    check_blob_header(blob)?;
-    check_partial_sections(blob, STATE_HEADER, shape, n_tokens)
-}
-
-/// A partial state framed for as many streams as the context has; `None` if it already is.
-pub(super) fn reframe_partial(blob: &[u8], shape: &StateShape) -> Result<Option<Vec<u8>>, StateError> {
-    check_blob_header(blob)?;
-    let streams = read_u32(blob, STATE_HEADER).unwrap_or_default() as usize;
-    if shape.window.is_empty() || streams == shape.streams {
-        return Ok(None);
-    }
-    if streams == 0 || streams > 256 {
-        return Err(StateError::Malformed { reason: "streams", expected: shape.streams as u64, got: streams as u64 });
-    }
-    let mut out = blob.get(..STATE_HEADER).unwrap_or_default().to_vec();
-    let mut at = STATE_HEADER;
-    for section in &shape.window {
-        let view = read_section(blob, at, section, streams)?;
-        push_u32(&mut out, shape.streams);
-        out.extend(std::iter::repeat_n(0, 4 * (shape.streams - 1)));
-        push_u32(&mut out, view.cells);
-        if view.cells != 0 {
-            let body = view.records..view.records + section.body_len(view.cells);
-            out.extend_from_slice(blob.get(body).unwrap_or_default());
-        }
-        at = view.end;
-    }
-    out.extend_from_slice(blob.get(at..).unwrap_or_default());
-    Ok(Some(out))
-}
-
-/// Checks a whole state.
-pub(super) fn check_whole(blob: &[u8], shape: &StateShape) -> Result<(), StateError> {
-    let sections = read_attention(blob, shape, shape.streams)?;
-    for (view, section) in sections.iter().zip(&shape.attention) {
-        check_positions(blob, view, section, None)?;
-    }
-    let end = sections.last().map_or(STATE_HEADER, |view| view.end);
-    check_partial_sections(blob, end, shape, None)
-}
-
-fn check_partial_sections(
-    blob: &[u8],
-    start: usize,
-    shape: &StateShape,
-    n_tokens: Option<u32>,
-) -> Result<(), StateError> {
-    let mut at = start;
-    for section in &shape.window {
-        let view = read_section(blob, at, section, shape.streams)?;
-        check_positions(blob, &view, section, n_tokens)?;
-        at = view.end;
-    }
-    let rest = blob.get(at..).unwrap_or_default();
-    let Some(recurrent) = &shape.recurrent else {
-        if rest.is_empty() {
-            return Ok(());
-        }
-        return Err(StateError::Malformed { reason: "bytes after the state", expected: 0, got: rest.len() as u64 });
-    };
-    if rest == recurrent.empty && n_tokens.is_none() {
-        return Ok(());
-    }
-    if rest.len() != recurrent.one_len {
-        let (expected, got) = (recurrent.one_len as u64, rest.len() as u64);
-        return Err(StateError::Malformed { reason: "recurrent state length", expected, got });
-    }
-    let position = read_u32(rest, 4).unwrap_or_default();
-    let fixed = read_u32(rest, 0) == Some(1)
-        && read_u32(rest, 8) == Some(0)
-        && rest.get(12..20) == Some(recurrent.data_head.as_slice());
-    if !fixed {
-        return Err(StateError::Malformed { reason: "recurrent state head", expected: 1, got: 0 });
-    }
-    if position > i32::MAX as u32 || n_tokens.is_some_and(|n| position.checked_add(1) != Some(n)) {
-        let expected = n_tokens.unwrap_or_default().saturating_sub(1).into();
-        return Err(StateError::Malformed { reason: "recurrent position", expected, got: position.into() });
-    }
-    Ok(())
-}
-
-/// Positions must be distinct and valid, and with a known length the last one must be there and none beyond it.
-fn check_positions(
-    blob: &[u8],
-    view: &SectionView,
-    section: &KvShape,
-    n_tokens: Option<u32>,
-) -> Result<(), StateError> {
-    let mut positions = Vec::with_capacity(view.cells);
-    for index in 0..view.cells {
-        positions.push(cell_position(blob, view, section, index)?);
-    }
-    positions.sort_unstable();
-    let last = positions.last().copied();
-    if last.is_some_and(|last| last > i32::MAX as u32) {
-        return Err(StateError::Malformed { reason: "cell position", expected: 0, got: last.unwrap_or_default().into() });
-    }
-    if let Some(twice) = positions.windows(2).find(|pair| pair.first() == pair.last()) {
-        let got = twice.first().copied().unwrap_or_default().into();
-        return Err(StateError::Malformed { reason: "position held twice", expected: 1, got });
-    }
-    match n_tokens {
-        Some(n) if last.and_then(|last| last.checked_add(1)) != Some(n) => Err(StateError::Malformed {
-            reason: "last position of the window",
-            expected: n.saturating_sub(1).into(),
-            got: last.unwrap_or(u32::MAX).into(),
-        }),
-        _ => Ok(()),
-    }
-}
-
 fn too_short(needed: usize, given: usize) -> StateError {
     StateError::Malformed { reason: "length", expected: needed as u64, got: given as u64 }
 }
@@ -538,5 +461,250 @@ fn copy(source: &[u8], from: usize, out: &mut [u8], to: usize, len: usize) -> bo
             true
         }
         _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::cast_possible_truncation, reason = "test values only need to differ")]
+
+    use proptest::prelude::*;
+
+    use super::super::layout::{RecurrentShape, StateSamples, TensorRows};
+    use super::super::partial;
+    use super::*;
+
+    /// A state as llama.cpp writes it, with values that name their tensor, row and position.
+    #[derive(Clone, Copy, Debug)]
+    struct Model {
+        streams: usize,
+        transposed: bool,
+        extension: usize,
+        attention: usize,
+        window: usize,
+        recurrent: bool,
+    }
+
+    impl Model {
+        fn kv(&self, out: &mut Vec<u8>, seq: usize, cells: &[u32], section: usize) {
+            push_u32(out, self.streams);
+            for stream in 0..self.streams {
+                if stream != seq || cells.is_empty() {
+                    push_u32(out, 0);
+                    continue;
+                }
+                push_u32(out, cells.len());
+                for position in cells {
+                    out.extend(position.to_le_bytes());
+                    push_u32(out, 1);
+                    out.extend(std::iter::repeat_n((*position % 251) as u8, self.extension));
+                    push_u32(out, seq);
+                }
+                for word in [usize::from(self.transposed), 2, 0, 0] {
+                    push_u32(out, word);
+                }
+                for layer in 0..2 {
+                    push_u32(out, 1);
+                    out.extend(6u64.to_le_bytes());
+                    cells.iter().for_each(|p| out.extend([section as u8, layer, 0, *p as u8, (*p >> 8) as u8, 1]));
+                }
+                for layer in 0..2u8 {
+                    push_u32(out, 1);
+                    if self.transposed {
+                        push_u32(out, 2);
+                        push_u32(out, 3);
+                        for line in 0..3u8 {
+                            cells.iter().for_each(|p| out.extend([*p as u8 ^ line, layer]));
+                        }
+                    } else {
+                        out.extend(4u64.to_le_bytes());
+                        cells.iter().for_each(|p| out.extend([section as u8, layer, 9, *p as u8]));
+                    }
+                }
+            }
+        }
+
+        fn state(&self, seq: usize, cells: &[u32], window: &[u32], whole: bool) -> Vec<u8> {
+            let mut out = STATE_MAGIC.to_le_bytes().to_vec();
+            push_u32(&mut out, seq);
+            if whole {
+                (0..self.attention).for_each(|section| self.kv(&mut out, seq, cells, section));
+            }
+            (0..self.window).for_each(|section| self.kv(&mut out, seq, window, 100 + section));
+            if self.recurrent {
+                let last = cells.iter().max();
+                push_u32(&mut out, usize::from(last.is_some()));
+                if let Some(last) = last {
+                    out.extend(last.to_le_bytes());
+                    push_u32(&mut out, 0);
+                }
+                push_u32(&mut out, 0);
+                push_u32(&mut out, 7);
+                out.extend([3; 12]);
+                out.extend(std::iter::repeat_n(5, if last.is_some() { 20 } else { 0 }));
+            }
+            out
+        }
+
+        fn shape(&self) -> StateShape {
+            StateShape::learn(&StateSamples {
+                streams: self.streams,
+                whole_empty: &self.state(0, &[], &[], true),
+                partial_empty: &self.state(0, &[], &[], false),
+                whole_one: &self.state(0, &[0], &[0], true),
+                partial_one: &self.state(0, &[0], &[0], false),
+            })
+            .unwrap()
+        }
+
+        fn segment(&self, seq: usize, cells: &[u32], range: &Range<u32>) -> Vec<u8> {
+            let shape = self.shape();
+            let blob = self.state(seq, cells, &[], true);
+            let packed = Packed::find(&blob, &shape, range).unwrap().unwrap();
+            let positions: Vec<u32> = range.clone().collect();
+            let tail = shape.empty_tail(shape.streams);
+            let sections = &shape.attention;
+            let spec = FrameSpec { streams: shape.streams, sections, positions: &positions, tail: &tail };
+            let mut out = vec![0; SEGMENT_HEADER + spec.len()];
+            let mut frame = Frame::new(&mut out[SEGMENT_HEADER..], &spec).unwrap();
+            packed.copy_into(&mut frame);
+            frame.finish().unwrap();
+            write_header(&mut out, &shape, range, spec.len());
+            out
+        }
+    }
+
+    fn models() -> impl Strategy<Value = Model> {
+        (1usize..5, any::<bool>(), prop_oneof![Just(0), Just(12)], 1usize..3, 0usize..2, any::<bool>()).prop_map(
+            |(streams, transposed, extension, attention, window, recurrent)| Model {
+                streams,
+                transposed,
+                extension,
+                attention,
+                window,
+                recurrent,
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn slices_of_scattered_cells_join_to_the_whole_in_order(
+            model in models(), n in 2u32..60, cut in 1u32..59, seed in any::<u64>(), seq in 0usize..5,
+        ) {
+            let cut = cut.min(n - 1);
+            let seq = seq % model.streams;
+            let mut cells: Vec<u32> = (0..n).collect();
+            cells.sort_by_key(|p| (u64::from(*p) + 1).wrapping_mul(seed | 1));
+            let shape = model.shape();
+            let parts = [model.segment(seq, &cells, &(0..cut)), model.segment(seq, &cells, &(cut..n))];
+            let ordered: Vec<u32> = (0..n).collect();
+            let tail = shape.empty_tail(shape.streams);
+            let sections = &shape.attention;
+            let spec = FrameSpec { streams: shape.streams, sections, positions: &ordered, tail: &tail };
+            let mut joined = vec![0; spec.len()];
+            let mut frame = Frame::new(&mut joined, &spec).unwrap();
+            for part in &parts {
+                let segment = Segment::read(part, &shape).unwrap();
+                let range = segment.range.clone();
+                segment.copy_into(&range, &mut frame);
+            }
+            frame.finish().unwrap();
+            // What llama.cpp writes for the last stream, without window and recurrent cells.
+            let last = model.streams - 1;
+            let expected = Model { window: 0, recurrent: false, ..model };
+            let mut expected = expected.state(last, &ordered, &[], true);
+            expected.extend(tail);
+            expected[4..8].fill(0);
+            zero_sequences(&mut expected, &shape, last);
+            prop_assert_eq!(joined, expected);
+        }
+
+        #[test]
+        fn no_damage_is_read_past_or_panics(model in models(), at in any::<prop::sample::Index>(), byte in any::<u8>(), keep in any::<prop::sample::Index>()) {
+            let shape = model.shape();
+            let good = model.segment(0, &[0, 1, 2, 3, 4], &(1..4));
+            let mut bad = good.clone();
+            let place = at.index(bad.len());
+            bad[place] = byte;
+            let _ = Segment::read(&bad, &shape);
+            prop_assert!(Segment::read(&good[..keep.index(good.len())], &shape).is_err());
+            let mut partial = model.state(0, &[0, 1, 2], &[1, 2], false);
+            let place = at.index(partial.len());
+            partial[place] = byte;
+            let _ = partial::check_partial(&partial, &shape, Some(3));
+            let _ = partial::reframe_partial(&partial, &shape);
+        }
+
+        #[test]
+        fn a_mirrored_window_lies_as_in_a_ring(model in models(), n in 1u32..400, window in 1u32..20) {
+            let model = Model { window: 1, ..model };
+            let shape = model.shape();
+            let ring = 64;
+            let visible: Vec<u32> = (n.saturating_sub(window)..n).rev().collect();
+            let cells: Vec<u32> = (0..n).collect();
+            let blob = model.state(0, &cells, &visible, false);
+            partial::check_partial(&blob, &shape, Some(n)).unwrap();
+            let mirrored = partial::mirror_window(&blob, &shape, ring, n).unwrap();
+            let view = read_section(&mirrored.blob, STATE_HEADER, &shape.window[0], shape.streams).unwrap();
+            prop_assert_eq!(view.cells as u32, n.min(ring));
+            for cell in 0..view.cells {
+                let position = cell_position(&mirrored.blob, &view, &shape.window[0], cell).unwrap();
+                prop_assert_eq!(position % ring, cell as u32);
+                prop_assert!(position < n && position + ring >= n);
+                let row = view.records + shape.window[0].cell_record * view.cells + 16 + 12 + cell * 6;
+                let real = position + window >= n;
+                let row_values = if real { [position as u8, (position >> 8) as u8, 1] } else { [0; 3] };
+                prop_assert_eq!(&mirrored.blob[row + 3..row + 6], row_values.as_slice());
+            }
+            prop_assert_eq!(mirrored.first_real, n.saturating_sub(window));
+        }
+    }
+
+    /// Segments carry sequence 0 in every cell.
+    fn zero_sequences(blob: &mut [u8], shape: &StateShape, seq: usize) {
+        let sections = read_attention(blob, shape, shape.streams).unwrap();
+        for (view, section) in sections.iter().zip(&shape.attention) {
+            for cell in 0..view.cells {
+                let end = view.records + (cell + 1) * section.cell_record;
+                assert_eq!(read_u32(blob, end - 4), u32::try_from(seq).ok());
+                blob[end - 4..end].fill(0);
+            }
+        }
+    }
+
+    #[test]
+    fn the_shape_says_what_the_state_holds() {
+        let model = Model { streams: 3, transposed: true, extension: 12, attention: 2, window: 1, recurrent: true };
+        let shape = model.shape();
+        assert_eq!((shape.attention.len(), shape.window.len()), (2, 1));
+        assert_eq!(shape.attention[0].cell_record, 24);
+        assert_eq!(shape.attention_cell_bytes(), 2 * (2 * 6 + 2 * 6));
+        let rows = RowShape::Transposed { width: 3, element: 2 };
+        assert!(matches!(&shape.attention[0].tensors[2], TensorRows { rows: r, .. } if *r == rows));
+        assert!(matches!(&shape.recurrent, Some(RecurrentShape { one_len: 52, .. })), "{:?}", shape.recurrent);
+        let unified = Model { streams: 1, ..model };
+        assert_eq!(shape.describe(), unified.shape().describe());
+    }
+
+    #[test]
+    fn a_partial_of_another_length_or_with_a_position_twice_is_refused() {
+        let model = Model { streams: 2, transposed: false, extension: 0, attention: 1, window: 1, recurrent: true };
+        let shape = model.shape();
+        let good = model.state(0, &[0, 1, 2], &[1, 2], false);
+        assert_eq!(partial::check_partial(&good, &shape, Some(3)), Ok(()));
+        assert!(partial::check_partial(&good, &shape, Some(4)).is_err());
+        assert!(partial::check_partial(&model.state(0, &[0, 1, 2], &[2, 2], false), &shape, Some(3)).is_err());
+        assert!(partial::check_partial(&model.state(0, &[0, 1, 2], &[], false), &shape, Some(3)).is_err());
+    }
+
+    #[test]
+    fn a_partial_moves_between_numbers_of_streams() {
+        let from = Model { streams: 4, transposed: false, extension: 0, attention: 1, window: 1, recurrent: true };
+        let blob = from.state(2, &[0, 1, 2], &[1, 2], false);
+        let to = Model { streams: 1, ..from };
+        let moved = partial::reframe_partial(&blob, &to.shape()).unwrap().unwrap();
+        assert_eq!(partial::check_partial(&moved, &to.shape(), Some(3)), Ok(()));
+        assert_eq!(partial::reframe_partial(&moved, &to.shape()), Ok(None));
     }
 }

@@ -12,7 +12,8 @@ use super::buffer;
 use super::context::LlamaContext;
 use super::layout::{STATE_HEADER, StateShape};
 use super::log;
-use super::segment::{self, Frame, Packed, SEGMENT_HEADER, Segment};
+use super::partial;
+use super::segment::{self, Frame, FrameSpec, Packed, SEGMENT_HEADER, Segment};
 use crate::backend::{Context, HostBuffer, MemoryKind, SeqId, StateError, StatePart};
 
 /// A staging buffer larger than this is given back after use; the common saves stay below it.
@@ -26,6 +27,8 @@ pub(super) struct RestoreInProgress {
     covered: u32,
     /// Whether rows were collected in the staging buffer and are still to be set.
     joined: bool,
+    /// The recurrent part, or the whole of an opaque state, to be set at the end.
+    last: Option<Vec<u8>>,
 }
 
 impl LlamaContext {
@@ -49,29 +52,40 @@ impl LlamaContext {
     pub(super) fn write_state(&mut self, seq: SeqId, part: StatePart, bytes: &[u8]) -> Result<(), StateError> {
         let known = self.known_seq(seq)?;
         let flags = self.flags(part)?;
-        let reframed = match (&self.shape, part) {
-            (Some(shape), StatePart::Whole) => {
-                segment::check_whole(bytes, shape)?;
-                None
-            }
-            (Some(shape), StatePart::Partial) => {
-                let reframed = segment::reframe_partial(bytes, shape)?;
-                segment::check_partial(reframed.as_deref().unwrap_or(bytes), shape, None)?;
-                reframed
-            }
-            (None, _) => {
-                segment::check_blob_header(bytes)?;
-                None
-            }
+        let Some(shape) = &self.shape else {
+            segment::check_blob_header(bytes)?;
+            return self.set_data(known, flags, bytes);
         };
-        self.set_data(known, flags, reframed.as_deref().unwrap_or(bytes))
+        if part == StatePart::Whole {
+            partial::check_whole(bytes, shape)?;
+            self.set_window_floor(seq, 0);
+            return self.set_data(known, flags, bytes);
+        }
+        let reframed = partial::reframe_partial(bytes, shape)?;
+        let bytes = reframed.as_deref().unwrap_or(bytes);
+        partial::check_partial(bytes, shape, None)?;
+        let recurrent = shape.recurrent.as_ref().map(|_| partial::recurrent_only(bytes, shape)).transpose()?;
+        let n_tokens = partial::window_length(bytes, shape);
+        // Past the first round of the ring a placeholder would have to be removed, and with it a live position of the
+        // full layers; there the window is set as it was saved.
+        let fits = |ring: &u32| n_tokens.is_some_and(|n| n <= *ring);
+        let others = (0..self.info.n_seq_max).any(|other| other != seq && self.pos_max(other).is_some());
+        let ring = self.window_ring.filter(fits).filter(|_| self.scratch.is_none() || !others);
+        if let (Some(ring), Some(n_tokens)) = (ring, n_tokens) {
+            let mirrored = partial::mirror_window(bytes, shape, ring, n_tokens)?;
+            self.set_data(known, flags, &mirrored.blob)?;
+            self.set_window_floor(seq, mirrored.first_real);
+            return recurrent.map_or(Ok(()), |recurrent| self.set_data(known, flags, &recurrent));
+        }
+        self.set_window_floor(seq, 0);
+        self.set_data(known, flags, bytes)
     }
 
     pub(super) fn size_of_range(&mut self, seq: SeqId, range: &Range<u32>) -> Result<usize, StateError> {
         let known = self.known_seq(seq)?;
         let cells = self.check_range(seq, range)?;
         let shape = self.attention_shape()?;
-        let exact = SEGMENT_HEADER + Frame::len(shape, cells);
+        let exact = SEGMENT_HEADER + shape.attention_blob_len(cells);
         // llama.cpp writes the window and recurrent parts after the attention part, before they are cut off again.
         let written = match (self.scratch, shape.window.is_empty()) {
             (Some(_), true) => {
@@ -127,14 +141,27 @@ impl LlamaContext {
         Ok(SEGMENT_HEADER + blob_len)
     }
 
-    pub(super) fn begin_restore(&mut self, seq: SeqId, n_tokens: u32) -> Result<(), StateError> {
+    pub(super) fn begin_restore(
+        &mut self,
+        seq: SeqId,
+        n_tokens: u32,
+        partial: Option<&[u8]>,
+    ) -> Result<(), StateError> {
         let known = self.known_seq(seq)?;
         self.restoring = None;
         self.drop_sequence(known);
         if n_tokens == 0 || n_tokens > self.info.n_ctx {
             return Err(StateError::NoRoom { n_tokens });
         }
-        self.restoring = Some(RestoreInProgress { seq, n_tokens, covered: 0, joined: false });
+        let mut restore = RestoreInProgress { seq, n_tokens, covered: 0, joined: false, last: None };
+        if self.info.memory.has_partial() {
+            let bytes = partial.ok_or(StateError::PartialMissing)?;
+            if let Err(error) = self.place_partial(&mut restore, bytes) {
+                self.drop_restored(&restore);
+                return Err(error);
+            }
+        }
+        self.restoring = Some(restore);
         Ok(())
     }
 
@@ -148,9 +175,9 @@ impl LlamaContext {
         added
     }
 
-    pub(super) fn finish_restore(&mut self, partial: Option<&[u8]>) -> Result<(), StateError> {
+    pub(super) fn finish_restore(&mut self) -> Result<(), StateError> {
         let restore = self.restoring.take().ok_or(StateError::OutOfOrder)?;
-        let finished = self.finish_checked(&restore, partial);
+        let finished = self.finish_checked(&restore);
         if finished.is_err() {
             self.drop_restored(&restore);
         }
@@ -197,7 +224,46 @@ impl LlamaContext {
         Ok(())
     }
 
-    fn finish_checked(&mut self, restore: &RestoreInProgress, partial: Option<&[u8]>) -> Result<(), StateError> {
+    /// Checks the partial state and sets what must come before the attention segments: the window. Setting a segment
+    /// empties the recurrent part, so that one waits for the end.
+    fn place_partial(&mut self, restore: &mut RestoreInProgress, bytes: &[u8]) -> Result<(), StateError> {
+        let known = self.known_seq(restore.seq)?;
+        let Some(shape) = &self.shape else {
+            segment::check_blob_header(bytes)?;
+            restore.last = Some(bytes.to_vec());
+            return Ok(());
+        };
+        let reframed = partial::reframe_partial(bytes, shape)?;
+        let bytes = reframed.as_deref().unwrap_or(bytes);
+        partial::check_partial(bytes, shape, Some(restore.n_tokens))?;
+        if shape.recurrent.is_some() {
+            restore.last = Some(partial::recurrent_only(bytes, shape)?);
+        }
+        if shape.window.is_empty() {
+            return Ok(());
+        }
+        let flags = sys::LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY;
+        // Among other sequences in one pool nothing has a place of its own, and placeholders would only take room.
+        let alone = self.scratch.is_none() || (0..self.info.n_seq_max).all(|seq| self.pos_max(seq).is_none());
+        let ring = self.window_ring.filter(|_| alone);
+        let mirrored = match ring {
+            Some(ring) => partial::mirror_window(bytes, shape, ring, restore.n_tokens).ok(),
+            None => None,
+        };
+        if let Some(mirrored) = mirrored
+            && self.set_data(known, flags, &mirrored.blob).is_ok()
+        {
+            self.set_window_floor(restore.seq, mirrored.first_real);
+            if let Some(displaced) = mirrored.displaced.and_then(|position| i32::try_from(position).ok()) {
+                // SAFETY: the sequence exists, and its full layers are still empty: only the placeholder goes.
+                unsafe { sys::llama_memory_seq_rm(self.memory(), known, displaced, displaced + 1) };
+            }
+            return Ok(());
+        }
+        self.set_data(known, flags, bytes).map_err(|error| no_room(error, &(0..restore.n_tokens)))
+    }
+
+    fn finish_checked(&mut self, restore: &RestoreInProgress) -> Result<(), StateError> {
         let known = self.known_seq(restore.seq)?;
         let all = 0..restore.n_tokens;
         if self.info.memory.has_segments() && restore.covered != restore.n_tokens {
@@ -209,22 +275,9 @@ impl LlamaContext {
             self.keep_staging(staging);
             set.map_err(|error| no_room(error, &all))?;
         }
-        if self.info.memory.has_partial() {
-            let bytes = partial.ok_or(StateError::PartialMissing)?;
+        if let Some(last) = &restore.last {
             let flags = self.flags(StatePart::Partial)?;
-            let reframed = match &self.shape {
-                Some(shape) => {
-                    let reframed = segment::reframe_partial(bytes, shape)?;
-                    segment::check_partial(reframed.as_deref().unwrap_or(bytes), shape, Some(restore.n_tokens))?;
-                    reframed
-                }
-                None => {
-                    segment::check_blob_header(bytes)?;
-                    None
-                }
-            };
-            self.set_data(known, flags, reframed.as_deref().unwrap_or(bytes))
-                .map_err(|error| no_room(error, &all))?;
+            self.set_data(known, flags, last).map_err(|error| no_room(error, &all))?;
         }
         let last = self.pos_max(restore.seq);
         if last != Some(restore.n_tokens - 1) {
@@ -242,12 +295,10 @@ impl LlamaContext {
         segment: &Segment<'_>,
         wanted: &Range<u32>,
     ) -> Result<(), StateError> {
-        let len = Frame::len(self.attention_shape()?, (wanted.end - wanted.start) as usize);
+        let len = self.attention_shape()?.attention_blob_len((wanted.end - wanted.start) as usize);
         let mut staging = self.take_staging(len);
         let framed = self.attention_shape().and_then(|shape| {
-            let mut frame = Frame::new(staging.as_mut(), shape, wanted)?;
-            segment.copy_into(wanted, &mut frame);
-            frame.finish()
+            fill_attention(staging.as_mut(), shape, wanted, |frame| segment.copy_into(wanted, frame))
         });
         let set = framed.and_then(|()| self.set_data(target, 0, staging.as_ref()));
         self.keep_staging(staging);
@@ -266,7 +317,7 @@ impl LlamaContext {
             return Err(StateError::OutOfOrder);
         }
         let all = 0..restore.n_tokens;
-        let len = Frame::len(self.attention_shape()?, restore.n_tokens as usize);
+        let len = self.attention_shape()?.attention_blob_len(restore.n_tokens as usize);
         let mut staging = match (restore.joined, self.staging.take()) {
             (true, Some(staging)) => staging,
             (_, kept) => {
@@ -276,9 +327,7 @@ impl LlamaContext {
         };
         let joined = self.attention_shape().and_then(|shape| {
             // The frame is written again for each segment: the same bytes, a small part of the copy.
-            let mut frame = Frame::new(staging.as_mut(), shape, &all)?;
-            segment.copy_into(wanted, &mut frame);
-            frame.finish()
+            fill_attention(staging.as_mut(), shape, &all, |frame| segment.copy_into(wanted, frame))
         });
         self.staging = Some(staging);
         restore.joined = true;
@@ -300,7 +349,7 @@ impl LlamaContext {
             return Ok(Some(needed));
         }
         // The cells lie scattered in a shared pool; put them in the order of their positions.
-        let mut ordered = vec![0; Frame::len(shape, (range.end - range.start) as usize)];
+        let mut ordered = vec![0; shape.attention_blob_len((range.end - range.start) as usize)];
         let len = take_range(&packed, shape, range, &mut ordered)?;
         let given = blob.len();
         blob.get_mut(..len).ok_or(StateError::BufferTooSmall { needed: len, given })?.copy_from_slice(&ordered);
@@ -333,9 +382,7 @@ impl LlamaContext {
     ) -> Result<usize, StateError> {
         let (written, reason) = log::collect(|| {
             // SAFETY: the sequence exists and the buffer has the given length; exceptions are caught inside.
-            unsafe {
-                sys::llama_state_seq_get_data_ext(self.context.as_ptr(), out.as_mut_ptr(), out.len(), seq, flags)
-            }
+            unsafe { sys::llama_state_seq_get_data_ext(self.context.as_ptr(), out.as_mut_ptr(), out.len(), seq, flags) }
         });
         if written < STATE_HEADER || written > out.len() {
             let seq = u32::try_from(seq).unwrap_or(u32::MAX);
@@ -353,9 +400,7 @@ impl LlamaContext {
     ) -> Result<(), StateError> {
         let (read, reason) = log::collect(|| {
             // SAFETY: the sequence exists, the bytes have the given length, and every count in them was checked.
-            unsafe {
-                sys::llama_state_seq_set_data_ext(self.context.as_ptr(), bytes.as_ptr(), bytes.len(), seq, flags)
-            }
+            unsafe { sys::llama_state_seq_set_data_ext(self.context.as_ptr(), bytes.as_ptr(), bytes.len(), seq, flags) }
         });
         if read != bytes.len() {
             self.drop_sequence(seq);
@@ -366,6 +411,7 @@ impl LlamaContext {
     }
 
     fn drop_sequence(&mut self, seq: sys::llama_seq_id) {
+        self.set_window_floor(u32::try_from(seq).unwrap_or(u32::MAX), 0);
         // SAFETY: the sequence exists; removing all of it always succeeds.
         unsafe { sys::llama_memory_seq_rm(self.memory(), seq, -1, -1) };
     }
@@ -442,13 +488,26 @@ fn take_range(
     range: &Range<u32>,
     out: &mut [u8],
 ) -> Result<usize, StateError> {
-    let len = Frame::len(shape, (range.end - range.start) as usize);
+    let len = shape.attention_blob_len((range.end - range.start) as usize);
     let given = out.len();
     let out = out.get_mut(..len).ok_or(StateError::BufferTooSmall { needed: len, given })?;
-    let mut frame = Frame::new(out, shape, range)?;
-    packed.copy_into(&mut frame);
-    frame.finish()?;
+    fill_attention(out, shape, range, |frame| packed.copy_into(frame))?;
     Ok(len)
+}
+
+/// Frames a blob for the attention cells of a range and has its rows filled.
+fn fill_attention(
+    out: &mut [u8],
+    shape: &StateShape,
+    range: &Range<u32>,
+    fill: impl FnOnce(&mut Frame<'_>),
+) -> Result<(), StateError> {
+    let positions: Vec<u32> = range.clone().collect();
+    let tail = shape.empty_tail(shape.streams);
+    let spec = FrameSpec { streams: shape.streams, sections: &shape.attention, positions: &positions, tail: &tail };
+    let mut frame = Frame::new(out, &spec)?;
+    fill(&mut frame);
+    frame.finish()
 }
 
 /// After all checks passed, a refusal to restore means that no cells are free.

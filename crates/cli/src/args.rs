@@ -1,0 +1,225 @@
+//! The flags as the user types them.
+//!
+//! Filled by clap and read by the commands. No input or output here: folders are looked at and the environment is
+//! read by the commands themselves.
+
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand, ValueEnum};
+use poncho_cache::Tier;
+
+use crate::bytes::parse_bytes;
+
+/// Keeps llama.cpp warm: a prompt prefix that was read once is never read again.
+#[derive(Debug, Parser)]
+#[command(name = "poncho", version, arg_required_else_help = true)]
+#[command(after_help = "Example:\n  poncho cache ls --cache-dir DIR\n\nExit codes: 0 good, 1 failed, 2 wrong usage.")]
+pub(crate) struct Args {
+    /// What to log to standard error [env: PONCHO_LOG] [default: warn]
+    #[arg(long, value_name = "LEVEL", global = true)]
+    pub(crate) log_level: Option<LogLevel>,
+
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// How much is logged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogLevel {
+    Off,
+    Error,
+    Warn,
+    Info,
+    Debug,
+    Trace,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Look into a cache folder, check it, make room in it
+    #[command(arg_required_else_help = true)]
+    Cache(CacheArgs),
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct CacheArgs {
+    #[command(flatten)]
+    pub(crate) folders: FolderArgs,
+
+    /// Print JSON on standard output, and nothing else there
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+
+    #[command(subcommand)]
+    pub(crate) command: CacheCommand,
+}
+
+/// Which folders a command works on.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct FolderArgs {
+    /// The cache folder [env: PONCHO_CACHE_DIR] [default: $XDG_CACHE_HOME/poncho/kv, or ~/.cache/poncho/kv]
+    #[arg(long, value_name = "DIR", global = true)]
+    pub(crate) cache_dir: Option<PathBuf>,
+
+    /// A second folder, of the tier ram_file, whose rows may build on rows of the first
+    #[arg(long, value_name = "DIR", global = true)]
+    pub(crate) ram_file_dir: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum CacheCommand {
+    /// List the rows (works beside a running server)
+    #[command(
+        after_help = "Example:\n  poncho cache ls --sort bytes --limit 10\n  poncho cache ls --json | jq '.[].key'"
+    )]
+    Ls(LsArgs),
+    /// Sum up the folder: rows and bytes per model, chains, leftovers, free space (works beside a running server)
+    #[command(after_help = "Example:\n  poncho cache stat\n  poncho cache stat --json | jq .bytes")]
+    Stat,
+    /// Show everything about one row (works beside a running server)
+    #[command(after_help = "Example:\n  poncho cache show 3fa9c2\n  poncho cache show 3fa9c2 --tokens")]
+    Show(ShowArgs),
+    /// Check every payload, every name and every chain; exits 1 if a file is damaged (works beside a running server)
+    #[command(after_help = "Example:\n  poncho cache verify && echo 'all rows are whole'")]
+    Verify,
+    /// Empty the folder: drop every row, damaged file and leftover (needs the folder for itself)
+    #[command(after_help = "Example:\n  poncho cache gc --dry-run\n  poncho cache gc\n\n\
+        Files of a format version that this release does not know are left alone.")]
+    Gc(GcArgs),
+    /// Free at least so many bytes, least recently used rows first (needs the folder for itself)
+    #[command(after_help = "Example:\n  poncho cache evict 500MiB\n  poncho cache evict 10G --dry-run\n\n\
+        Sizes: 4096, 512KiB, 1.5G; K, M, G, T and KiB .. TiB are powers of 1024, KB .. TB powers of 1000.")]
+    Evict(EvictArgs),
+    /// Say how far the best stored prefix of some tokens reaches and where it parts (works beside a running server)
+    #[command(after_help = "Example:\n  poncho cache explain --tokens prompt.json\n  \
+        echo '1 2 3' | poncho cache explain --tokens -\n\n\
+        The file holds a JSON list of token ids, or ids with white space between them.")]
+    Explain(ExplainArgs),
+}
+
+/// The order of a listing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SortBy {
+    /// Latest use first
+    LastUsed,
+    /// Largest file first
+    Bytes,
+    /// Longest row first
+    Tokens,
+    /// Most used first
+    Hits,
+    /// By name
+    Key,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct LsArgs {
+    /// The order of the rows
+    #[arg(long, value_enum, default_value_t = SortBy::LastUsed, hide_possible_values = false)]
+    pub(crate) sort: SortBy,
+
+    /// At most so many rows
+    #[arg(long, value_name = "N")]
+    pub(crate) limit: Option<usize>,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct ShowArgs {
+    /// The row's name, or as many of its first hexadecimal digits as make it the only one
+    #[arg(value_name = "KEY", value_parser = parse_key_digits)]
+    pub(crate) key: String,
+
+    /// Print all token ids too
+    #[arg(long)]
+    pub(crate) tokens: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct GcArgs {
+    /// Say what would go, and change nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct EvictArgs {
+    /// How much to free: 4096, 500MiB, 10G
+    #[arg(value_name = "BYTES", value_parser = parse_bytes)]
+    pub(crate) bytes: u64,
+
+    /// Free it in this tier only
+    #[arg(long, value_name = "TIER", value_enum)]
+    pub(crate) tier: Option<FileTier>,
+
+    /// Say what would go, and change nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+}
+
+/// A tier that is a folder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum FileTier {
+    #[value(name = "ram_file")]
+    RamFile,
+    Disk,
+}
+
+impl From<FileTier> for Tier {
+    fn from(tier: FileTier) -> Self {
+        match tier {
+            FileTier::RamFile => Self::RamFile,
+            FileTier::Disk => Self::Disk,
+        }
+    }
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct ExplainArgs {
+    /// The file with the token ids; `-` for standard input
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tokens: PathBuf,
+
+    /// Ask for the model and context of this row [default: the ones that agree longest]
+    #[arg(long, value_name = "KEY", value_parser = parse_key_digits)]
+    pub(crate) row: Option<String>,
+}
+
+/// Up to 64 hexadecimal digits, in lower case as the names of files have them.
+fn parse_key_digits(text: &str) -> Result<String, String> {
+    if text.is_empty() || text.len() > 64 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return Err("a key is 1 to 64 hexadecimal digits; `poncho cache ls` lists them".to_owned());
+    }
+    Ok(text.to_ascii_lowercase())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_flags_do_not_contradict_each_other() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_has_an_example() {
+        let mut open = vec![Args::command()];
+        while let Some(command) = open.pop() {
+            if command.get_name() != "cache" {
+                let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+                assert!(help.contains("poncho "), "{} has no example", command.get_name());
+            }
+            open.extend(command.get_subcommands().cloned());
+        }
+    }
+
+    #[test]
+    fn keys_are_hexadecimal_digits() {
+        assert_eq!(parse_key_digits("3FaB"), Ok("3fab".to_owned()));
+        for wrong in ["", "xyz", "3f 2", &"a".repeat(65), "../etc", "\u{e9}"] {
+            assert!(parse_key_digits(wrong).is_err(), "{wrong}");
+        }
+    }
+}

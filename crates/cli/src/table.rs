@@ -1,0 +1,66 @@
+//! Aligned columns for people.
+//!
+//! Used by the commands whose output is a list. Scripts read `--json` instead, so nothing may rely on the widths.
+
+use std::io::{self, Write};
+
+/// On which side a column is filled up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Align {
+    Left,
+    Right,
+}
+
+/// A table that knows its columns and collects its rows.
+#[derive(Debug)]
+pub(crate) struct Table<const COLUMNS: usize> {
+    columns: [(&'static str, Align); COLUMNS],
+    rows: Vec<[String; COLUMNS]>,
+}
+
+impl<const COLUMNS: usize> Table<COLUMNS> {
+    pub(crate) fn new(columns: [(&'static str, Align); COLUMNS]) -> Self {
+        Self { columns, rows: Vec::new() }
+    }
+
+    pub(crate) fn row(&mut self, cells: [String; COLUMNS]) {
+        self.rows.push(cells);
+    }
+
+    /// Prints headings and rows, two spaces between columns, nothing at the end of a line.
+    pub(crate) fn print(&self, out: &mut dyn Write) -> io::Result<()> {
+        let mut widths = self.columns.map(|(heading, _)| heading.chars().count());
+        for row in &self.rows {
+            for (width, cell) in widths.iter_mut().zip(row) {
+                *width = (*width).max(cell.chars().count());
+            }
+        }
+        let headings = self.columns.map(|(heading, _)| heading.to_owned());
+        for row in std::iter::once(&headings).chain(&self.rows) {
+            let mut line = String::new();
+            for ((cell, width), (_, align)) in row.iter().zip(widths).zip(self.columns) {
+                match align {
+                    Align::Left => line.push_str(&format!("{cell:<width$}  ")),
+                    Align::Right => line.push_str(&format!("{cell:>width$}  ")),
+                }
+            }
+            writeln!(out, "{}", line.trim_end())?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_line_up() {
+        let mut table = Table::new([("NAME", Align::Left), ("N", Align::Right), ("", Align::Left)]);
+        table.row(["caf\u{e9}s".to_owned(), "7".to_owned(), "x".to_owned()]);
+        table.row(["a".to_owned(), "1000".to_owned(), String::new()]);
+        let mut out = Vec::new();
+        table.print(&mut out).unwrap();
+        assert_eq!(String::from_utf8(out).unwrap(), "NAME      N\ncaf\u{e9}s     7  x\na      1000\n");
+    }
+}

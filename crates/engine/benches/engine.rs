@@ -1,0 +1,241 @@
+//! What the engine costs on top of llama.cpp, and what a stored prefix saves: ratios inside one run, on the default model.
+//!
+//! `make bench` runs it. Every figure has its contender in the same run: the engine beside a bare loop over the same
+//! context, a hit beside the copy of its bytes, a hit beside the cold prompt. Rounds alternate; medians are printed.
+
+#![expect(clippy::print_stdout, clippy::unwrap_used, reason = "a benchmark prints and may stop at once")]
+
+use std::hint::black_box;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use poncho_cache::{Cache, CacheConfig, HitKind, Needs, PartKind};
+use poncho_engine::backend::llama::LlamaBackend;
+use poncho_engine::backend::{Backend, Batch, BatchRow, Context, ContextOptions, DecodeOutcome, ModelOptions};
+use poncho_engine::sample::argmax;
+use poncho_engine::{Model, ModelConfig, Request, Sampling, StreamEvent};
+
+const PROMPT: usize = 2000;
+const REPLY: u32 = 64;
+const ROUNDS: usize = 3;
+
+fn main() {
+    let path = model_path();
+    println!("model {}, {} threads", path.file_name().unwrap().to_string_lossy(), threads());
+    throughput(&path, 1);
+    throughput(&path, 4);
+    hits(&path);
+}
+
+fn model_path() -> PathBuf {
+    let name = "SmolLM2-135M-Instruct.Q4_1.gguf";
+    let default = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../.tools/models").join(name);
+    let path = std::env::var_os("PONCHO_BENCH_MODEL").map_or(default, PathBuf::from);
+    assert!(path.is_file(), "{} is not there; run `make model` first", path.display());
+    path
+}
+
+fn threads() -> u32 {
+    std::thread::available_parallelism().map_or(1, |count| u32::try_from(count.get()).unwrap_or(1))
+}
+
+fn context_options(n_seq_max: u32) -> ContextOptions {
+    ContextOptions { n_ctx: 4096, n_seq_max, threads: Some(threads()), ..ContextOptions::default() }
+}
+
+fn config(path: &std::path::Path, n_seq_max: u32) -> ModelConfig {
+    ModelConfig {
+        context: context_options(n_seq_max),
+        prefill_chunk: poncho_engine::PrefillChunk::Unlimited,
+        ..ModelConfig::new("bench", path)
+    }
+}
+
+/// Tokens without meaning, different for each number.
+fn prompt(number: u32, count: usize) -> Vec<u32> {
+    (0..u32::try_from(count).unwrap()).map(|position| 1000 + (position * 7919 + number * 104_729) % 40_000).collect()
+}
+
+fn request(tokens: Vec<u32>, max_tokens: u32) -> Request {
+    Request { max_tokens: Some(max_tokens), sampling: Sampling::greedy(), ignore_eos: true, ..Request::new(tokens) }
+}
+
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort_unstable();
+    times[times.len() / 2]
+}
+
+/// A cache that keeps nothing, so that every prompt is cold.
+fn no_saves(mut config: ModelConfig) -> ModelConfig {
+    config.gates.min_tokens = u32::MAX;
+    config.gates.cold_min_tokens = u32::MAX;
+    config.gates.cold_max_tokens = u32::MAX;
+    config.gates.boundary_align_tokens = u32::MAX;
+    config.gates.boundary_trim_tokens = 0;
+    config
+}
+
+/// The bare loop: prefill in full batches, then one row per sequence and step, greedily.
+fn bare_loop(context: &mut dyn Context, prompts: &[Vec<u32>]) -> (Duration, Duration) {
+    context.clear();
+    let n_batch = context.info().n_batch as usize;
+    let mut next = Vec::new();
+    let started = Instant::now();
+    for (seq, tokens) in (0_u32..).zip(prompts) {
+        let mut position = 0_u32;
+        for chunk in tokens.chunks(n_batch) {
+            let rows = chunk.iter().enumerate().map(|(place, token)| BatchRow {
+                token: *token,
+                pos: position + u32::try_from(place).unwrap(),
+                seq,
+                want_logits: position as usize + place + 1 == tokens.len(),
+            });
+            let batch = Batch { rows: rows.collect() };
+            assert_eq!(context.decode(&batch), DecodeOutcome::Done);
+            position += u32::try_from(chunk.len()).unwrap();
+            if position as usize == tokens.len() {
+                next.push(argmax(context.logits(chunk.len() - 1).unwrap()).unwrap());
+            }
+        }
+    }
+    let prefill = started.elapsed();
+    let started = Instant::now();
+    let mut batch = Batch::default();
+    for step in 0..REPLY - 1 {
+        batch.rows.clear();
+        for ((seq, tokens), token) in (0_u32..).zip(prompts).zip(&next) {
+            let pos = u32::try_from(tokens.len()).unwrap() + step;
+            batch.rows.push(BatchRow { token: *token, pos, seq, want_logits: true });
+        }
+        assert_eq!(context.decode(&batch), DecodeOutcome::Done);
+        for (row, token) in next.iter_mut().enumerate() {
+            *token = argmax(context.logits(row).unwrap()).unwrap();
+        }
+    }
+    black_box(&next);
+    (prefill, started.elapsed())
+}
+
+/// Engine against bare loop, `count` sequences at once.
+fn throughput(path: &std::path::Path, count: u32) {
+    let backend: Arc<dyn Backend> = Arc::new(LlamaBackend);
+    let length = if count == 1 { PROMPT } else { 64 };
+    let (mut bare, mut ours) = (Vec::new(), Vec::new());
+    let mut overhead = 0.0;
+    let loaded = backend.load_model(&ModelOptions::new(path)).unwrap();
+    let mut context = loaded.new_context(&context_options(count), Arc::new(AtomicBool::new(false))).unwrap();
+    let cache = Arc::new(Cache::open(CacheConfig::in_memory(1 << 20)).unwrap());
+    let model = Model::load(no_saves(config(path, count)), backend, cache).unwrap();
+    for round in 0..=ROUNDS {
+        let number = |seq: u32| u32::try_from(round).unwrap() * 16 + seq;
+        let prompts: Vec<Vec<u32>> = (0..count).map(|seq| prompt(number(seq), length)).collect();
+        let times = bare_loop(&mut *context, &prompts);
+        let before = model.status();
+        let streams: Vec<_> =
+            prompts.into_iter().map(|tokens| model.submit(request(tokens, REPLY)).unwrap()).collect();
+        let done: Vec<_> = streams.into_iter().map(|stream| stream.wait().unwrap()).collect();
+        let after = model.status();
+        let prefill = done.iter().map(|done| done.prefill_time).max().unwrap();
+        let generation = done.iter().map(|done| done.generation_time).max().unwrap();
+        // The first round warms caches and threads up.
+        if round > 0 {
+            bare.push(times);
+            ours.push((prefill, generation));
+            let spent = (after.overhead_nanos - before.overhead_nanos) as f64;
+            overhead = spent / (after.decode_nanos - before.decode_nanos) as f64;
+        }
+    }
+    let of = |times: &[(Duration, Duration)], decode: bool| {
+        median(times.iter().map(|times| if decode { times.1 } else { times.0 }).collect()).as_secs_f64()
+    };
+    let tokens = f64::from(count * (REPLY - 1));
+    if count == 1 {
+        let rate = PROMPT as f64 / of(&ours, false);
+        println!("prefill, 1 request: {rate:.0} tokens/s, {:.3} of the bare loop", of(&bare, false) / of(&ours, false));
+    }
+    let rate = tokens / of(&ours, true);
+    println!("decode, {count} requests: {rate:.1} tokens/s, {:.3} of the bare loop", of(&bare, true) / of(&ours, true));
+    println!("worker overhead, {count} requests: {:.2} % of the decode time", overhead * 100.0);
+}
+
+fn first_token(model: &Model, tokens: &[u32]) -> (Duration, HitKind) {
+    let started = Instant::now();
+    let mut stream = model.submit(request(tokens.to_vec(), 1)).unwrap();
+    let mut first = None;
+    loop {
+        match stream.next_blocking().unwrap() {
+            StreamEvent::Token { .. } => first = first.or(Some(started.elapsed())),
+            StreamEvent::Done(done) => return (first.unwrap(), done.hit),
+            StreamEvent::Error(error) => panic!("{error}"),
+            _ => {}
+        }
+    }
+}
+
+/// An exact hit against the copy of its bytes and against the cold prompt, from memory and from the page cache.
+fn hits(path: &std::path::Path) {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    for (name, cache) in [
+        ("ram", CacheConfig::in_memory(4 << 30)),
+        ("disk", CacheConfig { ram_quota: 0, ..CacheConfig::on_disk(folder.path(), 4 << 30) }),
+    ] {
+        let cache = Arc::new(Cache::open(cache).unwrap());
+        let model = Model::load(config(path, 1), Arc::new(LlamaBackend), Arc::clone(&cache)).unwrap();
+        let (tokens, other) = (prompt(1, PROMPT), prompt(2, 600));
+        let (cold, kind) = first_token(&model, &tokens);
+        assert_eq!(kind, HitKind::Cold);
+        cache.flush();
+        let (mut exact, mut copies) = (Vec::new(), Vec::new());
+        for _ in 0..15 {
+            // Another prompt takes the sequence, so that the next hit comes from the cache and not from what is live.
+            first_token(&model, &other);
+            let (time, kind) = first_token(&model, &tokens);
+            assert_eq!(kind, HitKind::Exact);
+            exact.push(time);
+            copies.push(copy_time(&cache, &model, &tokens));
+        }
+        let (exact, copy) = (median(exact), median(copies));
+        println!(
+            "exact hit from {name}, {PROMPT} tokens: {:.2} ms to the first token; the bytes alone {:.2} ms, ratio {:.2}; cold {:.0} ms, {:.0} : 1",
+            exact.as_secs_f64() * 1e3,
+            copy.as_secs_f64() * 1e3,
+            exact.as_secs_f64() / copy.as_secs_f64(),
+            cold.as_secs_f64() * 1e3,
+            cold.as_secs_f64() / exact.as_secs_f64(),
+        );
+        let counters = cache.counters();
+        println!(
+            "packing: {:.2} ms per MB, {:.1} MB packed",
+            counters.pack_nanos as f64 / 1e6 / (counters.pack_bytes as f64 / 1e6),
+            counters.pack_bytes as f64 / 1e6
+        );
+    }
+}
+
+/// The least that a hit can cost: reading the parts (or nothing, if they are in memory) and copying them once.
+fn copy_time(cache: &Cache, model: &Model, tokens: &[u32]) -> Duration {
+    let plan = cache.lookup(&model.namespace(), tokens, Needs::ATTENTION).unwrap();
+    let kinds = [PartKind::Attention, PartKind::Logits];
+    let lengths = plan.segments().iter().flat_map(|segment| kinds.iter().filter_map(|kind| segment.length(*kind)));
+    let mut target = vec![1_u8; usize::try_from(lengths.max().unwrap()).unwrap()];
+    let mut read = vec![1_u8; target.len()];
+    let mut time = Duration::ZERO;
+    for segment in plan.segments() {
+        for kind in kinds {
+            let Some(length) = segment.length(kind).map(|length| usize::try_from(length).unwrap()) else { continue };
+            let started = Instant::now();
+            match segment.bytes(kind) {
+                Some(bytes) => target[..length].copy_from_slice(&bytes),
+                None => {
+                    segment.read(kind, &mut read[..length]).unwrap();
+                    target[..length].copy_from_slice(&read[..length]);
+                }
+            }
+            time += started.elapsed();
+            black_box(&target);
+        }
+    }
+    time
+}

@@ -1,0 +1,92 @@
+//! LoRA adapters of a model: loaded, scaled, listed, and frozen for each request at its admission.
+//!
+//! A set never changes: loading, unloading and scaling make a new one, so that a request in flight keeps the set it was
+//! admitted with. The worker decodes only requests of one set at a time. The set's effect on the rows' namespace is in
+//! here too.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use poncho_cache::{AdapterIdentity, Namespace};
+
+use crate::backend::{Adapter, AdapterUse};
+use crate::error::EngineError;
+use crate::identity::FileIdentity;
+
+/// The name of a loaded adapter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct AdapterId(pub u64);
+
+/// What is known of a loaded adapter.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AdapterInfo {
+    /// Its name.
+    pub id: AdapterId,
+    /// Its file.
+    pub path: PathBuf,
+    /// Hash of its file.
+    pub sha256: [u8; 32],
+    /// Its strength.
+    pub scale: f32,
+}
+
+/// One adapter of a set.
+#[derive(Clone)]
+pub(crate) struct LoadedAdapter {
+    pub(crate) info: AdapterInfo,
+    pub(crate) adapter: Arc<dyn Adapter>,
+}
+
+/// All adapters of a model at one moment.
+pub(crate) struct AdapterSet {
+    pub(crate) adapters: Vec<LoadedAdapter>,
+    pub(crate) namespace: Namespace,
+}
+
+impl AdapterSet {
+    /// A set, and the namespace of the states that it makes.
+    pub(crate) fn new(
+        adapters: Vec<LoadedAdapter>,
+        file: &FileIdentity,
+        context_hash: [u8; 32],
+    ) -> Result<Self, EngineError> {
+        let identities: Vec<AdapterIdentity> = adapters
+            .iter()
+            .map(|adapter| AdapterIdentity { sha256: adapter.info.sha256, scale: adapter.info.scale })
+            .collect();
+        let namespace = file.namespace(context_hash, &identities)?;
+        Ok(Self { adapters, namespace })
+    }
+
+    /// The adapters as the context takes them.
+    pub(crate) fn uses(&self) -> Vec<AdapterUse> {
+        self.adapters
+            .iter()
+            .map(|loaded| AdapterUse { adapter: Arc::clone(&loaded.adapter), scale: loaded.info.scale })
+            .collect()
+    }
+
+    pub(crate) fn infos(&self) -> Vec<AdapterInfo> {
+        self.adapters.iter().map(|loaded| loaded.info.clone()).collect()
+    }
+
+    /// The adapters with one more.
+    pub(crate) fn with(&self, adapter: LoadedAdapter) -> Vec<LoadedAdapter> {
+        let mut adapters = self.adapters.clone();
+        adapters.push(adapter);
+        adapters
+    }
+
+    /// The adapters without one; the same if it is not among them.
+    pub(crate) fn without(&self, id: AdapterId) -> Vec<LoadedAdapter> {
+        self.adapters.iter().filter(|loaded| loaded.info.id != id).cloned().collect()
+    }
+
+    /// The adapters with one at another strength.
+    pub(crate) fn with_scale(&self, id: AdapterId, scale: f32) -> Result<Vec<LoadedAdapter>, EngineError> {
+        let mut adapters = self.adapters.clone();
+        let found = adapters.iter_mut().find(|loaded| loaded.info.id == id);
+        found.ok_or(EngineError::UnknownAdapter { adapter: id.0 })?.info.scale = scale;
+        Ok(adapters)
+    }
+}

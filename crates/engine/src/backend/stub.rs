@@ -1,0 +1,102 @@
+//! A backend that computes nothing and forgets nothing it should remember: for tests of everything above the backend.
+//!
+//! Used by the tests of the engine and the server in place of llama.cpp; it needs no file and answers in microseconds.
+//! Its logits are a digest of the whole history of a sequence, of its positions and of the adapters in use, so a mix-up
+//! of sequences, a wrong cut or a state restored to the wrong place changes the very next token. It must never be kinder
+//! than llama.cpp: what a memory kind cannot do, it refuses or gets wrong in the same way.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use poncho_engine::backend::stub::{StubBackend, vocab};
+//! use poncho_engine::backend::{Backend, Batch, BatchRow, ContextOptions, DecodeOutcome, MemoryKind, ModelOptions};
+//!
+//! let prompt = vocab::tokens("Hello");
+//! let backend = StubBackend::new(MemoryKind::Attention).with_reply(&prompt, &vocab::tokens(" world</s>"));
+//! let model = backend.load_model(&ModelOptions::new("stub")).unwrap();
+//! let mut context = model.new_context(&ContextOptions::default(), Arc::default()).unwrap();
+//! let rows = (0..).zip(prompt).map(|(pos, token)| BatchRow { token, pos, seq: 0, want_logits: pos == 4 }).collect();
+//! assert_eq!(context.decode(&Batch { rows }), DecodeOutcome::Done);
+//! let logits = context.logits(4).unwrap();
+//! assert_eq!(poncho_engine::sample::argmax(logits), Ok(u32::from(b' ')));
+//! ```
+
+use std::sync::Arc;
+
+use super::{Backend, HostBuffer, LoadError, MemoryKind, Model, ModelOptions, Token};
+
+mod chat;
+mod context;
+mod digest;
+mod faults;
+mod gbnf;
+mod grammar;
+mod memory;
+mod model;
+mod output;
+mod restore;
+mod schema;
+mod state;
+pub mod vocab;
+
+pub use faults::{DecodeFault, StubCall, StubCounts, StubFaults};
+
+/// The stub. Every model it loads has the same memory kind; the path tells models apart.
+#[derive(Clone, Debug)]
+pub struct StubBackend {
+    memory: MemoryKind,
+    replies: Vec<(Vec<Token>, Vec<Token>)>,
+    faults: StubFaults,
+}
+
+impl StubBackend {
+    /// A stub whose models have this memory kind.
+    #[must_use]
+    pub fn new(memory: MemoryKind) -> Self {
+        Self { memory, replies: Vec::new(), faults: StubFaults::new() }
+    }
+
+    /// Makes `reply` what the models most likely say after `prompt`, one token after the other, as long as no adapter
+    /// is in use and the history is exactly this. For tests of markers, stops and tool calls.
+    #[must_use]
+    pub fn with_reply(mut self, prompt: &[Token], reply: &[Token]) -> Self {
+        self.replies.push((prompt.to_vec(), reply.to_vec()));
+        self
+    }
+
+    /// Uses a handle that the test already has.
+    #[must_use]
+    pub fn with_faults(mut self, faults: StubFaults) -> Self {
+        self.faults = faults;
+        self
+    }
+
+    /// The handle that injects faults and counts.
+    #[must_use]
+    pub fn faults(&self) -> StubFaults {
+        self.faults.clone()
+    }
+}
+
+impl Backend for StubBackend {
+    fn name(&self) -> &'static str {
+        "stub"
+    }
+
+    fn load_model(&self, options: &ModelOptions) -> Result<Arc<dyn Model>, LoadError> {
+        options.check()?;
+        if self.faults.fails(StubCall::LoadModel) {
+            let reason = "the stub was asked to fail".to_owned();
+            return Err(LoadError::Refused { path: options.path.clone(), reason });
+        }
+        let faults = self.faults.clone();
+        let model = model::StubModel::new(&options.path, self.memory, options.vocab_only, &self.replies, faults);
+        Ok(Arc::new(model))
+    }
+
+    fn host_buffer(&self, len: usize) -> HostBuffer {
+        HostBuffer::plain(len)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,274 @@
+//! The commands that are no requests: sessions, adapters, embeddings, speculation, eviction.
+//!
+//! Part of the worker; each runs to its end between two ticks. Verifying and drafting borrow a free sequence and give it
+//! back empty, so that no request and no session notices.
+
+use std::sync::Arc;
+
+use crate::adapters::{AdapterSet, LoadedAdapter};
+use crate::admission::EndedSession;
+use crate::backend::{Batch, BatchRow, Context, ContextOptions, DecodeOutcome, KvLayout, Pooling, SeqId};
+use crate::command::{Command, SessionInfo, Verified};
+use crate::error::EngineError;
+use crate::restore::{Restorer, find_plan};
+use crate::sample::argmax;
+use crate::worker::Worker;
+
+impl Worker {
+    pub(crate) fn handle_extra(&mut self, command: Command) {
+        // A caller that did not wait for the answer is no error.
+        match command {
+            Command::Submit { .. } | Command::Shutdown { .. } => {}
+            Command::EndSession { name, reply } => {
+                let known = self.admission.end_session(&name) != EndedSession::Unknown;
+                let _ = reply.send(Ok(known));
+            }
+            Command::Sessions { reply } => {
+                let _ = reply.send(Ok(self.sessions()));
+            }
+            Command::Embed { inputs, reply } => {
+                let _ = reply.send(self.embed(&inputs));
+            }
+            Command::Verify { prefix, draft, reply } => {
+                let _ = reply.send(self.verify(&prefix, &draft));
+            }
+            Command::Draft { prefix, count, reply } => {
+                let _ = reply.send(self.draft(&prefix, count));
+            }
+            Command::LoadAdapter { info, adapter, reply } => {
+                let id = info.id;
+                let adapters = self.adapters.with(LoadedAdapter { info, adapter });
+                let _ = reply.send(self.set_adapters(adapters).map(|()| id));
+            }
+            Command::UnloadAdapter { id, reply } => {
+                let adapters = self.adapters.without(id);
+                let _ = reply.send(self.set_adapters(adapters));
+            }
+            Command::ScaleAdapter { id, scale, reply } => {
+                let changed = self.adapters.with_scale(id, scale).and_then(|adapters| self.set_adapters(adapters));
+                let _ = reply.send(changed);
+            }
+            Command::Adapters { reply } => {
+                let _ = reply.send(Ok(self.adapters.infos()));
+            }
+            Command::Evict { reply } => {
+                let idle: Vec<SeqId> = self.admission.idle_sessions().map(|(seq, _, _)| seq).collect();
+                for seq in &idle {
+                    self.release_session(*seq);
+                }
+                let leftovers: Vec<SeqId> = self.admission.free().collect();
+                for seq in leftovers {
+                    self.empty(seq);
+                }
+                let _ = reply.send(Ok(idle.len()));
+            }
+        }
+    }
+
+    fn sessions(&self) -> Vec<SessionInfo> {
+        self.admission
+            .idle_sessions()
+            .filter_map(|(seq, name, _)| {
+                let live = self.live.get(seq)?;
+                let key = live.namespace?.key(live.committed());
+                Some(SessionInfo { name: name.to_owned(), tokens: live.n_past, key })
+            })
+            .collect()
+    }
+
+    /// Requests that are admitted from now on get these adapters; those in flight keep theirs.
+    fn set_adapters(&mut self, adapters: Vec<LoadedAdapter>) -> Result<(), EngineError> {
+        self.adapters = Arc::new(AdapterSet::new(adapters, &self.shared.file, self.context_hash)?);
+        self.shared.set_adapters(Arc::clone(&self.adapters));
+        Ok(())
+    }
+
+    fn empty(&mut self, seq: SeqId) {
+        drop(self.live.take(seq));
+        self.context.remove(seq, 0..u32::MAX);
+    }
+
+    /// A sequence that nobody needs, emptied.
+    fn borrow_sequence(&mut self) -> Result<SeqId, EngineError> {
+        if self.admission.free().next().is_none()
+            && let Some((seq, _)) = self.admission.lru_idle_session()
+        {
+            self.release_session(seq);
+        }
+        let oldest = self.live.oldest(self.admission.free());
+        let empty = self.admission.free().find(|seq| self.live.get(*seq).is_none_or(|live| live.namespace.is_none()));
+        let busy = EngineError::Overloaded { queued: self.tasks.len(), limit: self.tasks.len() };
+        let seq = empty.or(oldest).ok_or(busy)?;
+        self.empty(seq);
+        Ok(seq)
+    }
+
+    /// How many draft tokens the model would have drawn itself after the prefix, and its own next token then.
+    fn verify(&mut self, prefix: &[u32], draft: &[u32]) -> Result<Verified, EngineError> {
+        let seq = self.borrow_sequence()?;
+        let result = self.verify_on(seq, prefix, draft);
+        self.empty(seq);
+        result
+    }
+
+    fn verify_on(&mut self, seq: SeqId, prefix: &[u32], draft: &[u32]) -> Result<Verified, EngineError> {
+        self.check_fit(prefix.len() + draft.len())?;
+        let mut own = vec![self.read_prefix(seq, prefix)?];
+        for (place, token) in draft.iter().enumerate() {
+            // Row by row, as generating does: a wider batch takes other kernels and may round otherwise.
+            if own.last() != Some(token) {
+                break;
+            }
+            own.push(self.read_rows(seq, prefix.len() + place, &[*token])?);
+        }
+        let accepted = own.len() - 1;
+        let next = own.last().copied().unwrap_or(0);
+        Ok(Verified { accepted, next })
+    }
+
+    /// The model's own next tokens, drawn greedily.
+    fn draft(&mut self, prefix: &[u32], count: usize) -> Result<Vec<u32>, EngineError> {
+        let seq = self.borrow_sequence()?;
+        let result = self.draft_on(seq, prefix, count);
+        self.empty(seq);
+        result
+    }
+
+    fn draft_on(&mut self, seq: SeqId, prefix: &[u32], count: usize) -> Result<Vec<u32>, EngineError> {
+        self.check_fit(prefix.len() + count)?;
+        let mut drafted = Vec::with_capacity(count);
+        let mut next = self.read_prefix(seq, prefix)?;
+        while drafted.len() < count {
+            drafted.push(next);
+            if self.shared.model.is_eog(next) || drafted.len() == count {
+                break;
+            }
+            next = self.read_rows(seq, prefix.len() + drafted.len() - 1, &[next])?;
+        }
+        Ok(drafted)
+    }
+
+    fn check_fit(&self, tokens: usize) -> Result<(), EngineError> {
+        let limit = self.shared.limits.context;
+        if tokens > limit { Err(EngineError::PromptTooLong { tokens, limit }) } else { Ok(()) }
+    }
+
+    /// Brings a prefix into a sequence, from the cache as far as it goes, and returns the most likely next token.
+    fn read_prefix(&mut self, seq: SeqId, prefix: &[u32]) -> Result<u32, EngineError> {
+        let none = Arc::clone(&self.adapters);
+        self.attach_set(&none)?;
+        let namespace = self.adapters.namespace;
+        let plan = find_plan(&self.shared.cache, self.context.info().memory, &namespace, prefix, None);
+        let mut restorer = Restorer {
+            context: &mut *self.context,
+            backend: &*self.shared.backend,
+            cache: &self.shared.cache,
+            estimates: &mut self.estimates,
+            n_vocab: self.shared.limits.vocab,
+        };
+        let restored = restorer.restore(seq, &namespace, prefix, plan);
+        if let Some(logits) = restored.logits {
+            return argmax(&logits).map_err(|_| EngineError::Decode { code: -1 });
+        }
+        self.read_rows(seq, restored.n_past, prefix.get(restored.n_past..).unwrap_or(&[]))
+    }
+
+    fn attach_set(&mut self, set: &Arc<AdapterSet>) -> Result<(), EngineError> {
+        if !Arc::ptr_eq(set, &self.attached) {
+            self.context.set_adapters(&set.uses()).map_err(|error| EngineError::Backend {
+                call: "attaching adapters".to_owned(),
+                reason: error.to_string(),
+            })?;
+            self.attached = Arc::clone(set);
+        }
+        Ok(())
+    }
+
+    /// Reads tokens from `position` on and returns the most likely next one.
+    fn read_rows(&mut self, seq: SeqId, position: usize, tokens: &[u32]) -> Result<u32, EngineError> {
+        let n_batch = self.context.info().n_batch as usize;
+        let mut next = 0;
+        let mut done = 0;
+        for chunk in tokens.chunks(n_batch.max(1)) {
+            let rows = chunk.iter().enumerate().map(|(place, token)| BatchRow {
+                token: *token,
+                pos: u32::try_from(position + done + place).unwrap_or(u32::MAX),
+                seq,
+                want_logits: done + place + 1 == tokens.len(),
+            });
+            let batch = Batch { rows: rows.collect() };
+            match self.context.decode(&batch) {
+                DecodeOutcome::Done => {}
+                DecodeOutcome::NoRoom => {
+                    return Err(EngineError::NoRoom { needed: batch.rows.len(), free: 0 });
+                }
+                DecodeOutcome::Aborted | DecodeOutcome::Invalid => return Err(EngineError::Decode { code: -1 }),
+                DecodeOutcome::Fatal(code) => return Err(EngineError::Decode { code }),
+            }
+            done += chunk.len();
+            if done == tokens.len() {
+                let logits = self.context.logits(chunk.len() - 1);
+                next = logits.and_then(|logits| argmax(logits).ok()).ok_or(EngineError::Decode { code: -1 })?;
+            }
+        }
+        Ok(next)
+    }
+
+    /// One vector for each input, by the model's own pooling or else the mean.
+    fn embed(&mut self, inputs: &[Vec<u32>]) -> Result<Vec<Vec<f32>>, EngineError> {
+        let longest = inputs.iter().map(Vec::len).max().unwrap_or(0);
+        self.check_fit(longest)?;
+        let mut embedder = match self.embedder.take() {
+            Some(embedder) if embedder.info().n_ubatch as usize >= longest => embedder,
+            _ => self.new_embedder(longest)?,
+        };
+        let vectors = embed_all(&mut *embedder, inputs);
+        self.embedder = Some(embedder);
+        vectors
+    }
+
+    /// The model's own pooling if its file names one, else the mean.
+    fn pooling(&self) -> Pooling {
+        let model = &self.shared.model;
+        let stated = model.metadata(&format!("{}.pooling_type", model.info().architecture));
+        if stated.is_some_and(|value| value.trim() != "0") { Pooling::FromModel } else { Pooling::Mean }
+    }
+
+    /// A second context for embeddings. An input must fit into one computation, so the batch is as long as the longest
+    /// input, rounded up so that slightly longer ones do not need another context.
+    fn new_embedder(&self, longest: usize) -> Result<Box<dyn Context>, EngineError> {
+        let limit = u32::try_from(self.shared.limits.context).unwrap_or(u32::MAX);
+        let rows = u32::try_from(longest.next_power_of_two()).unwrap_or(limit).clamp(512.min(limit), limit);
+        let options = ContextOptions {
+            embeddings: true,
+            pooling: self.pooling(),
+            n_ctx: rows,
+            n_batch: rows,
+            n_ubatch: rows,
+            n_seq_max: 1,
+            kv: KvLayout::Split,
+            ..self.shared.config.context.clone()
+        };
+        let call = "creating a context for embeddings".to_owned();
+        self.shared
+            .model
+            .new_context(&options, Arc::clone(&self.shared.abort))
+            .map_err(|error| EngineError::Backend { call, reason: error.to_string() })
+    }
+}
+
+/// Each input alone, so that a batch gives the same vectors as one by one.
+fn embed_all(embedder: &mut dyn Context, inputs: &[Vec<u32>]) -> Result<Vec<Vec<f32>>, EngineError> {
+    let mut vectors = Vec::with_capacity(inputs.len());
+    for input in inputs {
+        embedder.clear();
+        let rows = (0_u32..).zip(input).map(|(pos, token)| BatchRow { token: *token, pos, seq: 0, want_logits: true });
+        let outcome = embedder.decode(&Batch { rows: rows.collect() });
+        if outcome != DecodeOutcome::Done {
+            return Err(EngineError::Decode { code: if let DecodeOutcome::Fatal(code) = outcome { code } else { -1 } });
+        }
+        let vector = embedder.sequence_embedding(0).map(<[f32]>::to_vec);
+        vectors.push(vector.ok_or_else(|| EngineError::Unsupported { what: "embedding".to_owned() })?);
+    }
+    Ok(vectors)
+}

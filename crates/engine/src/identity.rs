@@ -1,0 +1,103 @@
+//! The namespace of a model's rows: its files, their quantisation, its context settings and its adapters.
+//!
+//! Computed when a model is loaded and again when adapters change. Everything that changes the bytes or the meaning of a
+//! state must be in here, and nothing else.
+
+use std::collections::BTreeMap;
+
+use poncho_cache::{
+    AdapterIdentity, ContextFacts, Fingerprint, FingerprintMode, Namespace, QuantType, effective_fingerprint, identify,
+    split_parts, to_hex,
+};
+
+use crate::backend::{ContextInfo, ContextOptions, KvLayout, ModelInfo, ModelOptions};
+use crate::config::FingerprintSource;
+use crate::error::EngineError;
+
+/// What identifies a model file, adapters left aside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileIdentity {
+    /// Hash of the files.
+    pub fingerprint: [u8; 32],
+    /// How it was made.
+    pub mode: FingerprintMode,
+    /// The quantisation that the file states.
+    pub quant: QuantType,
+}
+
+impl FileIdentity {
+    /// Reads the identity of a model's files.
+    ///
+    /// # Errors
+    /// A file is missing or cannot be read.
+    pub fn of(
+        options: &ModelOptions,
+        source: &FingerprintSource,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Self, EngineError> {
+        let load_error =
+            |reason: String| EngineError::Load { path: options.path.clone(), reason };
+        if let FingerprintSource::FastUnsafe(bytes) = source {
+            // A model without a file of its own (a stub) has no quantisation to read.
+            let quant = identify(&options.path)
+                .ok()
+                .and_then(|identity| identity.file_type)
+                .map_or(QuantType::Other, QuantType::from_file_type);
+            return Ok(Self { fingerprint: *bytes, mode: FingerprintMode::FastUnsafe, quant });
+        }
+        let parts = if options.split_paths.is_empty() {
+            split_parts(&options.path).map_err(|error| load_error(error.to_string()))?
+        } else {
+            options.split_paths.clone()
+        };
+        let fingerprint = match source {
+            FingerprintSource::Safe { memo_folder } => Fingerprint::safe(&parts, memo_folder.as_deref(), progress),
+            FingerprintSource::GgufChunked => Fingerprint::gguf_chunked(&parts),
+            FingerprintSource::FastUnsafe(bytes) => Ok(Fingerprint::fast_unsafe(*bytes)),
+        }
+        .map_err(|error| load_error(error.to_string()))?;
+        let identity = identify(&options.path).map_err(|error| load_error(error.to_string()))?;
+        let quant = identity.file_type.map_or(QuantType::Other, QuantType::from_file_type);
+        Ok(Self { fingerprint: fingerprint.bytes, mode: fingerprint.mode, quant })
+    }
+
+    /// The namespace of states made with these context settings and adapters.
+    ///
+    /// # Errors
+    /// An adapter's scale is not a number.
+    pub fn namespace(
+        &self,
+        context_hash: [u8; 32],
+        adapters: &[AdapterIdentity],
+    ) -> Result<Namespace, EngineError> {
+        let fingerprint = effective_fingerprint(&self.fingerprint, adapters)
+            .map_err(|error| EngineError::Config { setting: "scale".to_owned(), reason: error.to_string() })?;
+        Ok(Namespace { fingerprint, quant: self.quant, context_hash })
+    }
+}
+
+/// The hash of the context settings that change the state.
+#[must_use]
+pub fn context_hash(options: &ContextOptions, context: &ContextInfo, model: &ModelInfo) -> [u8; 32] {
+    // Zero stands for "as the file says" in llama.cpp too; what the file says is in the fingerprint.
+    let or_file = |value: Option<f32>| value.unwrap_or(0.0);
+    ContextFacts {
+        type_k: options.type_k as u32,
+        type_v: options.type_v as u32,
+        flash_attention: context.flash_attention.unwrap_or(false),
+        unified: context.kv == KvLayout::Unified,
+        rope_scaling_type: options.rope_scaling as i32,
+        rope_freq_base: or_file(options.rope_freq_base),
+        rope_freq_scale: or_file(options.rope_freq_scale),
+        yarn_ext_factor: or_file(options.yarn_ext_factor),
+        yarn_attn_factor: or_file(options.yarn_attn_factor),
+        yarn_beta_fast: or_file(options.yarn_beta_fast),
+        yarn_beta_slow: or_file(options.yarn_beta_slow),
+        yarn_orig_ctx: options.yarn_orig_ctx.unwrap_or(0),
+        swa_full: options.swa_full,
+        state_format: to_hex(&context.state_layout),
+        rope_switch_side: model.rope_switch_at.map(|at| context.n_ctx > at),
+        extra: BTreeMap::new(),
+    }
+    .hash()
+}

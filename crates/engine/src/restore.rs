@@ -1,0 +1,289 @@
+//! From a prompt to a sequence that holds as much of it as is known: live sequences, the cache, or nothing.
+//!
+//! Called by the worker when a request is admitted. Every restored state is checked before it is trusted; on any
+//! doubt the request goes on colder. It must never leave a sequence in a state that the task does not know of.
+
+use std::sync::mpsc::sync_channel;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use poncho_cache::{Cache, HitKind, Namespace, Needs, PartKind, RestorePlan, Segment, Tier};
+
+use crate::backend::{Backend, Context, HostBuffer, MemoryKind, SeqId, StatePart};
+use crate::estimate::{self, Estimates};
+use crate::save::logits_from_bytes;
+
+/// Below this many bytes a chain is read by the worker itself: a thread costs more than it hides.
+const READ_AHEAD_BYTES: u64 = 4 << 20;
+/// Rows that may turn out unusable before the request goes cold.
+const ATTEMPTS: usize = 8;
+
+/// What restoring needs of the worker.
+pub(crate) struct Restorer<'a> {
+    pub(crate) context: &'a mut dyn Context,
+    pub(crate) backend: &'a dyn Backend,
+    pub(crate) cache: &'a Cache,
+    pub(crate) estimates: &'a mut Estimates,
+    pub(crate) n_vocab: u32,
+}
+
+/// What a sequence holds after a restore.
+#[derive(Debug, Default)]
+pub(crate) struct Restored {
+    /// Leading tokens of the prompt.
+    pub(crate) n_past: usize,
+    /// The logits after all of the prompt, if they were stored: nothing has to be decoded.
+    pub(crate) logits: Option<Vec<f32>>,
+}
+
+impl Restored {
+    pub(crate) fn hit(&self) -> HitKind {
+        match (self.n_past, &self.logits) {
+            (0, _) => HitKind::Cold,
+            (_, Some(_)) => HitKind::Exact,
+            (_, None) => HitKind::Partial,
+        }
+    }
+}
+
+/// What a model of this kind needs in order to go on from a row.
+pub(crate) fn needs_of(memory: MemoryKind) -> Option<Needs> {
+    match memory {
+        MemoryKind::Attention => Some(Needs::ATTENTION),
+        MemoryKind::Window { .. } | MemoryKind::Hybrid => Some(Needs::ATTENTION_AND_PARTIAL),
+        MemoryKind::Recurrent => Some(Needs::PARTIAL),
+        MemoryKind::None => None,
+    }
+}
+
+/// The best that the cache has for a prompt: the named row if it fits, else the longest prefix.
+pub(crate) fn find_plan(
+    cache: &Cache,
+    memory: MemoryKind,
+    namespace: &Namespace,
+    prompt: &[u32],
+    parent: Option<(poncho_cache::Key, Duration)>,
+) -> Option<RestorePlan> {
+    let needs = needs_of(memory)?;
+    if let Some((key, wait)) = parent
+        && let Some(plan) = cache.resume(namespace, prompt, &key, needs, wait)
+        && is_usable(&plan, memory, prompt)
+    {
+        return Some(plan);
+    }
+    let plan = cache.lookup(namespace, prompt, needs)?;
+    if is_usable(&plan, memory, prompt) {
+        return Some(plan);
+    }
+    // The whole prompt is stored but its logits are not, and this model cannot take a token back.
+    drop(plan);
+    cache.lookup(namespace, prompt.get(..prompt.len().saturating_sub(1))?, needs)
+}
+
+fn is_usable(plan: &RestorePlan, memory: MemoryKind, prompt: &[u32]) -> bool {
+    (plan.reach() as usize) < prompt.len() || plan.has_logits() || memory.can_cut()
+}
+
+impl Restorer<'_> {
+    /// Fills `seq` from the cache as far as that pays. Whatever `seq` held is gone.
+    pub(crate) fn restore(&mut self, seq: SeqId, namespace: &Namespace, prompt: &[u32], first: Option<RestorePlan>) -> Restored {
+        let memory = self.context.info().memory;
+        let mut next = first;
+        for _ in 0..ATTEMPTS {
+            let Some(plan) = next.take() else { break };
+            match self.try_plan(seq, prompt, &plan) {
+                Ok(restored) => return restored,
+                // The row is out of the cache; what lies before it may still serve.
+                Err(Failure::Unusable) => next = find_plan(self.cache, memory, namespace, prompt, None),
+                Err(Failure::Refused) => break,
+            }
+        }
+        self.context.remove(seq, 0..u32::MAX);
+        Restored::default()
+    }
+
+    fn try_plan(&mut self, seq: SeqId, prompt: &[u32], plan: &RestorePlan) -> Result<Restored, Failure> {
+        let memory = self.context.info().memory;
+        let reach = plan.reach() as usize;
+        let exact = reach == prompt.len() && plan.has_logits();
+        // Without logits the last token is computed again, which only a model that can be cut allows.
+        let mut n_past = if reach == prompt.len() && !exact { reach - 1 } else { reach };
+        if n_past as u64 > u64::from(self.context.info().n_ctx) {
+            return Err(Failure::Refused);
+        }
+        let segments: Vec<&Segment> = plan.segments().iter().filter(|segment| !segment.range().is_empty()).collect();
+        let whole = segments.iter().any(|segment| segment.length(PartKind::Whole).is_some());
+        let mut used = segments.len();
+        if memory.has_segments() && !whole {
+            let choice = self.choose(&segments, plan, prompt.len(), memory);
+            if choice < used {
+                used = choice;
+                n_past = segments.get(..used).and_then(<[_]>::last).map_or(0, |last| last.range().end as usize).min(n_past);
+            }
+        }
+        if n_past == 0 {
+            self.context.remove(seq, 0..u32::MAX);
+            return Ok(Restored::default());
+        }
+        let exact = exact && n_past == reach;
+        let boundary = plan.boundary();
+        if whole {
+            self.restore_whole(seq, &segments, n_past, memory)?;
+        } else {
+            let partial = match boundary.filter(|_| memory.has_partial()) {
+                Some(row) => Some(self.load(row, PartKind::Partial)?),
+                None => None,
+            };
+            let refused = |error| {
+                tracing::warn!(%error, "a stored state was refused; the prompt is computed instead");
+                Failure::Refused
+            };
+            let end = u32::try_from(n_past).unwrap_or(u32::MAX);
+            self.context.restore_begin(seq, end, partial.as_deref()).map_err(refused)?;
+            if memory.has_segments() {
+                self.restore_segments(segments.get(..used).unwrap_or(&[]))?;
+            }
+            self.context.restore_finish().map_err(refused)?;
+        }
+        let logits = match boundary.filter(|_| exact) {
+            Some(row) => logits_from_bytes(&self.load(row, PartKind::Logits)?, self.n_vocab),
+            None => None,
+        };
+        if exact && logits.is_none() {
+            // Logits of another vocabulary size cannot be of this model; nothing else of the row is trusted either.
+            return Err(Failure::Refused);
+        }
+        Ok(Restored { n_past, logits })
+    }
+
+    /// How many segments to restore; the rest is cheaper to compute.
+    fn choose(&mut self, segments: &[&Segment], plan: &RestorePlan, prompt: usize, memory: MemoryKind) -> usize {
+        let last = segments.len().saturating_sub(1);
+        let offered: Vec<estimate::Segment> = segments
+            .iter()
+            .enumerate()
+            .map(|(place, segment)| estimate::Segment {
+                tokens: segment.range().len(),
+                bytes: segment.length(PartKind::Attention).unwrap_or(0),
+                tier: segment.tier(),
+                resumable: memory.can_cut() || (place == last && plan.boundary().is_some()),
+            })
+            .collect();
+        self.estimates.choose(&offered, prompt).segments
+    }
+
+    fn restore_whole(
+        &mut self,
+        seq: SeqId,
+        segments: &[&Segment],
+        n_past: usize,
+        memory: MemoryKind,
+    ) -> Result<(), Failure> {
+        let [segment] = segments else { return Err(Failure::Refused) };
+        let bytes = self.load(segment, PartKind::Whole)?;
+        self.context.remove(seq, 0..u32::MAX);
+        self.context.state_write(seq, StatePart::Whole, &bytes).map_err(|error| {
+            tracing::warn!(%error, "a stored whole state was refused; the prompt is computed instead");
+            Failure::Refused
+        })?;
+        let held = self.context.pos_max(seq).map_or(0, |last| last as usize + 1);
+        let cut = held > n_past;
+        let fits = held >= n_past && (!cut || memory.can_cut());
+        let end = u32::try_from(n_past).map_err(|_| Failure::Refused)?;
+        if !fits || (cut && !self.context.remove(seq, end..u32::MAX)) {
+            return Err(Failure::Refused);
+        }
+        Ok(())
+    }
+
+    /// Copies segments into the context; the next one is read while one is copied.
+    fn restore_segments(&mut self, segments: &[&Segment]) -> Result<(), Failure> {
+        let in_files: u64 = segments
+            .iter()
+            .filter(|segment| segment.tier() != Tier::Ram)
+            .filter_map(|segment| segment.length(PartKind::Attention))
+            .sum();
+        if segments.len() < 2 || in_files < READ_AHEAD_BYTES {
+            for segment in segments {
+                let started = Instant::now();
+                let bytes = self.load(segment, PartKind::Attention)?;
+                self.put_segment(segment, &bytes)?;
+                self.estimates.record_restore(segment.tier(), bytes.len() as u64, started.elapsed());
+            }
+            return Ok(());
+        }
+        let backend = self.backend;
+        std::thread::scope(|scope| {
+            // One segment ahead, one being copied: more would only take memory.
+            let (sender, receiver) = sync_channel::<Result<(Loaded, Duration), Failure>>(1);
+            scope.spawn(move || {
+                for segment in segments {
+                    let started = Instant::now();
+                    let loaded = load(backend, segment, PartKind::Attention).map(|bytes| (bytes, started.elapsed()));
+                    let failed = loaded.is_err();
+                    if sender.send(loaded).is_err() || failed {
+                        break;
+                    }
+                }
+            });
+            for segment in segments {
+                let (bytes, reading) = receiver.recv().map_err(|_| Failure::Refused)??;
+                let started = Instant::now();
+                self.put_segment(segment, &bytes)?;
+                // Reading and copying overlap, so the slower of the two is what a segment costs.
+                self.estimates.record_restore(segment.tier(), bytes.len() as u64, reading.max(started.elapsed()));
+            }
+            Ok(())
+        })
+    }
+
+    fn put_segment(&mut self, segment: &Segment, bytes: &[u8]) -> Result<(), Failure> {
+        self.context.restore_segment(bytes).map_err(|error| {
+            tracing::warn!(key = %segment.key(), %error, "a stored segment was refused; the prompt is computed instead");
+            Failure::Refused
+        })
+    }
+
+    fn load(&self, segment: &Segment, kind: PartKind) -> Result<Loaded, Failure> {
+        load(self.backend, segment, kind)
+    }
+}
+
+/// Why a plan did not work out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Failure {
+    /// A row cannot be read; it has left the cache.
+    Unusable,
+    /// The context does not take the bytes.
+    Refused,
+}
+
+/// Bytes of a part: by reference if they are in memory, else read.
+enum Loaded {
+    Shared(Bytes),
+    Read(HostBuffer),
+}
+
+impl std::ops::Deref for Loaded {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Shared(bytes) => bytes,
+            Self::Read(buffer) => buffer.as_ref(),
+        }
+    }
+}
+
+fn load(backend: &dyn Backend, segment: &Segment, kind: PartKind) -> Result<Loaded, Failure> {
+    if let Some(bytes) = segment.bytes(kind) {
+        return Ok(Loaded::Shared(bytes));
+    }
+    let length = segment.length(kind).and_then(|length| usize::try_from(length).ok()).ok_or(Failure::Refused)?;
+    let mut buffer = backend.host_buffer(length);
+    segment.read(kind, buffer.as_mut()).map_err(|error| {
+        tracing::debug!(%error, "a row is unusable");
+        Failure::Unusable
+    })?;
+    Ok(Loaded::Read(buffer))
+}

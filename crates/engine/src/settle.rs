@@ -1,0 +1,379 @@
+//! Where a request starts and where it ends: finding what is known of its prompt, the saves on its way, its last event,
+//! and what its sequence is afterwards.
+//!
+//! Part of the worker. Resolution order: the session's live sequence, the named parent row, the longest prefix among
+//! the cache and the idle sequences, nothing.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use poncho_cache::{HitKind, PartKind, RestorePlan, SaveReason};
+
+use crate::admission::{After, Place};
+use crate::backend::SeqId;
+use crate::error::EngineError;
+use crate::event::{CacheDelta, Completion, FinishReason, StreamEvent};
+use crate::live::{Live, LiveMatch};
+use crate::output::Output;
+use crate::request::{Mode, Request, RequestId};
+use crate::restore::{Restored, Restorer, find_plan};
+use crate::sample::Sampler;
+use crate::save::{Boundary, logits_from_bytes};
+use crate::status::LastHit;
+use crate::task::{End, NewTask, Task};
+use crate::worker::{Waiting, Worker};
+
+impl Worker {
+    /// A request got its sequence: finds what is known of its prompt and puts it to work.
+    pub(crate) fn start(&mut self, id: RequestId, waiting: Waiting, place: Place) {
+        let Waiting { request, grammar, events, submitted } = waiting;
+        let seq = match place {
+            Place::Fresh(seq) | Place::Session(seq) => seq,
+        };
+        let held = self.live.get(seq).filter(|_| request.mode == Mode::Continue).map_or(&[][..], |live| &live.tokens);
+        let sampler = Sampler::new(&request.sampling, fresh_seed(), grammar, &[held, &request.tokens].concat());
+        let output = Output::new(&request, &self.shared.config.markers, self.shared.config.signing_key.clone());
+        let mut task = Task::new(NewTask {
+            id,
+            seq,
+            request: *request,
+            events,
+            namespace: self.adapters.namespace,
+            adapters: Arc::clone(&self.adapters),
+            sampler,
+            output,
+            started: submitted,
+        });
+        let restored = match self.resolve(&mut task, place) {
+            Ok(restored) => restored,
+            Err(error) => {
+                // The session keeps what it had: the request never touched it.
+                let after = if matches!(place, Place::Session(_)) { After::Pin } else { After::Free };
+                self.admission.release(task.seq, after);
+                self.shared.end(id, StreamEvent::Error(error));
+                return;
+            }
+        };
+        task.n_past = restored.n_past;
+        task.read = restored.n_past;
+        task.last_save = restored.n_past;
+        task.set_generation_limit(task.request.generation_limit(&self.shared.limits, task.prompt_len));
+        task.stops = self.pauses(&task);
+        let hit = LastHit { kind: task.hit, read: task.read as u64, prompt: task.prompt_len as u64 };
+        self.shared.status.set_last_hit(hit);
+        tracing::debug!(
+            request = %id, seq = task.seq, hit = task.hit.as_str(), read = task.read, prompt = task.prompt_len,
+            us = submitted.elapsed().as_micros(), "request admitted"
+        );
+        if let Some(logits) = restored.logits {
+            task.draw(&logits, &*self.shared.model);
+            task.keep_logits(logits);
+            task.prompt_saved = true;
+        }
+        self.tasks.push(task);
+    }
+
+    fn resolve(&mut self, task: &mut Task, place: Place) -> Result<Restored, EngineError> {
+        if task.request.mode == Mode::Continue {
+            return self.continue_session(task);
+        }
+        let memory = self.context.info().memory;
+        let wait = self.policy.session_resume_wait();
+        let parent = task.request.parent_key.map(|key| (key, wait));
+        let own = match place {
+            Place::Session(seq) => self.best_live(task, std::iter::once(seq)),
+            Place::Fresh(_) => None,
+        };
+        // The session's own sequence needs no look at the cache if it holds everything up to the prompt's end.
+        let complete = |found: &LiveMatch| found.common + 1 >= task.tokens.len();
+        let plan = if own.as_ref().is_some_and(complete) && parent.is_none() {
+            None
+        } else {
+            find_plan(&self.shared.cache, memory, &task.namespace, &task.tokens, parent)
+        };
+        let reach = plan.as_ref().map_or(0, |plan| plan.reach() as usize);
+        let elsewhere = match place {
+            Place::Session(_) => None,
+            Place::Fresh(seq) => {
+                let free: Vec<SeqId> = self.admission.free().chain(std::iter::once(seq)).collect();
+                self.best_live(task, free.into_iter())
+            }
+        };
+        if let Some(found) = own.or(elsewhere).filter(|found| found.common >= reach)
+            && let Some(restored) = self.use_in_place(task, found, plan.as_ref())
+        {
+            task.hit = HitKind::Sticky;
+            return Ok(restored);
+        }
+        let idle: Vec<SeqId> = self.admission.idle_sessions().map(|(seq, _, _)| seq).collect();
+        if let Some(found) = self.best_live(task, idle.into_iter()).filter(|found| found.common > reach)
+            && let Some(restored) = self.copy_from(task, found)
+        {
+            task.hit = restored.hit();
+            return Ok(restored);
+        }
+        drop(self.live.take(task.seq));
+        let mut restorer = Restorer {
+            context: &mut *self.context,
+            backend: &*self.shared.backend,
+            cache: &self.shared.cache,
+            estimates: &mut self.estimates,
+            n_vocab: self.shared.limits.vocab,
+        };
+        let restored = restorer.restore(task.seq, &task.namespace, &task.tokens, plan);
+        task.hit = restored.hit();
+        Ok(restored)
+    }
+
+    fn best_live(&self, task: &Task, candidates: impl Iterator<Item = SeqId>) -> Option<LiveMatch> {
+        self.live.best(&task.tokens, &task.namespace, self.context.info().memory.can_cut(), candidates)
+    }
+
+    /// Goes on with what a sequence already holds. `None`, and nothing changed but the sequence emptied at worst, if
+    /// that does not work out.
+    fn use_in_place(&mut self, task: &mut Task, found: LiveMatch, plan: Option<&RestorePlan>) -> Option<Restored> {
+        let live = self.live.get(found.seq)?;
+        let prompt = task.tokens.len();
+        let mut keep = found.common;
+        let mut logits = None;
+        if keep == prompt {
+            logits = if found.whole && !live.logits.is_empty() {
+                Some(live.logits.clone())
+            } else {
+                plan.filter(|plan| plan.reach() as usize == prompt).and_then(|plan| self.stored_logits(plan))
+            };
+            if logits.is_none() {
+                // The last token is computed again, which only a model that can be cut allows.
+                if !self.context.info().memory.can_cut() {
+                    return None;
+                }
+                keep -= 1;
+            }
+        }
+        if found.seq != task.seq {
+            if !self.admission.reassign(task.seq, found.seq) {
+                return None;
+            }
+            task.seq = found.seq;
+        }
+        let held = self.live.take(found.seq).n_past;
+        self.cut(found.seq, keep, held).then_some(Restored { n_past: keep, logits })
+    }
+
+    /// Copies what an idle session's sequence holds.
+    fn copy_from(&mut self, task: &Task, found: LiveMatch) -> Option<Restored> {
+        let held = self.live.get(found.seq)?.n_past;
+        let can_cut = self.context.info().memory.can_cut();
+        let keep = if found.common == task.tokens.len() { found.common - 1 } else { found.common };
+        if keep == 0 || (keep < held && !can_cut) {
+            return None;
+        }
+        drop(self.live.take(task.seq));
+        let copied = self.context.copy(found.seq, task.seq) && self.cut(task.seq, keep, held);
+        copied.then_some(Restored { n_past: keep, logits: None })
+    }
+
+    /// Shortens a sequence from `held` to `keep` tokens.
+    fn cut(&mut self, seq: SeqId, keep: usize, held: usize) -> bool {
+        let Ok(end) = u32::try_from(keep) else { return false };
+        keep == held || self.context.remove(seq, end..u32::MAX)
+    }
+
+    fn stored_logits(&self, plan: &RestorePlan) -> Option<Vec<f32>> {
+        let row = plan.boundary()?;
+        let length = usize::try_from(row.length(PartKind::Logits)?).ok()?;
+        let mut bytes = vec![0; length];
+        row.read(PartKind::Logits, &mut bytes).ok()?;
+        logits_from_bytes(&bytes, self.shared.limits.vocab)
+    }
+
+    /// `continue`: the suffix is appended to everything the session holds, unchecked.
+    fn continue_session(&mut self, task: &mut Task) -> Result<Restored, EngineError> {
+        let session = task.request.session_id.clone().unwrap_or_default();
+        let Some(live) = self.live.get(task.seq).filter(|live| live.namespace == Some(task.namespace)) else {
+            return Err(EngineError::NoSession { session });
+        };
+        let (tokens, limit) =
+            (live.tokens.len() + task.tokens.len(), self.shared.limits.longest_prompt(Mode::Continue));
+        if tokens > limit {
+            return Err(EngineError::PromptTooLong { tokens, limit });
+        }
+        let live = self.live.take(task.seq);
+        // The caller counts from the start of what it sent.
+        task.request.boundary_hints.iter_mut().for_each(|hint| *hint += live.tokens.len());
+        task.tokens.splice(0..0, live.tokens);
+        task.prompt_len = task.tokens.len();
+        task.hit = HitKind::Continuation;
+        Ok(Restored { n_past: live.n_past, logits: None })
+    }
+
+    /// Where the prefill of a model that cannot be cut pauses for a save.
+    fn pauses(&self, task: &Task) -> Vec<usize> {
+        let memory = self.context.info().memory;
+        if memory.can_cut() || !memory.has_partial() {
+            return Vec::new();
+        }
+        let prompt = task.prompt_len;
+        let mut pauses = self.policy.resumable_boundaries(prompt, &task.request.boundary_hints);
+        if pauses.is_empty() {
+            pauses = self.policy.cold_boundaries(prompt);
+        }
+        pauses.retain(|pause| *pause > task.n_past && *pause < prompt);
+        pauses
+    }
+
+    /// The saves that are due between two ticks.
+    pub(crate) fn make_saves(&mut self) {
+        for place in 0..self.tasks.len() {
+            let Some(task) = self.tasks.get(place) else { break };
+            if matches!(task.end, Some(End::Failed(_))) {
+                continue;
+            }
+            if !task.prompt_saved && task.n_past >= task.prompt_len {
+                self.save_prompt(place);
+            } else if task.is_prefilling() && task.stops.contains(&task.n_past) && task.last_save < task.n_past {
+                self.save_task(place, task.n_past, SaveReason::Cold);
+            } else if task.end.is_none() && self.policy.continued_due(task.n_past.saturating_sub(task.last_save.max(task.prompt_len))) {
+                self.save_task(place, task.n_past, SaveReason::Continued);
+            }
+        }
+    }
+
+    /// The prompt is computed: its boundaries and its end, with the logits, are worth keeping.
+    fn save_prompt(&mut self, place: usize) {
+        let memory = self.context.info().memory;
+        let Some(task) = self.tasks.get_mut(place) else { return };
+        task.prompt_saved = true;
+        let (prompt, read) = (task.prompt_len, task.read);
+        if read >= prompt {
+            return;
+        }
+        let boundaries = if memory.can_cut() { self.policy.cold_boundaries(prompt) } else { Vec::new() };
+        if self.policy.gates().cold_min_tokens as usize > prompt {
+            return;
+        }
+        for boundary in boundaries.into_iter().filter(|boundary| *boundary > read && *boundary < prompt) {
+            self.save_task(place, boundary, SaveReason::Cold);
+        }
+        self.save_task(place, prompt, SaveReason::Cold);
+    }
+
+    /// Saves the first `count` tokens of a request.
+    fn save_task(&mut self, place: usize, count: usize, reason: SaveReason) -> Option<poncho_cache::Key> {
+        let Self { shared, context, policy, tasks, .. } = self;
+        let task = tasks.get_mut(place)?;
+        task.last_save = task.last_save.max(count);
+        let mut saver = crate::save::Saver {
+            context: &mut **context,
+            backend: &*shared.backend,
+            cache: &shared.cache,
+            policy,
+            tier: shared.config.tier,
+            mode: shared.file.mode,
+        };
+        saver.save(&Boundary {
+            seq: task.seq,
+            tokens: task.tokens.get(..count)?,
+            namespace: task.namespace,
+            logits: task.logits_at(count),
+            reason,
+        })
+    }
+
+    /// Ends every request that is over.
+    pub(crate) fn end_tasks(&mut self) {
+        while let Some(place) = self.tasks.iter().position(|task| task.end.is_some()) {
+            self.end_task(place);
+        }
+    }
+
+    fn end_task(&mut self, place: usize) {
+        let Some(end) = self.tasks.get_mut(place).and_then(|task| task.end.take()) else { return };
+        match end {
+            End::Failed(error) => {
+                let task = self.tasks.remove(place);
+                self.context.remove(task.seq, 0..u32::MAX);
+                drop(self.live.take(task.seq));
+                self.admission.release(task.seq, After::Free);
+                self.shared.end(task.id, StreamEvent::Error(error));
+            }
+            End::Finished { reason, stop } => {
+                let committed = self.tasks.get(place).map_or(0, |task| task.n_past);
+                let key = self.save_task(place, committed, SaveReason::Finish);
+                let mut task = self.tasks.remove(place);
+                let completion = task.complete(reason, stop, key, &*self.shared.model);
+                let Task { seq, id, tokens, n_past, namespace, logits, logits_for, .. } = task;
+                if n_past == 0 {
+                    self.context.remove(seq, 0..u32::MAX);
+                } else {
+                    let logits = if logits_for == n_past { logits } else { Vec::new() };
+                    self.live.put(seq, Live { tokens, n_past, logits, namespace: Some(namespace), used: 0 });
+                }
+                self.admission.release(seq, if n_past > 0 { After::Pin } else { After::Free });
+                self.shared.end(id, StreamEvent::Done(Box::new(completion)));
+            }
+        }
+    }
+
+    /// An idle session gives up its sequence; its state is saved first.
+    pub(crate) fn release_session(&mut self, seq: SeqId) {
+        self.save_live(seq, SaveReason::Evict);
+        let name = self.admission.release_session(seq);
+        tracing::debug!(seq, session = name.as_deref().unwrap_or(""), "idle session released");
+    }
+
+    /// Saves what an idle sequence holds.
+    pub(crate) fn save_live(&mut self, seq: SeqId, reason: SaveReason) {
+        let Some(live) = self.live.get(seq).filter(|live| live.n_past > 0) else { return };
+        let Some(namespace) = live.namespace else { return };
+        let (tokens, logits) = (live.committed().to_vec(), live.logits.clone());
+        self.saver().save(&Boundary { seq, tokens: &tokens, namespace, logits: &logits, reason });
+    }
+
+    /// Saves everything and ends every request.
+    pub(crate) fn shut_down(&mut self) {
+        self.sweep_cancelled();
+        for place in 0..self.tasks.len() {
+            let Some(task) = self.tasks.get_mut(place) else { break };
+            task.end.get_or_insert(End::CANCELLED);
+            let count = task.n_past;
+            self.save_task(place, count, SaveReason::Shutdown);
+        }
+        self.end_tasks();
+        let idle: Vec<SeqId> = self.admission.idle_sessions().map(|(seq, _, _)| seq).collect();
+        for seq in idle {
+            self.save_live(seq, SaveReason::Shutdown);
+        }
+        let model = self.shared.config.id.clone();
+        self.waiting.clear();
+        self.shared.fail_all(&EngineError::ShuttingDown { model });
+        self.note_phase();
+    }
+}
+
+/// The facts of a request that was cancelled before it got a sequence.
+pub(crate) fn never_started(request: Request, waited: Duration) -> Completion {
+    Completion {
+        reply: String::new(),
+        generated: Vec::new(),
+        prompt_tokens: request.tokens.len(),
+        context_tokens: request.tokens,
+        committed_tokens: 0,
+        finish_key: None,
+        hit: HitKind::Cold,
+        cache_delta: CacheDelta::default(),
+        finish_reason: FinishReason::Cancelled,
+        stop_sequence: None,
+        prefill_time: waited,
+        generation_time: Duration::ZERO,
+        completion_tokens: 0,
+        logprobs: Vec::new(),
+    }
+}
+
+/// A seed for requests that bring none.
+fn fresh_seed() -> u64 {
+    // The standard library seeds each of these differently, which is all that is asked for.
+    use std::hash::{BuildHasher, Hasher};
+    std::hash::RandomState::new().build_hasher().finish()
+}

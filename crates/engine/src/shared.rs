@@ -1,0 +1,75 @@
+//! What a model's handle, its worker, its supervisor and its watchdog share.
+//!
+//! Everything here is read-only after loading or synchronised by itself; nobody waits for the worker to read it.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use poncho_cache::Cache;
+
+use crate::adapters::AdapterSet;
+use crate::backend::{Backend, Model};
+use crate::config::ModelConfig;
+use crate::error::EngineError;
+use crate::event::StreamEvent;
+use crate::identity::FileIdentity;
+use crate::request::{ModelLimits, RequestId};
+use crate::status::Status;
+use crate::stream::Streams;
+
+/// See the module.
+pub(crate) struct Shared {
+    pub(crate) config: ModelConfig,
+    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) model: Arc<dyn Model>,
+    pub(crate) cache: Arc<Cache>,
+    pub(crate) file: FileIdentity,
+    pub(crate) limits: ModelLimits,
+    pub(crate) status: Status,
+    pub(crate) streams: Arc<Streams>,
+    /// Stops a running decode call soon.
+    pub(crate) abort: Arc<AtomicBool>,
+    /// The one request in the running decode call, plus one; 0 if there are several or none. Cancelling that request
+    /// may abort the call, because nobody else is in it.
+    pub(crate) alone: AtomicU64,
+    /// Set by the watchdog when it aborted a tick.
+    pub(crate) overdue: AtomicBool,
+    /// Told by the first worker: only a context knows the layout of its state.
+    pub(crate) context_hash: OnceLock<[u8; 32]>,
+    /// What requests that are admitted now get; kept here because it outlives a worker. `None` until one is attached.
+    pub(crate) adapters: Mutex<Option<Arc<AdapterSet>>>,
+}
+
+impl Shared {
+    /// Gives a request its last event.
+    pub(crate) fn end(&self, id: RequestId, last: StreamEvent) {
+        if self.streams.end(id, last) {
+            self.status.depth.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Ends every open request with an error.
+    pub(crate) fn fail_all(&self, error: &EngineError) {
+        let ended = self.streams.fail_all(error);
+        self.status.depth.fetch_sub(ended, Ordering::Relaxed);
+    }
+
+    /// The adapters of a worker that starts now.
+    pub(crate) fn adapters(&self) -> Option<Arc<AdapterSet>> {
+        self.adapters.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Remembers the adapters for workers to come.
+    pub(crate) fn set_adapters(&self, set: Arc<AdapterSet>) {
+        *self.adapters.lock().unwrap_or_else(PoisonError::into_inner) = Some(set);
+    }
+
+    /// Cancels a request; a decode call that works for it alone stops soon.
+    pub(crate) fn cancel(&self, id: RequestId) -> bool {
+        let found = self.streams.cancel(id);
+        if found && self.alone.load(Ordering::Relaxed) == id.0 + 1 {
+            self.abort.store(true, Ordering::Relaxed);
+        }
+        found
+    }
+}

@@ -1,0 +1,196 @@
+//! What a model is doing, readable by anybody without asking its worker.
+//!
+//! The worker writes, routers and metrics read; all of it is relaxed atomics. It must never be used to decide anything
+//! that has to be right at this very moment.
+
+use std::sync::atomic::{AtomicU64, AtomicU8, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use poncho_cache::HitKind;
+
+/// What a model is doing at the moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Phase {
+    /// Being loaded, or restarted after its worker ended.
+    Starting,
+    /// No request.
+    Idle,
+    /// Reading prompts, and nothing else.
+    Prefilling,
+    /// At least one request is generating.
+    Generating,
+    /// Unloaded.
+    Stopped,
+}
+
+impl Phase {
+    const ALL: [Self; 5] = [Self::Starting, Self::Idle, Self::Prefilling, Self::Generating, Self::Stopped];
+
+    /// The one spelling.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Idle => "idle",
+            Self::Prefilling => "prefilling",
+            Self::Generating => "generating",
+            Self::Stopped => "stopped",
+        }
+    }
+}
+
+/// The last cache decision.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LastHit {
+    /// How the prompt was found.
+    pub kind: HitKind,
+    /// Tokens that were there already.
+    pub read: u64,
+    /// Tokens of the prompt.
+    pub prompt: u64,
+}
+
+/// A copy of all facts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StatusReport {
+    /// What the model does.
+    pub phase: Phase,
+    /// Requests that wait for a sequence.
+    pub pending: usize,
+    /// Requests that were submitted and have not ended, running or waiting.
+    pub queue_depth: usize,
+    /// Requests that run.
+    pub active: usize,
+    /// Sessions that hold a sequence.
+    pub sessions: usize,
+    /// The last cache decision.
+    pub last_hit: Option<LastHit>,
+    /// Decode calls so far.
+    pub ticks: u64,
+    /// Prompt tokens computed so far.
+    pub prefilled_tokens: u64,
+    /// Tokens drawn so far.
+    pub generated_tokens: u64,
+    /// Nanoseconds spent in decode calls.
+    pub decode_nanos: u64,
+    /// Nanoseconds that the worker spent between decode calls while it had requests.
+    pub overhead_nanos: u64,
+    /// Times that the worker was started.
+    pub starts: u64,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Status {
+    epoch: Instant,
+    phase: AtomicU8,
+    pub(crate) pending: AtomicUsize,
+    pub(crate) depth: AtomicUsize,
+    pub(crate) active: AtomicUsize,
+    pub(crate) sessions: AtomicUsize,
+    hit_kind: AtomicU8,
+    hit_read: AtomicU64,
+    hit_prompt: AtomicU64,
+    pub(crate) ticks: AtomicU64,
+    pub(crate) prefilled: AtomicU64,
+    pub(crate) generated: AtomicU64,
+    pub(crate) decode_nanos: AtomicU64,
+    pub(crate) overhead_nanos: AtomicU64,
+    pub(crate) starts: AtomicU64,
+    /// When the running decode call began, in nanoseconds since `epoch` plus one; 0 while none runs.
+    decode_since: AtomicU64,
+}
+
+impl Default for Status {
+    fn default() -> Self {
+        Self {
+            epoch: Instant::now(),
+            phase: AtomicU8::new(0),
+            pending: AtomicUsize::new(0),
+            depth: AtomicUsize::new(0),
+            active: AtomicUsize::new(0),
+            sessions: AtomicUsize::new(0),
+            hit_kind: AtomicU8::new(u8::MAX),
+            hit_read: AtomicU64::new(0),
+            hit_prompt: AtomicU64::new(0),
+            ticks: AtomicU64::new(0),
+            prefilled: AtomicU64::new(0),
+            generated: AtomicU64::new(0),
+            decode_nanos: AtomicU64::new(0),
+            overhead_nanos: AtomicU64::new(0),
+            starts: AtomicU64::new(0),
+            decode_since: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Status {
+    pub(crate) fn set_phase(&self, phase: Phase) {
+        let position = Phase::ALL.iter().position(|candidate| *candidate == phase).unwrap_or(0);
+        self.phase.store(u8::try_from(position).unwrap_or(0), Ordering::Relaxed);
+    }
+
+    /// What the model does.
+    #[must_use]
+    pub(crate) fn phase(&self) -> Phase {
+        Phase::ALL.get(usize::from(self.phase.load(Ordering::Relaxed))).copied().unwrap_or(Phase::Starting)
+    }
+
+    pub(crate) fn set_last_hit(&self, hit: LastHit) {
+        let position = HitKind::ALL.iter().position(|candidate| *candidate == hit.kind).unwrap_or(0);
+        self.hit_read.store(hit.read, Ordering::Relaxed);
+        self.hit_prompt.store(hit.prompt, Ordering::Relaxed);
+        self.hit_kind.store(u8::try_from(position).unwrap_or(u8::MAX), Ordering::Relaxed);
+    }
+
+    /// The last cache decision.
+    #[must_use]
+    pub(crate) fn last_hit(&self) -> Option<LastHit> {
+        let kind = *HitKind::ALL.get(usize::from(self.hit_kind.load(Ordering::Relaxed)))?;
+        let (read, prompt) = (self.hit_read.load(Ordering::Relaxed), self.hit_prompt.load(Ordering::Relaxed));
+        Some(LastHit { kind, read, prompt })
+    }
+
+    fn nanos(&self) -> u64 {
+        u64::try_from(self.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX - 1)
+    }
+
+    pub(crate) fn decode_begins(&self) {
+        self.decode_since.store(self.nanos() + 1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn decode_ends(&self) {
+        self.decode_since.store(0, Ordering::Relaxed);
+    }
+
+    /// How long the running decode call has been going on.
+    pub(crate) fn decode_running_for(&self) -> Option<Duration> {
+        let since = self.decode_since.load(Ordering::Relaxed).checked_sub(1)?;
+        Some(Duration::from_nanos(self.nanos().saturating_sub(since)))
+    }
+
+    /// A copy of all facts.
+    #[must_use]
+    pub(crate) fn report(&self) -> StatusReport {
+        let load = |value: &AtomicU64| value.load(Ordering::Relaxed);
+        let load_size = |value: &AtomicUsize| value.load(Ordering::Relaxed);
+        StatusReport {
+            phase: self.phase(),
+            pending: load_size(&self.pending),
+            queue_depth: load_size(&self.depth),
+            active: load_size(&self.active),
+            sessions: load_size(&self.sessions),
+            last_hit: self.last_hit(),
+            ticks: load(&self.ticks),
+            prefilled_tokens: load(&self.prefilled),
+            generated_tokens: load(&self.generated),
+            decode_nanos: load(&self.decode_nanos),
+            overhead_nanos: load(&self.overhead_nanos),
+            starts: load(&self.starts),
+        }
+    }
+}
+
+pub(crate) fn add(counter: &AtomicU64, amount: u64) {
+    counter.fetch_add(amount, Ordering::Relaxed);
+}

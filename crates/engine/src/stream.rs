@@ -1,0 +1,203 @@
+//! The two ends of a request: the worker's sender and the caller's stream.
+//!
+//! A stream ends with exactly one `Done` or `Error`. A caller that drops its stream is gone, and its request is
+//! cancelled; a worker that drops its sender without a last word died, and the stream says so. Nothing here blocks the
+//! worker: what a slow reader has not read yet waits, bounded by the length of the reply.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use crate::error::EngineError;
+use crate::event::{Completion, StreamEvent};
+use crate::request::RequestId;
+
+/// The worker's end.
+#[derive(Debug, Clone)]
+pub(crate) struct EventSender {
+    events: UnboundedSender<StreamEvent>,
+    cancelled: Arc<AtomicBool>,
+}
+
+impl EventSender {
+    /// Sends an event. A reader that is gone cancels its request.
+    pub(crate) fn send(&self, event: StreamEvent) {
+        if self.events.send(event).is_err() {
+            self.cancelled.store(true, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Relaxed) || self.events.is_closed()
+    }
+}
+
+/// All streams of a model whose requests have not ended, so that somebody can have the last word if the worker cannot.
+#[derive(Debug, Default)]
+pub(crate) struct Streams {
+    open: Mutex<HashMap<RequestId, EventSender>>,
+}
+
+impl Streams {
+    /// Opens a stream for a request.
+    pub(crate) fn open(self: &Arc<Self>, id: RequestId) -> (EventSender, Stream) {
+        let (sender, receiver) = unbounded_channel();
+        let cancelled = Arc::new(AtomicBool::new(false));
+        let sender = EventSender { events: sender, cancelled: Arc::clone(&cancelled) };
+        self.lock().insert(id, sender.clone());
+        (sender, Stream { id, events: receiver, cancelled, ended: false })
+    }
+
+    /// Marks a request as cancelled. False if it has ended.
+    pub(crate) fn cancel(&self, id: RequestId) -> bool {
+        let open = self.lock();
+        let Some(sender) = open.get(&id) else { return false };
+        sender.cancelled.store(true, Ordering::Relaxed);
+        true
+    }
+
+    /// The last event of a request. False if it has had one.
+    pub(crate) fn end(&self, id: RequestId, last: StreamEvent) -> bool {
+        let Some(sender) = self.lock().remove(&id) else { return false };
+        sender.send(last);
+        true
+    }
+
+    /// Ends every open request with an error. Returns how many there were.
+    pub(crate) fn fail_all(&self, error: &EngineError) -> usize {
+        let open = std::mem::take(&mut *self.lock());
+        for sender in open.values() {
+            sender.send(StreamEvent::Error(error.clone()));
+            // Nobody waits for what a worker may still do for it.
+            sender.cancelled.store(true, Ordering::Relaxed);
+        }
+        open.len()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<RequestId, EventSender>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The caller's end: the events of one request. Dropping it cancels the request.
+#[derive(Debug)]
+pub struct Stream {
+    id: RequestId,
+    events: UnboundedReceiver<StreamEvent>,
+    cancelled: Arc<AtomicBool>,
+    ended: bool,
+}
+
+impl Stream {
+    /// The request's name, for `Model::cancel`.
+    #[must_use]
+    pub fn id(&self) -> RequestId {
+        self.id
+    }
+
+    /// The next event; `None` after the last. Waits without a runtime.
+    pub fn next_blocking(&mut self) -> Option<StreamEvent> {
+        if self.ended {
+            return None;
+        }
+        let event = self.events.blocking_recv();
+        Some(self.note(event))
+    }
+
+    /// The next event; `None` after the last.
+    pub async fn next(&mut self) -> Option<StreamEvent> {
+        if self.ended {
+            return None;
+        }
+        let event = self.events.recv().await;
+        Some(self.note(event))
+    }
+
+    /// The next event if one is there already.
+    pub fn try_next(&mut self) -> Option<StreamEvent> {
+        if self.ended {
+            return None;
+        }
+        let event = self.events.try_recv().ok()?;
+        Some(self.note(Some(event)))
+    }
+
+    /// Reads to the end and returns the facts.
+    ///
+    /// # Errors
+    /// The error that ended the request.
+    pub fn wait(mut self) -> Result<Completion, EngineError> {
+        loop {
+            match self.next_blocking() {
+                Some(StreamEvent::Done(completion)) => return Ok(*completion),
+                Some(StreamEvent::Error(error)) => return Err(error),
+                Some(_) => {}
+                None => return Err(gone()),
+            }
+        }
+    }
+
+    fn note(&mut self, event: Option<StreamEvent>) -> StreamEvent {
+        let event = event.unwrap_or_else(|| StreamEvent::Error(gone()));
+        self.ended = event.is_last();
+        event
+    }
+}
+
+fn gone() -> EngineError {
+    EngineError::WorkerDied { model: "the model".to_owned(), reason: "it was unloaded".to_owned() }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.cancelled.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Iterator for Stream {
+    type Item = StreamEvent;
+
+    fn next(&mut self) -> Option<StreamEvent> {
+        self.next_blocking()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dropped_stream_is_a_cancelled_request() {
+        let streams = Arc::new(Streams::default());
+        let (sender, stream) = streams.open(RequestId(1));
+        assert!(!sender.is_cancelled());
+        drop(stream);
+        assert!(sender.is_cancelled());
+    }
+
+    #[test]
+    fn every_stream_has_exactly_one_last_event() {
+        let streams = Arc::new(Streams::default());
+        let (_sender, mut stream) = streams.open(RequestId(1));
+        let error = EngineError::Decode { code: -3 };
+        assert!(streams.end(RequestId(1), StreamEvent::Error(error.clone())));
+        assert!(!streams.end(RequestId(1), StreamEvent::Error(error.clone())), "only once");
+        assert_eq!(stream.next_blocking(), Some(StreamEvent::Error(error)));
+        assert_eq!(stream.next_blocking(), None);
+    }
+
+    #[test]
+    fn a_dead_worker_leaves_no_stream_without_a_last_word() {
+        let streams = Arc::new(Streams::default());
+        let (_a, one) = streams.open(RequestId(1));
+        let (_b, two) = streams.open(RequestId(2));
+        let error = EngineError::WorkerDied { model: "m".into(), reason: "panic".into() };
+        assert_eq!(streams.fail_all(&error), 2);
+        assert_eq!(one.wait(), Err(error.clone()));
+        assert_eq!(two.wait(), Err(error));
+    }
+}

@@ -1,0 +1,256 @@
+//! One request in flight: its tokens, how far they are computed, and how its next token is drawn.
+//!
+//! Owned by the worker, from admission to the last event. It knows its own sequence number and nothing of other
+//! requests; it must never touch the context.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use poncho_cache::{HitKind, Namespace};
+
+use crate::adapters::AdapterSet;
+use crate::backend::{Model, SeqId, SpecialText};
+use crate::batch::Work;
+use crate::error::EngineError;
+use crate::event::{CacheDelta, Completion, FinishReason, StreamEvent, TokenLogprob, TokenProbability};
+use crate::logprobs::logprobs;
+use crate::markers::SamplingMode;
+use crate::output::Output;
+use crate::request::{Mode, Request, RequestId};
+use crate::sample::{Draw, SampleError, Sampler};
+use crate::stream::EventSender;
+
+/// Why a request is over.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum End {
+    /// With its facts.
+    Finished {
+        /// Why.
+        reason: FinishReason,
+        /// The stop sequence that ended it, by its place in the request.
+        stop: Option<usize>,
+    },
+    /// With an error.
+    Failed(EngineError),
+}
+
+impl End {
+    pub(crate) const CANCELLED: Self = Self::Finished { reason: FinishReason::Cancelled, stop: None };
+}
+
+/// See the module.
+pub(crate) struct Task {
+    pub(crate) id: RequestId,
+    pub(crate) seq: SeqId,
+    pub(crate) request: Request,
+    pub(crate) events: EventSender,
+    /// Prompt and drawn tokens.
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) prompt_len: usize,
+    /// How many of `tokens` the sequence holds.
+    pub(crate) n_past: usize,
+    /// Logits that are kept for a save or for the next request.
+    pub(crate) logits: Vec<f32>,
+    /// How many tokens the sequence held when `logits` came out.
+    pub(crate) logits_for: usize,
+    pub(crate) namespace: Namespace,
+    pub(crate) adapters: Arc<AdapterSet>,
+    pub(crate) hit: HitKind,
+    /// Tokens that were there already.
+    pub(crate) read: usize,
+    /// Positions, ascending, at which the prefill pauses for a save. For models that cannot be cut.
+    pub(crate) stops: Vec<usize>,
+    /// Tokens held at the last save.
+    pub(crate) last_save: usize,
+    /// Set once the saves at the end of the prompt were made.
+    pub(crate) prompt_saved: bool,
+    pub(crate) end: Option<End>,
+    generation_limit: usize,
+    sampler: Sampler,
+    output: Output,
+    logprobs: Vec<TokenLogprob>,
+    started: Instant,
+    first_logits: Option<Instant>,
+}
+
+/// What a task is made from.
+pub(crate) struct NewTask {
+    pub(crate) id: RequestId,
+    pub(crate) seq: SeqId,
+    pub(crate) request: Request,
+    pub(crate) events: EventSender,
+    pub(crate) namespace: Namespace,
+    pub(crate) adapters: Arc<AdapterSet>,
+    pub(crate) sampler: Sampler,
+    pub(crate) output: Output,
+    pub(crate) started: Instant,
+}
+
+impl Task {
+    pub(crate) fn new(new: NewTask) -> Self {
+        let tokens = new.request.tokens.clone();
+        Self {
+            id: new.id,
+            seq: new.seq,
+            prompt_len: tokens.len(),
+            tokens,
+            n_past: 0,
+            logits: Vec::new(),
+            logits_for: 0,
+            namespace: new.namespace,
+            adapters: new.adapters,
+            hit: HitKind::Cold,
+            read: 0,
+            stops: Vec::new(),
+            last_save: 0,
+            prompt_saved: false,
+            end: None,
+            generation_limit: 0,
+            sampler: new.sampler,
+            output: new.output,
+            logprobs: Vec::new(),
+            started: new.started,
+            first_logits: None,
+            events: new.events,
+            request: new.request,
+        }
+    }
+
+    pub(crate) fn set_generation_limit(&mut self, limit: usize) {
+        self.generation_limit = limit;
+    }
+
+    pub(crate) fn generated(&self) -> usize {
+        self.tokens.len().saturating_sub(self.prompt_len)
+    }
+
+    /// Whether the prompt is not wholly computed yet.
+    pub(crate) fn is_prefilling(&self) -> bool {
+        self.n_past < self.prompt_len
+    }
+
+    /// What it wants of the next tick.
+    pub(crate) fn work(&self) -> Work {
+        let remaining = self.tokens.len().saturating_sub(self.n_past);
+        if remaining <= 1 && !self.is_prefilling() {
+            return Work::Decode;
+        }
+        let pause = self.stops.iter().find(|stop| **stop > self.n_past).copied().unwrap_or(usize::MAX);
+        Work::Prefill { position: self.n_past, remaining: remaining.min(pause - self.n_past), grid: None }
+    }
+
+    /// Whether logits of the last row are wanted when the sequence holds `n_past` tokens: at the end of what there is,
+    /// and where a row will be saved.
+    pub(crate) fn wants_logits_at(&self, n_past: usize) -> bool {
+        n_past == self.tokens.len() || self.stops.contains(&n_past)
+    }
+
+    /// The kept logits, if they belong to the first `count` tokens.
+    pub(crate) fn logits_at(&self, count: usize) -> &[f32] {
+        if self.logits_for == count { &self.logits } else { &[] }
+    }
+
+    /// Keeps logits that came out after `n_past` tokens.
+    pub(crate) fn keep_logits(&mut self, logits: Vec<f32>) {
+        self.logits = logits;
+        self.logits_for = self.n_past;
+    }
+
+    /// The same, from the context's own buffer.
+    pub(crate) fn copy_logits(&mut self, logits: &[f32]) {
+        self.logits.clear();
+        self.logits.extend_from_slice(logits);
+        self.logits_for = self.n_past;
+    }
+
+    /// Draws the next token from these logits and sends what follows from it.
+    pub(crate) fn draw(&mut self, logits: &[f32], model: &dyn Model) {
+        let now = Instant::now();
+        self.first_logits.get_or_insert(now);
+        if self.request.mode == Mode::PrefillOnly {
+            self.finish(FinishReason::Length, None);
+            return;
+        }
+        let drawn = match self.output.forced_token() {
+            Some(token) => Ok(token),
+            None => self.sampler.sample(logits, match self.output.sampling_mode() {
+                SamplingMode::Request => Draw::Own,
+                SamplingMode::Greedy => Draw::Greedy,
+            }),
+        };
+        let token = match drawn {
+            Ok(token) => token,
+            // The grammar is complete or can go nowhere: the reply ends here.
+            Err(SampleError::GrammarStuck) => {
+                self.finish(FinishReason::Stop, None);
+                return;
+            }
+            Err(error) => {
+                let error = EngineError::Backend { call: "sample".to_owned(), reason: error.to_string() };
+                self.end = Some(End::Failed(error));
+                return;
+            }
+        };
+        let logprob = self.request.logprobs.and_then(|top| token_logprob(model, logits, token, top));
+        self.tokens.push(token);
+        self.events.send(StreamEvent::Token { id: token, logprob: logprob.clone() });
+        self.logprobs.extend(logprob);
+        if model.is_eog(token) && !self.request.ignore_eos {
+            self.finish(FinishReason::Stop, None);
+            return;
+        }
+        let stuck = self.sampler.accept(token).is_err();
+        let stop = self.output.push(token, model, &self.events);
+        if stop.is_some() {
+            self.finish(FinishReason::Stop, stop);
+        } else if stuck {
+            self.finish(FinishReason::Stop, None);
+        } else if self.generated() >= self.generation_limit {
+            self.finish(FinishReason::Length, None);
+        }
+    }
+
+    fn finish(&mut self, reason: FinishReason, stop: Option<usize>) {
+        self.end = Some(End::Finished { reason, stop });
+    }
+
+    /// The facts of a finished request; sends what the output still held back.
+    pub(crate) fn complete(
+        &mut self,
+        reason: FinishReason,
+        stop: Option<usize>,
+        finish_key: Option<poncho_cache::Key>,
+        model: &dyn Model,
+    ) -> Completion {
+        self.output.finish(stop.is_some(), model, &self.events);
+        let now = Instant::now();
+        let first = self.first_logits.unwrap_or(now);
+        let generated = self.tokens.get(self.prompt_len..).unwrap_or(&[]).to_vec();
+        Completion {
+            reply: self.output.take_reply(),
+            completion_tokens: generated.len(),
+            generated,
+            committed_tokens: self.n_past,
+            finish_key,
+            hit: self.hit,
+            cache_delta: CacheDelta { read: self.read, created: self.n_past.saturating_sub(self.read) },
+            finish_reason: reason,
+            stop_sequence: stop.and_then(|place| self.request.stop.get(place)).cloned(),
+            prefill_time: first.duration_since(self.started),
+            generation_time: now.duration_since(first),
+            prompt_tokens: self.prompt_len,
+            logprobs: std::mem::take(&mut self.logprobs),
+            context_tokens: self.tokens.clone(),
+        }
+    }
+}
+
+fn token_logprob(model: &dyn Model, logits: &[f32], token: u32, top: u8) -> Option<TokenLogprob> {
+    let found = logprobs(logits, token, top)?;
+    let named = |ranked: crate::logprobs::Ranked| {
+        let mut bytes = Vec::new();
+        model.token_bytes(ranked.token, SpecialText::Render, &mut bytes);
+        TokenProbability { id: ranked.token, bytes, logprob: ranked.logprob }
+    };
+    Some(TokenLogprob { token: named(found.chosen), top: found.top.into_iter().map(named).collect() })
+}

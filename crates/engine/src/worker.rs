@@ -1,0 +1,278 @@
+//! The worker: the one thread that owns a model's context.
+//!
+//! It takes commands between two ticks, admits requests to sequences, runs one decode call per tick, draws tokens, saves
+//! states and ends requests. `tick.rs` holds the decode call and its outcomes, `settle.rs` admission's other half (where a
+//! prompt is found, where a request ends), `extras.rs` the commands that are no requests. Nothing else may touch the
+//! context. A panic in here ends this worker only; its supervisor starts another.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::TryRecvError;
+use std::time::Instant;
+
+use poncho_cache::Policy;
+
+use crate::adapters::AdapterSet;
+use crate::admission::{Admission, Next, Place, Refusal, Submitted, Ticket};
+use crate::backend::{Batch, Context, Grammar};
+use crate::batch::{Budget, Plan, Work};
+use crate::command::Command;
+use crate::error::EngineError;
+use crate::estimate::Estimates;
+use crate::event::StreamEvent;
+use crate::identity::context_hash;
+use crate::inbox::Inbox;
+use crate::live::LiveTable;
+use crate::request::{Mode, Request, RequestId};
+use crate::save::Saver;
+use crate::shared::Shared;
+use crate::status::Phase;
+use crate::stream::EventSender;
+use crate::task::{End, Task};
+
+/// Why a worker ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Exit {
+    /// It was asked to, or nobody can reach it any more.
+    Done,
+    /// Its context cannot be used any more.
+    Broken(String),
+    /// The watchdog gave it up and another one serves; it must touch nothing that is shared.
+    GivenUp,
+}
+
+/// A request that has no sequence yet.
+pub(crate) struct Waiting {
+    pub(crate) request: Box<Request>,
+    pub(crate) grammar: Option<Box<dyn Grammar>>,
+    pub(crate) events: EventSender,
+    pub(crate) submitted: Instant,
+}
+
+/// See the module.
+pub(crate) struct Worker {
+    pub(crate) shared: Arc<Shared>,
+    /// Set by the watchdog when it starts another worker in this one's place.
+    pub(crate) given_up: Arc<AtomicBool>,
+    pub(crate) context: Box<dyn Context>,
+    pub(crate) policy: Policy,
+    pub(crate) budget: Budget,
+    pub(crate) context_hash: [u8; 32],
+    pub(crate) admission: Admission,
+    pub(crate) waiting: HashMap<RequestId, Waiting>,
+    /// Requests with a sequence, in the order of their admission.
+    pub(crate) tasks: Vec<Task>,
+    pub(crate) live: LiveTable,
+    /// What requests that are admitted now get.
+    pub(crate) adapters: Arc<AdapterSet>,
+    /// What the context has attached.
+    pub(crate) attached: Arc<AdapterSet>,
+    pub(crate) estimates: Estimates,
+    pub(crate) embedder: Option<Box<dyn Context>>,
+    /// Decode calls that failed one after the other.
+    pub(crate) failures: u32,
+    /// Whose turn it is when requests with different adapters run.
+    pub(crate) turn: usize,
+    pub(crate) batch: Batch,
+    pub(crate) plan: Plan,
+    pub(crate) work: Vec<Work>,
+    /// Indexes into `tasks` of the requests in `work`.
+    pub(crate) members: Vec<usize>,
+}
+
+impl Worker {
+    /// A worker with a fresh context and no request.
+    pub(crate) fn new(shared: Arc<Shared>, given_up: Arc<AtomicBool>) -> Result<Self, EngineError> {
+        let options = &shared.config.context;
+        let context = shared
+            .model
+            .new_context(options, Arc::clone(&shared.abort))
+            .map_err(|error| EngineError::Backend { call: "creating a context".to_owned(), reason: error.to_string() })?;
+        let info = context.info();
+        let budget = shared.config.budget(info.n_batch, info.n_seq_max)?;
+        let policy = shared.config.policy()?;
+        let hash = context_hash(options, info, shared.model.info());
+        let none = Arc::new(AdapterSet::new(Vec::new(), &shared.file, hash)?);
+        let n_seq = info.n_seq_max;
+        shared.context_hash.get_or_init(|| hash);
+        Ok(Self {
+            admission: Admission::new(n_seq, shared.config.queue_limit),
+            live: LiveTable::new(n_seq),
+            adapters: shared.adapters().unwrap_or_else(|| Arc::clone(&none)),
+            attached: none,
+            context,
+            policy,
+            budget,
+            context_hash: hash,
+            waiting: HashMap::new(),
+            tasks: Vec::new(),
+            estimates: Estimates::new(),
+            embedder: None,
+            failures: 0,
+            turn: 0,
+            batch: Batch::default(),
+            plan: Plan::default(),
+            work: Vec::new(),
+            members: Vec::new(),
+            given_up,
+            shared,
+        })
+    }
+
+    /// Serves until it is told to stop.
+    pub(crate) fn run(&mut self, inbox: &Inbox) -> Exit {
+        loop {
+            let between = Instant::now();
+            if self.tasks.is_empty() && self.waiting.is_empty() {
+                self.note_phase();
+                match inbox.wait(&self.given_up) {
+                    Some(command) => {
+                        if self.handle(command) {
+                            return Exit::Done;
+                        }
+                    }
+                    None => return Exit::Done,
+                }
+            }
+            loop {
+                match inbox.poll(&self.given_up) {
+                    Ok(command) => {
+                        if self.handle(command) {
+                            return Exit::Done;
+                        }
+                    }
+                    Err(TryRecvError::Empty) => break,
+                    Err(TryRecvError::Disconnected) if self.tasks.is_empty() => return Exit::Done,
+                    Err(TryRecvError::Disconnected) => break,
+                }
+            }
+            self.sweep_cancelled();
+            // A request may be over as soon as it starts: all that it asked for was known.
+            loop {
+                self.end_tasks();
+                self.admit();
+                if self.tasks.iter().all(|task| task.end.is_none()) {
+                    break;
+                }
+            }
+            if self.tasks.is_empty() {
+                continue;
+            }
+            self.note_phase();
+            if let Err(exit) = self.tick(between) {
+                return exit;
+            }
+            self.make_saves();
+            self.end_tasks();
+        }
+    }
+
+    /// Takes one command. True if it was the last.
+    fn handle(&mut self, command: Command) -> bool {
+        match command {
+            Command::Submit { id, request, grammar, events } => {
+                self.submit(id, Waiting { request, grammar, events, submitted: Instant::now() });
+            }
+            Command::Shutdown { reply } => {
+                self.shut_down();
+                let _ = reply.send(Ok(()));
+                return true;
+            }
+            other => self.handle_extra(other),
+        }
+        false
+    }
+
+    fn submit(&mut self, id: RequestId, waiting: Waiting) {
+        if waiting.events.is_cancelled() {
+            return self.end_unstarted(id, waiting);
+        }
+        let ticket = Ticket {
+            request: id,
+            session: waiting.request.session_id.clone(),
+            needs_session: waiting.request.mode == Mode::Continue,
+        };
+        match self.admission.submit(ticket) {
+            Submitted::Admitted(place) => self.start(id, waiting, place),
+            Submitted::Queued(_) => {
+                self.waiting.insert(id, waiting);
+                self.admit();
+            }
+            Submitted::Refused(refusal) => self.shared.end(id, StreamEvent::Error(refused(refusal))),
+        }
+    }
+
+    /// Gives sequences to waiting requests, in their order. Idle sessions make room when none is free.
+    fn admit(&mut self) {
+        loop {
+            match self.admission.admit_next() {
+                Next::Admit(id, seq) => match self.waiting.remove(&id) {
+                    Some(waiting) => self.start(id, waiting, Place::Fresh(seq)),
+                    None => drop(self.admission.release(seq, crate::admission::After::Free)),
+                },
+                Next::ReleaseFirst(seq) => self.release_session(seq),
+                Next::Wait => break,
+            }
+        }
+    }
+
+    /// Marks requests whose callers are gone or changed their mind.
+    pub(crate) fn sweep_cancelled(&mut self) {
+        for task in &mut self.tasks {
+            if task.end.is_none() && task.events.is_cancelled() {
+                task.end = Some(End::CANCELLED);
+            }
+        }
+        if self.waiting.values().any(|waiting| waiting.events.is_cancelled()) {
+            let gone: Vec<RequestId> =
+                self.waiting.iter().filter(|(_, waiting)| waiting.events.is_cancelled()).map(|(id, _)| *id).collect();
+            for id in gone {
+                self.admission.cancel_queued(id);
+                if let Some(waiting) = self.waiting.remove(&id) {
+                    self.end_unstarted(id, waiting);
+                }
+            }
+        }
+    }
+
+    /// A request was cancelled before it got a sequence.
+    fn end_unstarted(&self, id: RequestId, waiting: Waiting) {
+        let completion = crate::settle::never_started(*waiting.request, waiting.submitted.elapsed());
+        self.shared.end(id, StreamEvent::Done(Box::new(completion)));
+    }
+
+    pub(crate) fn note_phase(&self) {
+        let status = &self.shared.status;
+        status.pending.store(self.waiting.len(), Ordering::Relaxed);
+        status.active.store(self.tasks.len(), Ordering::Relaxed);
+        status.sessions.store(self.admission.idle_sessions().count(), Ordering::Relaxed);
+        status.set_phase(if self.tasks.is_empty() {
+            Phase::Idle
+        } else if self.tasks.iter().all(Task::is_prefilling) {
+            Phase::Prefilling
+        } else {
+            Phase::Generating
+        });
+    }
+
+    /// What saving needs, borrowed apart from the tasks.
+    pub(crate) fn saver(&mut self) -> Saver<'_> {
+        Saver {
+            context: &mut *self.context,
+            backend: &*self.shared.backend,
+            cache: &self.shared.cache,
+            policy: &self.policy,
+            tier: self.shared.config.tier,
+            mode: self.shared.file.mode,
+        }
+    }
+}
+
+fn refused(refusal: Refusal) -> EngineError {
+    match refusal {
+        Refusal::Overloaded { queued, limit } => EngineError::Overloaded { queued, limit },
+        Refusal::StickyBusy { session } => EngineError::StickyBusy { session },
+        Refusal::NoSession { session } => EngineError::NoSession { session },
+    }
+}

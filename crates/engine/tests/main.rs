@@ -1,0 +1,16 @@
+//! The integration tests of the engine: one binary, one module per promise.
+
+#[cfg(test)]
+mod batching;
+#[cfg(test)]
+mod hits;
+#[cfg(test)]
+mod replies;
+#[cfg(test)]
+mod stub;
+#[cfg(test)]
+mod support;
+#[cfg(test)]
+mod real;
+#[cfg(test)]
+mod rows;
