@@ -14,3 +14,7 @@ mod support;
 mod real;
 #[cfg(test)]
 mod rows;
+#[cfg(test)]
+mod models;
+#[cfg(test)]
+mod smollm2;

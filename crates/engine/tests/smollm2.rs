@@ -1,0 +1,42 @@
+//! The default model, end to end: a chat prompt, rendered by its own template, answered sensibly, and found again.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use poncho_cache::HitKind;
+use poncho_engine::backend::llama::LlamaBackend;
+use poncho_engine::backend::{ChatRequest, ContextOptions};
+use poncho_engine::{Model, ModelConfig, Request, Sampling};
+
+use crate::support::{memory_cache, small_gates};
+
+fn model_file() -> PathBuf {
+    let name = "SmolLM2-135M-Instruct.Q4_1.gguf";
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../.tools/models").join(name);
+    assert!(path.is_file(), "{} is not there; `make model` fetches it", path.display());
+    path
+}
+
+#[test]
+fn the_default_model_answers_a_question_and_remembers_it() {
+    let config = ModelConfig {
+        gates: small_gates(),
+        context: ContextOptions { n_ctx: 1024, n_seq_max: 2, ..ContextOptions::default() },
+        ..ModelConfig::new("smollm2", model_file())
+    };
+    let cache = memory_cache();
+    let model = Model::load(config.clone(), Arc::new(LlamaBackend), Arc::clone(&cache)).unwrap();
+    let question = r#"[{"role":"user","content":"What is the capital of France? Answer in one sentence."}]"#;
+    let rendered = model.apply_chat_template(&ChatRequest { messages_json: question.to_owned(), ..ChatRequest::default() }).unwrap();
+    assert!(rendered.text.contains("capital of France"), "{}", rendered.text);
+    let tokens = model.tokenize_prompt(&rendered).unwrap();
+    let request =
+        Request { max_tokens: Some(40), sampling: Sampling::greedy(), ..Request::new(tokens) };
+    let cold = model.complete(request.clone()).unwrap();
+    assert!(cold.reply.contains("Paris"), "{}", cold.reply);
+    assert_eq!(cold.hit, HitKind::Cold);
+    drop(model);
+    let again = Model::load(config, Arc::new(LlamaBackend), cache).unwrap();
+    let warm = again.complete(request).unwrap();
+    assert_eq!((warm.hit, &warm.reply), (HitKind::Exact, &cold.reply));
+}
