@@ -39,6 +39,7 @@ build: bootstrap ## Build the poncho binary
 
 test: bootstrap ## Everything that CI checks: format, lints, docs, all tests, a short fuzz run
 	$(CHECKS)
+	$(STEP) 'default model' scripts/fetch_model.py
 	$(STEP) 'tests' cargo nextest run --workspace --release
 	$(STEP) 'examples in the documentation' cargo test --doc --workspace --release
 	$(STEP) 'schedules of the cache (shuttle)' cargo nextest run -p poncho-cache --features shuttle --release -E 'test(shuttle)'
@@ -48,7 +49,7 @@ check: bootstrap ## Static checks only: format, tidy, clippy, docs
 	$(CHECKS)
 
 # `cargo bench` alone would use its own profile, and that one compiles llama.cpp again.
-bench: bootstrap ## Run the benchmarks
+bench: bootstrap model ## Run the benchmarks
 	$(STEP) 'benchmarks' cargo bench --workspace --benches --profile release
 
 doc: bootstrap ## Build the API documentation into target/doc
@@ -57,8 +58,8 @@ doc: bootstrap ## Build the API documentation into target/doc
 fuzz: bootstrap ## Fuzz the parsers of cache files, FUZZ_SECONDS for each target
 	$(STEP) 'fuzz, $(FUZZ_SECONDS) s each' fuzz/run.sh $(FUZZ_SECONDS)
 
-model: build ## Fetch a model, MODEL= or the default one (to come: see README.md)
-	@exec $(PONCHO) pull $(or $(MODEL),smollm2:135m)
+model: ## Fetch the default model, SmolLM2-135M-Instruct, into .tools/models
+	$(STEP) 'default model' scripts/fetch_model.py
 
 bootstrap: ## Install what the build needs and is missing (the other targets do this first)
 	@scripts/bootstrap.sh

@@ -370,12 +370,7 @@ fn check(request: &SaveRequest<'_>, start: u32) -> Result<(), BadSave> {
 }
 
 /// The base was chosen by tokens, but the caller may have changed them since.
-fn check_parent(
-    index: &Index,
-    parent: RowId,
-    draft: &Draft,
-    tokens: &[u32],
-) -> Result<(), BadSave> {
+fn check_parent(index: &Index, parent: RowId, draft: &Draft, tokens: &[u32]) -> Result<(), BadSave> {
     let Some(row) = index.row(parent) else { return Err(BadSave::NoParent { start: draft.start as usize }) };
     let key = row.key;
     if index.namespace_of(row) != Some(draft.namespace) {

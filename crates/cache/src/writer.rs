@@ -130,7 +130,10 @@ impl Queue {
 
     fn finished(&self, row: RowId) {
         let mut state = self.state.lock();
-        state.running.retain(|running| *running != row);
+        // One entry only: the row may have left meanwhile, and its number may be that of another running job.
+        if let Some(position) = state.running.iter().position(|running| *running == row) {
+            state.running.swap_remove(position);
+        }
         drop(state);
         self.changed.notify_all();
     }

@@ -37,17 +37,16 @@ fn check_at_rest(fs: &MemoryFs, cache: Arc<Cache>) {
     assert_eq!((cache.pinned_rows(), cache.queue_depth()), (0, 0));
     let counters = cache.counters();
     assert_eq!((counters.save_failures, counters.corrupt_files, counters.orphans_dropped), (0, 0, 0));
-    let rows = cache.rows();
-    assert_eq!(counters.tier_bytes, [0, 0, rows.iter().map(|row| row.bytes).sum()]);
-    for row in &rows {
+    assert_eq!(counters.tier_bytes, [0, 0, cache.rows().iter().map(|row| row.bytes).sum()]);
+    for row in cache.rows() {
         assert!(row.parent.is_none_or(|parent| cache.contains(&parent)) && !row.pending);
         let tokens = cache.tokens_of(&row.key).unwrap();
         assert_eq!(reach(&cache, namespace(1), &tokens), tokens.len());
     }
+    let rows = cache.rows();
     assert_eq!(fs.paths().len(), rows.len(), "one file a row, and no temporary");
     drop(cache);
-    let again = open(fs).rows();
-    assert!(again.iter().map(|row| (row.key, row.parent)).eq(rows.iter().map(|row| (row.key, row.parent))));
+    assert_eq!(open(fs).rows(), rows, "hits and ages too");
 }
 
 /// A row read in one piece, whoever evicts or replaces it meanwhile.
@@ -116,8 +115,7 @@ fn shuttle_a_lease_an_eviction_and_a_save_meet_on_one_key() {
         };
         let outcome = cache.save(request(namespace(1), &tokens, None)).unwrap().outcome;
         // Still there; gone and saved again; or its file is just being removed.
-        let possible =
-            [SaveOutcome::AlreadyPresent, SaveOutcome::Queued, SaveOutcome::Dropped(DropReason::Conflict)];
+        let possible = [SaveOutcome::AlreadyPresent, SaveOutcome::Queued, SaveOutcome::Dropped(DropReason::Conflict)];
         assert!(possible.contains(&outcome), "{outcome:?}");
         let reach = reader.join().unwrap();
         assert!(reach == 0 || reach == 6);

@@ -3,6 +3,61 @@
 //!
 //! [`Model::load`] loads a GGUF file, [`Model::submit`] streams a reply, [`Model::complete`] waits for it; [`Engine`]
 //! keeps several models by name. Only [`backend::llama`] knows llama.cpp; [`backend::stub`] is a deterministic stand-in.
+//!
+//! With a model file, on disk, and a chat prompt:
+//!
+//! ```no_run
+//! use std::sync::Arc;
+//! use poncho_cache::{Cache, CacheConfig};
+//! use poncho_engine::backend::ChatRequest;
+//! use poncho_engine::backend::llama::LlamaBackend;
+//! use poncho_engine::{Model, ModelConfig, Request, StreamEvent};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let cache = Arc::new(Cache::open(CacheConfig::on_disk("kv", 10 << 30))?);
+//! let model = Model::load(ModelConfig::new("chat", "model.gguf"), Arc::new(LlamaBackend), cache)?;
+//! let messages_json = r#"[{"role":"user","content":"What is a poncho?"}]"#.to_owned();
+//! let prompt = model.apply_chat_template(&ChatRequest { messages_json, ..ChatRequest::default() })?;
+//! for event in model.submit(Request::new(model.tokenize_prompt(&prompt)?))? {
+//!     match event {
+//!         StreamEvent::Text(text) => print!("{text}"),
+//!         StreamEvent::Done(done) => println!("\n{} {}", done.hit, done.cache_delta.read),
+//!         StreamEvent::Error(error) => return Err(error.into()),
+//!         _ => {}
+//!     }
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The same calls work on the stub, which needs no file. The second request finds what the first one left:
+//!
+//! ```
+//! use std::sync::Arc;
+//! use poncho_cache::{Cache, CacheConfig, HitKind};
+//! use poncho_engine::backend::MemoryKind;
+//! use poncho_engine::backend::stub::StubBackend;
+//! use poncho_engine::{FingerprintSource, Model, ModelConfig, Request};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let cache = Arc::new(Cache::open(CacheConfig::in_memory(1 << 20))?);
+//! let config = ModelConfig {
+//!     fingerprint: FingerprintSource::FastUnsafe([1; 32]),
+//!     ..ModelConfig::new("stub", "stub")
+//! };
+//! let model = Model::load(config, Arc::new(StubBackend::new(MemoryKind::Attention)), cache)?;
+//! let prompt: Vec<u32> = b"Tell me a story about llamas".iter().map(|byte| u32::from(*byte)).collect();
+//! let first = model.complete(Request { max_tokens: Some(8), ..Request::new(prompt) })?;
+//! assert_eq!(first.hit, HitKind::Cold);
+//!
+//! let mut next_turn = first.context_tokens;
+//! next_turn.extend(b" And then?".iter().map(|byte| u32::from(*byte)));
+//! let second = model.complete(Request { max_tokens: Some(8), ..Request::new(next_turn) })?;
+//! assert_eq!(second.hit, HitKind::Sticky, "the sequence still held the first turn");
+//! assert_eq!(second.cache_delta.read, first.committed_tokens);
+//! # Ok(())
+//! # }
+//! ```
 
 pub mod admission;
 pub mod backend;

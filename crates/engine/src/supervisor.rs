@@ -7,7 +7,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -29,8 +29,6 @@ type Ready = SyncSender<Result<(), EngineError>>;
 /// A model's threads. Dropping it ends them.
 pub(crate) struct Supervisor {
     link: Arc<Link>,
-    /// Says when a worker ended on purpose.
-    ended: Receiver<()>,
     watchdog: Option<(Sender<()>, JoinHandle<()>)>,
 }
 
@@ -39,8 +37,9 @@ struct Link {
     shared: Arc<Shared>,
     commands: Sender<Command>,
     inbox: Inbox,
-    ended: Sender<()>,
     current: Mutex<Option<Current>>,
+    /// Whether a worker ended on purpose, and whoever waits for that.
+    ended: (Mutex<bool>, Condvar),
 }
 
 /// The thread that serves at the moment.
@@ -53,9 +52,8 @@ impl Supervisor {
     /// Starts the first worker on a thread of its own and waits until it can serve.
     pub(crate) fn start(shared: Arc<Shared>) -> Result<Self, EngineError> {
         let (commands, received) = channel();
-        let (ended, on_end) = channel();
         let inbox = Inbox::new(received);
-        let link = Arc::new(Link { shared, commands, inbox, ended, current: Mutex::new(None) });
+        let link = Arc::new(Link { shared, commands, inbox, current: Mutex::new(None), ended: Default::default() });
         let (ready, first) = sync_channel(1);
         link.start_worker(Some(ready))?;
         let model = || link.shared.config.id.clone();
@@ -67,7 +65,7 @@ impl Supervisor {
             .name("poncho-watchdog".to_owned())
             .spawn(move || watched.watch(&stopped))
             .map_err(|error| no_thread(&error))?;
-        Ok(Self { link, ended: on_end, watchdog: Some((stop, watchdog)) })
+        Ok(Self { link, watchdog: Some((stop, watchdog)) })
     }
 
     /// Sends a command to the worker.
@@ -82,7 +80,7 @@ impl Drop for Supervisor {
         let (reply, _) = tokio::sync::oneshot::channel();
         // The watchdog stays until a worker has taken the command: the one that serves now may be stuck.
         if self.send(Command::Shutdown { reply }).is_ok() {
-            let _ = self.ended.recv();
+            self.link.wait_until_ended();
         }
         if let Some((stop, thread)) = self.watchdog.take() {
             drop(stop);
@@ -96,8 +94,14 @@ impl Drop for Supervisor {
 }
 
 impl Link {
-    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Current>> {
+    fn lock(&self) -> MutexGuard<'_, Option<Current>> {
         self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait_until_ended(&self) {
+        let (ended, changed) = &self.ended;
+        let ended = ended.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(changed.wait_while(ended, |ended| !*ended));
     }
 
     /// Starts a thread that serves from now on.
@@ -197,7 +201,9 @@ impl Link {
         // In this order: a request that came too late is either refused by the inbox or open, and so fails here.
         self.inbox.close();
         self.shared.fail_all(&EngineError::ShuttingDown { model: self.shared.config.id.clone() });
-        let _ = self.ended.send(());
+        let (ended, changed) = &self.ended;
+        *ended.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        changed.notify_all();
     }
 }
 

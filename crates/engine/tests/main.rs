@@ -3,11 +3,17 @@
 #[cfg(test)]
 mod batching;
 #[cfg(test)]
+mod faults;
+#[cfg(test)]
 mod hits;
 #[cfg(test)]
 mod replies;
 #[cfg(test)]
+mod sessions;
+#[cfg(test)]
 mod stub;
+#[cfg(test)]
+mod supervision;
 #[cfg(test)]
 mod support;
 #[cfg(test)]

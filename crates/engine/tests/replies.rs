@@ -58,8 +58,8 @@ const PROMPT: &str = "<|im_start|>user\nGo on.<|im_end|>\n<|im_start|>assistant\
 /// Sends a request to a model whose most likely reply is this one.
 fn say(config: ModelConfig, reply: &str, request: Request) -> Said {
     let backend = StubBackend::new(MemoryKind::Attention).with_reply(&request.tokens, &words(reply));
-    let stream = bench_with(config, &backend, &memory_cache()).model.submit(request).unwrap();
-    let mut events: Vec<StreamEvent> = stream.collect();
+    let bench = bench_with(config, &backend, &memory_cache());
+    let mut events: Vec<StreamEvent> = bench.model.submit(request).unwrap().collect();
     let Some(StreamEvent::Done(done)) = events.pop() else { panic!("{events:?}") };
     let said = Said { events, done: *done };
     assert_eq!(said.text(), said.done.reply);
@@ -172,7 +172,7 @@ fn a_tool_call_comes_byte_for_byte() {
     assert_eq!((said.done.reply.as_str(), said.done.finish_reason), ("Look:  and .", FinishReason::Stop));
     assert_eq!(said.calls(), [one, two]);
     assert_eq!(said.tool_call(), format!("{one}{two}"));
-    let said = say(tools(None), one, ask(6));
+    let said = say(tools(None), one, ask(7));
     assert_eq!((said.calls(), said.done.finish_reason), (vec!["<tool_call>{\"a\": ".to_owned()], FinishReason::Length));
     // A stop sequence is looked for in the reply, not in a call.
     let said =

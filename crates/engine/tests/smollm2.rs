@@ -21,7 +21,7 @@ fn model_file() -> PathBuf {
 fn the_default_model_answers_a_question_and_remembers_it() {
     let config = ModelConfig {
         gates: small_gates(),
-        context: ContextOptions { n_ctx: 1024, n_seq_max: 2, ..ContextOptions::default() },
+        context: ContextOptions { n_ctx: 1024, n_seq_max: 2, threads: Some(1), ..ContextOptions::default() },
         ..ModelConfig::new("smollm2", model_file())
     };
     let cache = memory_cache();

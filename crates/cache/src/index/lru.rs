@@ -150,7 +150,8 @@ impl Index {
             let leaves = |other| other == tier && leaving.contains(child_id);
             let stays = |other| child.pending == Some(other) || (child.resides_in(other) && !leaves(other));
             let needed = Tier::ALL.into_iter().rev().find(|other| stays(*other));
-            let holds = |needed| Tier::ALL.into_iter().any(|other| other != tier && other >= needed && row.resides_in(other));
+            let holds =
+                |needed| Tier::ALL.into_iter().any(|other| other != tier && other >= needed && row.resides_in(other));
             needed.is_none_or(holds)
         })
     }

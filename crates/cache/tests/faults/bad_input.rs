@@ -69,7 +69,7 @@ fn a_folder_of_another_process_is_refused_with_its_pid_until_it_ends() {
 
 #[test]
 fn a_nul_in_a_path_is_refused_everywhere() {
-    let path = PathBuf::from("/tmp/a\0b");
+    let path = PathBuf::from("/folder/a\0b");
     let errors = [
         Cache::open(on_disk(&path, 1 << 20)).err().unwrap(),
         inspect_folder(&path).unwrap_err(),

@@ -67,7 +67,8 @@ fn confirm(suspects: Vec<Finding>, fresh: &Listing) -> Vec<Finding> {
         Some(row) => fresh.report.verify_row(row),
         None => findings.get(suspect.path.as_path()).filter(|finding| finding.damage).map(|finding| (*finding).clone()),
     };
-    suspects.into_iter().filter_map(look_again).collect()
+    // Evicted between the second look and now: a row that is gone is not damaged.
+    suspects.into_iter().filter_map(look_again).filter(|finding| finding.path.exists()).collect()
 }
 
 /// A line on the terminal that is drawn over; nothing if standard error is no terminal.

@@ -1,0 +1,181 @@
+//! What the server may be told: keys, limits, names. Raw settings, checked once by `serve`.
+//!
+//! Built by the command line or a Rust program. Its debug form never shows a key.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// Everything that can be set. `ServerConfig::default()` is right for a private server on the loopback.
+#[derive(Clone)]
+pub struct ServerConfig {
+    /// Keys of which a client must send one; empty asks for none.
+    pub keys: Vec<String>,
+    /// Names that clients use for models that are loaded under another name.
+    pub aliases: BTreeMap<String, String>,
+    /// Answer with the only loaded model, whatever model a request names.
+    pub any_model: bool,
+    /// Longest request body in bytes.
+    pub max_body: usize,
+    /// Connections served at the same time; further ones wait to be accepted.
+    pub max_connections: usize,
+    /// How long a client may take to send the head of a request; also closes idle connections.
+    pub header_timeout: Duration,
+    /// How long a client may take to send the body of a request.
+    pub body_timeout: Duration,
+    /// How long a request may take; `None` for as long as it needs.
+    pub request_timeout: Option<Duration>,
+    /// Pause after which a quiet stream gets a comment, so that nothing between takes it for dead.
+    pub stream_keep_alive: Duration,
+    /// How long requests in flight may go on once shutdown began.
+    pub shutdown_grace: Duration,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        Self {
+            keys: Vec::new(),
+            aliases: BTreeMap::new(),
+            any_model: false,
+            // A context of a million tokens is a few megabytes of text; the rest is room for JSON escapes.
+            max_body: 32 << 20,
+            max_connections: 1024,
+            header_timeout: Duration::from_secs(30),
+            body_timeout: Duration::from_secs(60),
+            request_timeout: None,
+            // Proxies give up on a silent connection after 30 to 60 seconds.
+            stream_keep_alive: Duration::from_secs(15),
+            shutdown_grace: Duration::from_secs(30),
+        }
+    }
+}
+
+impl fmt::Debug for ServerConfig {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("ServerConfig")
+            .field("keys", &self.keys.len())
+            .field("aliases", &self.aliases)
+            .field("any_model", &self.any_model)
+            .field("max_body", &self.max_body)
+            .field("max_connections", &self.max_connections)
+            .field("header_timeout", &self.header_timeout)
+            .field("body_timeout", &self.body_timeout)
+            .field("request_timeout", &self.request_timeout)
+            .field("stream_keep_alive", &self.stream_keep_alive)
+            .field("shutdown_grace", &self.shutdown_grace)
+            .finish()
+    }
+}
+
+/// A setting that cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// An empty key would let everybody in.
+    #[error("API key number {number} is empty; fill it or leave it out")]
+    EmptyKey {
+        /// Its place in the list, counted from 1.
+        number: usize,
+    },
+    /// A limit of zero would refuse everything.
+    #[error("{setting} is 0 and nothing could be served; set it to at least 1")]
+    Zero {
+        /// The setting's name.
+        setting: &'static str,
+    },
+    /// An alias without a name, or for nothing.
+    #[error("the alias {alias:?} for {target:?} has an empty side; fill both")]
+    EmptyAlias {
+        /// The name that clients would use.
+        alias: String,
+        /// The model that it would stand for.
+        target: String,
+    },
+    /// An address that others can reach, and no key.
+    #[error("{address} can be reached from other machines and no API key is set; set a key, bind to 127.0.0.1, or force it")]
+    OpenBind {
+        /// The address.
+        address: SocketAddr,
+    },
+}
+
+impl ServerConfig {
+    /// Says what is wrong with the settings.
+    ///
+    /// # Errors
+    /// The first setting that cannot be used.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        if let Some(index) = self.keys.iter().position(|key| key.trim().is_empty()) {
+            return Err(ConfigError::EmptyKey { number: index + 1 });
+        }
+        let zero = [
+            ("max_body", self.max_body == 0),
+            ("max_connections", self.max_connections == 0),
+            ("header_timeout", self.header_timeout.is_zero()),
+            ("body_timeout", self.body_timeout.is_zero()),
+            ("request_timeout", self.request_timeout.is_some_and(|limit| limit.is_zero())),
+            ("stream_keep_alive", self.stream_keep_alive.is_zero()),
+        ];
+        if let Some((setting, _)) = zero.into_iter().find(|(_, is_zero)| *is_zero) {
+            return Err(ConfigError::Zero { setting });
+        }
+        match self.aliases.iter().find(|(alias, target)| alias.is_empty() || target.is_empty()) {
+            Some((alias, target)) => {
+                Err(ConfigError::EmptyAlias { alias: alias.clone(), target: target.clone() })
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// Whether the server may listen there: loopback always, anything else with a key or by force.
+///
+/// # Errors
+/// The address can be reached by others and nothing protects it.
+pub fn check_bind(address: SocketAddr, keys: &[String], force: bool) -> Result<(), ConfigError> {
+    if address.ip().to_canonical().is_loopback() || !keys.is_empty() || force {
+        return Ok(());
+    }
+    Err(ConfigError::OpenBind { address })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_loopback_is_open_without_a_key() {
+        let key = ["secret".to_owned()];
+        for open in ["0.0.0.0:80", "192.168.1.4:80", "[::]:80", "[2001:db8::1]:80", "[::ffff:10.0.0.1]:80"] {
+            let address: SocketAddr = open.parse().unwrap();
+            assert_eq!(check_bind(address, &[], false), Err(ConfigError::OpenBind { address }), "{open}");
+            assert_eq!(check_bind(address, &key, false), Ok(()), "{open}");
+            assert_eq!(check_bind(address, &[], true), Ok(()), "{open}");
+        }
+        for closed in ["127.0.0.1:80", "127.9.9.9:80", "[::1]:80", "[::ffff:127.0.0.1]:80"] {
+            assert_eq!(check_bind(closed.parse().unwrap(), &[], false), Ok(()), "{closed}");
+        }
+    }
+
+    #[test]
+    fn settings_that_serve_nobody_or_everybody_are_refused() {
+        assert_eq!(ServerConfig::default().check(), Ok(()));
+        let wrong = [
+            ServerConfig { keys: vec!["a".into(), " ".into()], ..ServerConfig::default() },
+            ServerConfig { max_body: 0, ..ServerConfig::default() },
+            ServerConfig { request_timeout: Some(Duration::ZERO), ..ServerConfig::default() },
+            ServerConfig { aliases: BTreeMap::from([("gpt".into(), String::new())]), ..ServerConfig::default() },
+        ];
+        let said = wrong.map(|config| config.check().unwrap_err().to_string());
+        for (text, word) in said.iter().zip(["number 2", "max_body", "request_timeout", "\"gpt\""]) {
+            assert!(text.contains(word), "{text}");
+        }
+    }
+
+    #[test]
+    fn keys_stay_out_of_logs() {
+        let config = ServerConfig { keys: vec!["sk-secret".into()], ..ServerConfig::default() };
+        assert!(!format!("{config:?}").contains("sk-secret"));
+    }
+}
