@@ -5,6 +5,7 @@
 
 FUZZ_SECONDS ?= 30
 MODEL ?=
+DEFAULT_MODEL := .tools/models/SmolLM2-135M-Instruct.Q4_1.gguf
 ARGS ?=
 
 CARGO_TARGET_DIR ?= target
@@ -28,11 +29,11 @@ endef
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 	@echo
-	@echo '  make run    takes MODEL=name-or-path and ARGS="more flags of poncho serve"'
+	@echo '  make run    takes MODEL=path-of-a-GGUF and ARGS="more flags of poncho serve"'
 	@echo '  make test   takes FUZZ_SECONDS=30, the time given to each fuzz target (make fuzz too)'
 
-run: build ## Build Poncho and start the server (to come: see README.md)
-	@exec $(PONCHO) serve $(if $(MODEL),--model $(MODEL)) $(ARGS)
+run: build $(if $(MODEL),,model) ## Build Poncho, fetch the default model and serve it
+	@exec $(PONCHO) serve --model $(or $(MODEL),$(DEFAULT_MODEL)) $(ARGS)
 
 build: bootstrap ## Build the poncho binary
 	$(STEP) 'build' cargo build --workspace --release

@@ -114,9 +114,8 @@ impl CacheConfig {
     /// The tier that saves go to unless they say otherwise.
     #[must_use]
     pub fn default_tier(&self) -> Tier {
-        self.save_tier.unwrap_or_else(|| {
-            Tier::ALL.into_iter().rev().find(|tier| self.quota(*tier) > 0).unwrap_or(Tier::Ram)
-        })
+        self.save_tier
+            .unwrap_or_else(|| Tier::ALL.into_iter().rev().find(|tier| self.quota(*tier) > 0).unwrap_or(Tier::Ram))
     }
 
     /// Refuses settings that make no sense, by name.

@@ -53,7 +53,9 @@ pub enum CacheError {
     #[error("every tier has a quota of 0 or no folder; turn on at least one of ram, ram_file and disk")]
     NoTier,
     /// The default tier of saves is off.
-    #[error("saves are configured to go to tier {tier}, which is off; give it a quota (and a folder), or choose another tier")]
+    #[error(
+        "saves are configured to go to tier {tier}, which is off; give it a quota (and a folder), or choose another tier"
+    )]
     TierOff {
         /// The tier.
         tier: Tier,
@@ -136,7 +138,9 @@ pub enum BadSave {
         kind: PartKind,
     },
     /// Whole states are of version 1, which is only read.
-    #[error("part `whole` belongs to files of version 1, which are read and never written; pack attention and partial state apart")]
+    #[error(
+        "part `whole` belongs to files of version 1, which are read and never written; pack attention and partial state apart"
+    )]
     WholePart,
     /// The range starts where or after it ends.
     #[error("its range starts at token {start} and ends at {end}; it must cover at least one token")]

@@ -26,8 +26,7 @@ pub enum SaveReason {
 
 impl SaveReason {
     /// All reasons, in the order of their bytes.
-    pub const ALL: [Self; 6] =
-        [Self::Unknown, Self::Cold, Self::Continued, Self::Evict, Self::Shutdown, Self::Finish];
+    pub const ALL: [Self; 6] = [Self::Unknown, Self::Cold, Self::Continued, Self::Evict, Self::Shutdown, Self::Finish];
 
     /// The byte in the file header.
     #[must_use]
@@ -197,8 +196,7 @@ pub enum HitKind {
 
 impl HitKind {
     /// All kinds.
-    pub const ALL: [Self; 5] =
-        [Self::Exact, Self::Partial, Self::Cold, Self::Sticky, Self::Continuation];
+    pub const ALL: [Self; 5] = [Self::Exact, Self::Partial, Self::Cold, Self::Sticky, Self::Continuation];
 
     /// The one spelling.
     #[must_use]

@@ -108,7 +108,11 @@ fn a_second_save_that_adds_logits_completes_the_row() {
         let saved = cache.save(request(namespace(1), &tokens, None)).unwrap();
         assert_eq!(saved.outcome, SaveOutcome::Queued);
         cache.flush();
-        assert_eq!(save(&cache, namespace(1), &tokens).outcome, SaveOutcome::AlreadyPresent, "nothing new a third time");
+        assert_eq!(
+            save(&cache, namespace(1), &tokens).outcome,
+            SaveOutcome::AlreadyPresent,
+            "nothing new a third time"
+        );
     }
     let cache = Cache::open(config()).unwrap();
     let plan = cache.lookup(&namespace(1), &tokens, Needs::ATTENTION).unwrap();

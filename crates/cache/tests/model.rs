@@ -41,11 +41,31 @@ impl fmt::Debug for Prompt {
 
 #[derive(Debug, Clone)]
 enum Step {
-    Save { prompt: Prompt, extras: Extras, chained: bool },
+    Save {
+        prompt: Prompt,
+        extras: Extras,
+        chained: bool,
+    },
+    /// The same row once more, with other parts.
+    SaveAgain {
+        which: Index,
+        extras: Extras,
+    },
     HoldBase(Prompt),
-    SaveOnBase { which: Index, extras: Extras },
-    Lookup { prompt: Prompt, needs: Needs, hold: bool },
-    Resume { which: Index, cut: bool, hold: bool },
+    SaveOnBase {
+        which: Index,
+        extras: Extras,
+    },
+    Lookup {
+        prompt: Prompt,
+        needs: Needs,
+        hold: bool,
+    },
+    Resume {
+        which: Index,
+        cut: bool,
+        hold: bool,
+    },
     ReadLease(Index),
     EndLease(Index),
     EvictBytes(u64),
@@ -80,6 +100,7 @@ fn steps() -> impl Strategy<Value = Step> {
     prop_oneof![
         10 => (prompts(), extras(), prop::bool::weighted(0.8))
             .prop_map(|(prompt, extras, chained)| Step::Save { prompt, extras, chained }),
+        4 => (any::<Index>(), extras()).prop_map(|(which, extras)| Step::SaveAgain { which, extras }),
         2 => prompts().prop_map(Step::HoldBase),
         3 => (any::<Index>(), extras()).prop_map(|(which, extras)| Step::SaveOnBase { which, extras }),
         8 => (prompts(), needs, any::<bool>()).prop_map(|(prompt, needs, hold)| Step::Lookup { prompt, needs, hold }),
@@ -229,6 +250,15 @@ impl World {
                 let base = chained.then(|| self.cache().base_for(&namespace, &prompt.tokens, None)).flatten();
                 self.check_base(prompt, base.as_ref().filter(|_| *chained), *chained);
                 self.save(prompt, *extras, base.as_ref());
+            }
+            Step::SaveAgain { which, extras } => {
+                if !self.rows.is_empty() {
+                    let row = self.rows.values().nth(which.index(self.rows.len())).unwrap();
+                    let prompt = Prompt { namespace: row.namespace, tokens: row.tokens.clone() };
+                    let above = &row.tokens[..row.start as usize];
+                    let base = row.parent.and_then(|_| self.cache().base_for(&namespace(row.namespace), above, None));
+                    self.save(&prompt, *extras, base.as_ref());
+                }
             }
             Step::HoldBase(prompt) => {
                 let base = self.cache().base_for(&namespace(prompt.namespace), &prompt.tokens, None);

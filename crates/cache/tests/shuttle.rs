@@ -57,7 +57,7 @@ fn look_up(cache: &Cache, tokens: &[u32]) -> usize {
 
 #[test]
 fn shuttle_two_savers_of_one_key_and_a_reader() {
-    explore(2_000, || {
+    explore(4_000, || {
         let fs = MemoryFs::new();
         let cache = open(&fs);
         let tokens = conversation(1, 6);
@@ -77,7 +77,7 @@ fn shuttle_two_savers_of_one_key_and_a_reader() {
 
 #[test]
 fn shuttle_a_child_is_saved_while_its_parent_is_written_and_rows_are_evicted() {
-    explore(1_500, || {
+    explore(3_000, || {
         let fs = MemoryFs::new();
         let cache = open(&fs);
         let tokens = conversation(1, 6);
@@ -99,7 +99,7 @@ fn shuttle_a_child_is_saved_while_its_parent_is_written_and_rows_are_evicted() {
 
 #[test]
 fn shuttle_a_lease_an_eviction_and_a_save_meet_on_one_key() {
-    explore(1_500, || {
+    explore(3_000, || {
         let fs = MemoryFs::new();
         let cache = open(&fs);
         let tokens = conversation(1, 6);
@@ -129,7 +129,7 @@ fn shuttle_a_lease_an_eviction_and_a_save_meet_on_one_key() {
 
 #[test]
 fn shuttle_completing_a_row_meets_a_reader_and_an_eviction() {
-    explore(1_500, || {
+    explore(3_000, || {
         let fs = MemoryFs::new();
         let cache = open(&fs);
         let tokens = conversation(1, 6);
@@ -159,7 +159,7 @@ fn shuttle_completing_a_row_meets_a_reader_and_an_eviction() {
 
 #[test]
 fn shuttle_closing_writes_what_is_queued() {
-    explore(1_500, || {
+    explore(3_000, || {
         let fs = MemoryFs::new();
         let cache = open(&fs);
         let (tokens, other) = (conversation(1, 6), conversation(2, 3));

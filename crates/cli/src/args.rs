@@ -36,9 +36,61 @@ pub(crate) enum LogLevel {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// Serve a model over HTTP, as OpenAI's API does
+    #[command(
+        after_help = "Examples:\n  poncho serve --model model.gguf\n  poncho serve --model model.gguf --ctx-size 32768 --port 9000"
+    )]
+    Serve(ServeArgs),
     /// Look into a cache folder, check it, make room in it
     #[command(arg_required_else_help = true)]
     Cache(CacheArgs),
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct ServeArgs {
+    /// The model's GGUF file (the first part of a split one)
+    #[arg(long, value_name = "PATH")]
+    pub(crate) model: PathBuf,
+
+    /// What clients call the model [default: the file's name]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<String>,
+
+    /// The address to listen on
+    #[arg(long, default_value = "127.0.0.1")]
+    pub(crate) host: String,
+
+    /// The port to listen on; 0 takes a free one
+    #[arg(long, default_value_t = 8080)]
+    pub(crate) port: u16,
+
+    /// The cache folder [env: PONCHO_CACHE_DIR] [default: $XDG_CACHE_HOME/poncho/kv, or ~/.cache/poncho/kv]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) cache_dir: Option<PathBuf>,
+
+    /// The most that the cache folder may hold
+    #[arg(long, value_name = "BYTES", default_value = "20GiB", value_parser = parse_bytes)]
+    pub(crate) cache_size: u64,
+
+    /// Tokens that one request may use, prompt and reply together
+    #[arg(long, value_name = "TOKENS", default_value_t = 8192, value_parser = clap::value_parser!(u32).range(64..))]
+    pub(crate) ctx_size: u32,
+
+    /// Requests that run at the same time
+    #[arg(long, value_name = "COUNT", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub(crate) parallel: u32,
+
+    /// Threads that compute [default: the physical cores]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) threads: Option<u32>,
+
+    /// A key that clients must send; may be given several times [env: PONCHO_API_KEY]
+    #[arg(long, value_name = "KEY")]
+    pub(crate) api_key: Vec<String>,
+
+    /// Listen beyond this machine without a key
+    #[arg(long)]
+    pub(crate) open: bool,
 }
 
 #[derive(Debug, clap::Args)]

@@ -8,6 +8,7 @@ mod bytes;
 mod cache;
 mod excerpt;
 mod logging;
+mod serve;
 mod table;
 mod time;
 
@@ -51,6 +52,7 @@ fn run(args: &Args) -> anyhow::Result<Outcome> {
     logging::start(args.log_level)?;
     let mut out = BufWriter::new(io::stdout().lock());
     let outcome = match &args.command {
+        Command::Serve(args) => serve::run(args, &mut out)?,
         Command::Cache(args) => cache::run(args, &mut out)?,
     };
     out.flush()?;

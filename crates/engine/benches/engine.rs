@@ -3,7 +3,7 @@
 //! `make bench` runs it. Every figure has its contender in the same run: the engine beside a bare loop over the same
 //! context, a hit beside the copy of its bytes, a hit beside the cold prompt. Rounds alternate; medians are printed.
 
-#![expect(clippy::print_stdout, clippy::unwrap_used, reason = "a benchmark prints and may stop at once")]
+#![expect(clippy::indexing_slicing, clippy::panic, clippy::unwrap_used, reason = "a benchmark may stop at once")]
 
 use std::hint::black_box;
 use std::path::PathBuf;
@@ -133,8 +133,7 @@ fn throughput(path: &std::path::Path, count: u32) {
         let prompts: Vec<Vec<u32>> = (0..count).map(|seq| prompt(number(seq), length)).collect();
         let times = bare_loop(&mut *context, &prompts);
         let before = model.status();
-        let streams: Vec<_> =
-            prompts.into_iter().map(|tokens| model.submit(request(tokens, REPLY)).unwrap()).collect();
+        let streams: Vec<_> = prompts.into_iter().map(|tokens| model.submit(request(tokens, REPLY)).unwrap()).collect();
         let done: Vec<_> = streams.into_iter().map(|stream| stream.wait().unwrap()).collect();
         let after = model.status();
         let prefill = done.iter().map(|done| done.prefill_time).max().unwrap();

@@ -6,8 +6,8 @@
 use std::fmt;
 use std::time::Duration;
 
-use poncho_cache::Key;
 use poncho_cache::HitKind;
+use poncho_cache::Key;
 
 use crate::error::EngineError;
 

@@ -35,8 +35,7 @@ impl FileIdentity {
         source: &FingerprintSource,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, EngineError> {
-        let load_error =
-            |reason: String| EngineError::Load { path: options.path.clone(), reason };
+        let load_error = |reason: String| EngineError::Load { path: options.path.clone(), reason };
         if let FingerprintSource::FastUnsafe(bytes) = source {
             // A model without a file of its own (a stub) has no quantisation to read.
             let quant = identify(&options.path)
@@ -65,11 +64,7 @@ impl FileIdentity {
     ///
     /// # Errors
     /// An adapter's scale is not a number.
-    pub fn namespace(
-        &self,
-        context_hash: [u8; 32],
-        adapters: &[AdapterIdentity],
-    ) -> Result<Namespace, EngineError> {
+    pub fn namespace(&self, context_hash: [u8; 32], adapters: &[AdapterIdentity]) -> Result<Namespace, EngineError> {
         let fingerprint = effective_fingerprint(&self.fingerprint, adapters)
             .map_err(|error| EngineError::Config { setting: "scale".to_owned(), reason: error.to_string() })?;
         Ok(Namespace { fingerprint, quant: self.quant, context_hash })

@@ -4,8 +4,9 @@
 //! must take nothing any more, so a command that it got at the last moment goes back. Closed by the supervisor's thread.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, TryRecvError};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use crate::command::Command;
 
@@ -26,9 +27,20 @@ impl Inbox {
         Self { waiting: Mutex::new(Waiting { commands: Some(commands), returned: None }) }
     }
 
-    /// The next command, as soon as there is one. `None` if none can come, or none for a worker that was given up.
-    pub(crate) fn wait(&self, given_up: &AtomicBool) -> Option<Command> {
-        self.take(given_up, |commands| commands.recv().map_err(|_| TryRecvError::Disconnected)).ok()
+    /// The next command, as soon as there is one. `Disconnected` if none can come, or none for a worker that was given
+    /// up.
+    pub(crate) fn wait(&self, given_up: &AtomicBool) -> Result<Command, TryRecvError> {
+        self.take(given_up, |commands| commands.recv().map_err(|_| TryRecvError::Disconnected))
+    }
+
+    /// The next command if one comes within that time.
+    pub(crate) fn wait_for(&self, given_up: &AtomicBool, time: Duration) -> Result<Command, TryRecvError> {
+        self.take(given_up, |commands| {
+            commands.recv_timeout(time).map_err(|error| match error {
+                RecvTimeoutError::Timeout => TryRecvError::Empty,
+                RecvTimeoutError::Disconnected => TryRecvError::Disconnected,
+            })
+        })
     }
 
     /// The next command if one is there.
@@ -87,9 +99,10 @@ mod tests {
         let inbox = Inbox::new(commands);
         let (old, new) = (AtomicBool::new(true), AtomicBool::new(false));
         sender.send(command()).unwrap();
-        assert!(inbox.wait(&old).is_none());
-        assert!(inbox.wait(&new).is_some());
+        assert!(inbox.wait(&old).is_err());
+        assert!(inbox.wait(&new).is_ok());
         assert_eq!(inbox.poll(&new).err(), Some(TryRecvError::Empty));
+        assert_eq!(inbox.wait_for(&new, Duration::from_millis(1)).err(), Some(TryRecvError::Empty));
         // Given up while it waited: the command goes back.
         sender.send(command()).unwrap();
         let late = AtomicBool::new(false);
@@ -108,7 +121,7 @@ mod tests {
         let open = AtomicBool::new(false);
         sender.send(command()).unwrap();
         inbox.close();
-        assert!(inbox.wait(&open).is_none());
+        assert!(inbox.wait(&open).is_err());
         assert!(sender.send(command()).is_err());
     }
 }

@@ -85,6 +85,7 @@ mod inbox;
 mod live;
 mod model;
 mod output;
+mod parents;
 mod restore;
 mod save;
 mod settle;

@@ -14,8 +14,8 @@ use tokio::sync::oneshot;
 
 use crate::adapters::{AdapterId, AdapterInfo};
 use crate::backend::{
-    Backend, ChatPrompt, ChatRequest, Grammar as CompiledGrammar, GrammarOptions, GrammarTrigger, ModelInfo, SpecialText,
-    TokenizeMode,
+    Backend, ChatPrompt, ChatRequest, Grammar as CompiledGrammar, GrammarOptions, GrammarTrigger, ModelInfo,
+    SpecialText, TokenizeMode,
 };
 use crate::command::{Command, Reply, SessionInfo, Verified};
 use crate::config::ModelConfig;
@@ -70,14 +70,13 @@ impl Model {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, EngineError> {
         config.policy()?;
-        config.context.check().map_err(|error| EngineError::Config {
-            setting: "context".to_owned(),
-            reason: error.to_string(),
-        })?;
+        config
+            .context
+            .check()
+            .map_err(|error| EngineError::Config { setting: "context".to_owned(), reason: error.to_string() })?;
         let path = config.model.path.clone();
-        let model = backend
-            .load_model(&config.model)
-            .map_err(|error| EngineError::Load { path, reason: error.to_string() })?;
+        let model =
+            backend.load_model(&config.model).map_err(|error| EngineError::Load { path, reason: error.to_string() })?;
         let file = FileIdentity::of(&config.model, &config.fingerprint, progress)?;
         let probe = model.info();
         // The worker creates the context; what one request may use is known from the settings.

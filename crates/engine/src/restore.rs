@@ -62,11 +62,12 @@ pub(crate) fn find_plan(
     memory: MemoryKind,
     namespace: &Namespace,
     prompt: &[u32],
-    parent: Option<(poncho_cache::Key, Duration)>,
+    parent: Option<poncho_cache::Key>,
 ) -> Option<RestorePlan> {
     let needs = needs_of(memory)?;
-    if let Some((key, wait)) = parent
-        && let Some(plan) = cache.resume(namespace, prompt, &key, needs, wait)
+    // Whoever waits for the row has done so before: the worker has others to serve.
+    if let Some(key) = parent
+        && let Some(plan) = cache.resume(namespace, prompt, &key, needs, Duration::ZERO)
         && is_usable(&plan, memory, prompt)
     {
         return Some(plan);
@@ -86,7 +87,13 @@ fn is_usable(plan: &RestorePlan, memory: MemoryKind, prompt: &[u32]) -> bool {
 
 impl Restorer<'_> {
     /// Fills `seq` from the cache as far as that pays. Whatever `seq` held is gone.
-    pub(crate) fn restore(&mut self, seq: SeqId, namespace: &Namespace, prompt: &[u32], first: Option<RestorePlan>) -> Restored {
+    pub(crate) fn restore(
+        &mut self,
+        seq: SeqId,
+        namespace: &Namespace,
+        prompt: &[u32],
+        first: Option<RestorePlan>,
+    ) -> Restored {
         let memory = self.context.info().memory;
         let mut next = first;
         for _ in 0..ATTEMPTS {
@@ -118,7 +125,8 @@ impl Restorer<'_> {
             let choice = self.choose(&segments, plan, prompt.len(), memory);
             if choice < used {
                 used = choice;
-                n_past = segments.get(..used).and_then(<[_]>::last).map_or(0, |last| last.range().end as usize).min(n_past);
+                n_past =
+                    segments.get(..used).and_then(<[_]>::last).map_or(0, |last| last.range().end as usize).min(n_past);
             }
         }
         if n_past == 0 {

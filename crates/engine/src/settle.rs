@@ -78,8 +78,7 @@ impl Worker {
             return self.continue_session(task);
         }
         let memory = self.context.info().memory;
-        let wait = self.policy.session_resume_wait();
-        let parent = task.request.parent_key.map(|key| (key, wait));
+        let parent = task.request.parent_key;
         let own = match place {
             Place::Session(seq) => self.best_live(task, std::iter::once(seq)),
             Place::Fresh(_) => None,
@@ -233,7 +232,9 @@ impl Worker {
                 self.save_prompt(place);
             } else if task.is_prefilling() && task.stops.contains(&task.n_past) && task.last_save < task.n_past {
                 self.save_task(place, task.n_past, SaveReason::Cold);
-            } else if task.end.is_none() && self.policy.continued_due(task.n_past.saturating_sub(task.last_save.max(task.prompt_len))) {
+            } else if task.end.is_none()
+                && self.policy.continued_due(task.n_past.saturating_sub(task.last_save.max(task.prompt_len)))
+            {
                 self.save_task(place, task.n_past, SaveReason::Continued);
             }
         }
@@ -346,6 +347,7 @@ impl Worker {
         }
         let model = self.shared.config.id.clone();
         self.waiting.clear();
+        self.orphans.clear();
         self.shared.fail_all(&EngineError::ShuttingDown { model });
         self.note_phase();
     }

@@ -43,15 +43,18 @@ pub(crate) struct Shared {
 impl Shared {
     /// Gives a request its last event.
     pub(crate) fn end(&self, id: RequestId, last: StreamEvent) {
-        if self.streams.end(id, last) {
+        if let Some(sender) = self.streams.close(id) {
+            // Counted first: a caller that has read the event may send the next request at once.
             self.status.depth.fetch_sub(1, Ordering::Relaxed);
+            sender.send(last);
         }
     }
 
     /// Ends every open request with an error.
     pub(crate) fn fail_all(&self, error: &EngineError) {
-        let ended = self.streams.fail_all(error);
-        self.status.depth.fetch_sub(ended, Ordering::Relaxed);
+        let open = self.streams.close_all();
+        self.status.depth.fetch_sub(open.len(), Ordering::Relaxed);
+        open.iter().for_each(|sender| sender.send(StreamEvent::Error(error.clone())));
     }
 
     /// The adapters of a worker that starts now.

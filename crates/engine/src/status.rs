@@ -3,7 +3,7 @@
 //! The worker writes, routers and metrics read; all of it is relaxed atomics. It must never be used to decide anything
 //! that has to be right at this very moment.
 
-use std::sync::atomic::{AtomicU64, AtomicU8, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use poncho_cache::HitKind;

@@ -58,22 +58,15 @@ impl Streams {
         true
     }
 
-    /// The last event of a request. False if it has had one.
-    pub(crate) fn end(&self, id: RequestId, last: StreamEvent) -> bool {
-        let Some(sender) = self.lock().remove(&id) else { return false };
-        sender.send(last);
-        true
+    /// Closes a stream: whoever gets the sender sends the last event. `None` if somebody has got it already.
+    pub(crate) fn close(&self, id: RequestId) -> Option<EventSender> {
+        self.lock().remove(&id)
     }
 
-    /// Ends every open request with an error. Returns how many there were.
-    pub(crate) fn fail_all(&self, error: &EngineError) -> usize {
+    /// Closes every stream. The requests count as cancelled: nobody waits for what a worker may still do for them.
+    pub(crate) fn close_all(&self) -> Vec<EventSender> {
         let open = std::mem::take(&mut *self.lock());
-        for sender in open.values() {
-            sender.send(StreamEvent::Error(error.clone()));
-            // Nobody waits for what a worker may still do for it.
-            sender.cancelled.store(true, Ordering::Relaxed);
-        }
-        open.len()
+        open.into_values().inspect(|sender| sender.cancelled.store(true, Ordering::Relaxed)).collect()
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<RequestId, EventSender>> {
@@ -184,8 +177,8 @@ mod tests {
         let streams = Arc::new(Streams::default());
         let (_sender, mut stream) = streams.open(RequestId(1));
         let error = EngineError::Decode { code: -3 };
-        assert!(streams.end(RequestId(1), StreamEvent::Error(error.clone())));
-        assert!(!streams.end(RequestId(1), StreamEvent::Error(error.clone())), "only once");
+        streams.close(RequestId(1)).unwrap().send(StreamEvent::Error(error.clone()));
+        assert!(streams.close(RequestId(1)).is_none(), "only once");
         assert_eq!(stream.next_blocking(), Some(StreamEvent::Error(error)));
         assert_eq!(stream.next_blocking(), None);
     }
@@ -193,11 +186,11 @@ mod tests {
     #[test]
     fn a_dead_worker_leaves_no_stream_without_a_last_word() {
         let streams = Arc::new(Streams::default());
-        let (_a, one) = streams.open(RequestId(1));
-        let (_b, two) = streams.open(RequestId(2));
+        let (sender, one) = streams.open(RequestId(1));
+        let (_, two) = streams.open(RequestId(2));
         let error = EngineError::WorkerDied { model: "m".into(), reason: "panic".into() };
-        assert_eq!(streams.fail_all(&error), 2);
-        assert_eq!(one.wait(), Err(error.clone()));
-        assert_eq!(two.wait(), Err(error));
+        streams.close_all().iter().for_each(|sender| sender.send(StreamEvent::Error(error.clone())));
+        assert_eq!((one.wait(), two.wait()), (Err(error.clone()), Err(error)));
+        assert!(sender.is_cancelled() && streams.close_all().is_empty());
     }
 }

@@ -126,7 +126,11 @@ impl Link {
             if running > bound * 2 {
                 self.replace_worker(running);
             } else if running > bound && !self.shared.overdue.swap(true, Ordering::Relaxed) {
-                tracing::error!(model = self.shared.config.id, ms = running.as_millis(), "a decode call exceeds its bound; aborted");
+                tracing::error!(
+                    model = self.shared.config.id,
+                    ms = running.as_millis(),
+                    "a decode call exceeds its bound; aborted"
+                );
                 self.shared.abort.store(true, Ordering::Relaxed);
             }
         }

@@ -173,10 +173,13 @@ impl Task {
         }
         let drawn = match self.output.forced_token() {
             Some(token) => Ok(token),
-            None => self.sampler.sample(logits, match self.output.sampling_mode() {
-                SamplingMode::Request => Draw::Own,
-                SamplingMode::Greedy => Draw::Greedy,
-            }),
+            None => self.sampler.sample(
+                logits,
+                match self.output.sampling_mode() {
+                    SamplingMode::Request => Draw::Own,
+                    SamplingMode::Greedy => Draw::Greedy,
+                },
+            ),
         };
         let token = match drawn {
             Ok(token) => token,

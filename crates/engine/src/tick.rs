@@ -68,7 +68,8 @@ impl Worker {
 
     /// Requests with different adapters cannot share a decode call; they take turns.
     fn choose_adapters(&mut self) -> Arc<AdapterSet> {
-        let mixed = self.tasks.windows(2).any(|pair| matches!(pair, [one, two] if !Arc::ptr_eq(&one.adapters, &two.adapters)));
+        let mixed =
+            self.tasks.windows(2).any(|pair| matches!(pair, [one, two] if !Arc::ptr_eq(&one.adapters, &two.adapters)));
         let place = if mixed { self.turn.wrapping_add(1) % self.tasks.len().max(1) } else { 0 };
         self.turn = place;
         self.tasks.get(place).map_or_else(|| Arc::clone(&self.adapters), |task| Arc::clone(&task.adapters))

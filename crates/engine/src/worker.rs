@@ -24,6 +24,7 @@ use crate::event::StreamEvent;
 use crate::identity::context_hash;
 use crate::inbox::Inbox;
 use crate::live::LiveTable;
+use crate::parents::{LOOK_AGAIN, Orphan};
 use crate::request::{Mode, Request, RequestId};
 use crate::save::Saver;
 use crate::shared::Shared;
@@ -61,6 +62,8 @@ pub(crate) struct Worker {
     pub(crate) context_hash: [u8; 32],
     pub(crate) admission: Admission,
     pub(crate) waiting: HashMap<RequestId, Waiting>,
+    /// Requests that wait for their parent row, outside of the queue.
+    pub(crate) orphans: Vec<Orphan>,
     /// Requests with a sequence, in the order of their admission.
     pub(crate) tasks: Vec<Task>,
     pub(crate) live: LiveTable,
@@ -85,10 +88,9 @@ impl Worker {
     /// A worker with a fresh context and no request.
     pub(crate) fn new(shared: Arc<Shared>, given_up: Arc<AtomicBool>) -> Result<Self, EngineError> {
         let options = &shared.config.context;
-        let context = shared
-            .model
-            .new_context(options, Arc::clone(&shared.abort))
-            .map_err(|error| EngineError::Backend { call: "creating a context".to_owned(), reason: error.to_string() })?;
+        let context = shared.model.new_context(options, Arc::clone(&shared.abort)).map_err(|error| {
+            EngineError::Backend { call: "creating a context".to_owned(), reason: error.to_string() }
+        })?;
         let info = context.info();
         let budget = shared.config.budget(info.n_batch, info.n_seq_max)?;
         let policy = shared.config.policy()?;
@@ -106,6 +108,7 @@ impl Worker {
             budget,
             context_hash: hash,
             waiting: HashMap::new(),
+            orphans: Vec::new(),
             tasks: Vec::new(),
             estimates: Estimates::new(),
             embedder: None,
@@ -126,13 +129,18 @@ impl Worker {
             let between = Instant::now();
             if self.tasks.is_empty() && self.waiting.is_empty() {
                 self.note_phase();
-                match inbox.wait(&self.given_up) {
-                    Some(command) => {
+                let command = match self.orphans.is_empty() {
+                    true => inbox.wait(&self.given_up),
+                    false => inbox.wait_for(&self.given_up, LOOK_AGAIN),
+                };
+                match command {
+                    Ok(command) => {
                         if self.handle(command) {
                             return Exit::Done;
                         }
                     }
-                    None => return Exit::Done,
+                    Err(TryRecvError::Empty) => {}
+                    Err(TryRecvError::Disconnected) => return Exit::Done,
                 }
             }
             loop {
@@ -148,6 +156,7 @@ impl Worker {
                 }
             }
             self.sweep_cancelled();
+            self.look_for_parents();
             // A request may be over as soon as it starts: all that it asked for was known.
             loop {
                 self.end_tasks();
@@ -185,6 +194,13 @@ impl Worker {
     }
 
     fn submit(&mut self, id: RequestId, waiting: Waiting) {
+        if let Some(waiting) = self.set_aside(id, waiting) {
+            self.enter(id, waiting);
+        }
+    }
+
+    /// Admission: a request gets a sequence, waits for one, or is refused.
+    pub(crate) fn enter(&mut self, id: RequestId, waiting: Waiting) {
         if waiting.events.is_cancelled() {
             return self.end_unstarted(id, waiting);
         }
@@ -224,6 +240,10 @@ impl Worker {
                 task.end = Some(End::CANCELLED);
             }
         }
+        let gone: Vec<Orphan> = self.orphans.extract_if(.., |orphan| orphan.waiting.events.is_cancelled()).collect();
+        for orphan in gone {
+            self.end_unstarted(orphan.id, orphan.waiting);
+        }
         if self.waiting.values().any(|waiting| waiting.events.is_cancelled()) {
             let gone: Vec<RequestId> =
                 self.waiting.iter().filter(|(_, waiting)| waiting.events.is_cancelled()).map(|(id, _)| *id).collect();
@@ -244,7 +264,7 @@ impl Worker {
 
     pub(crate) fn note_phase(&self) {
         let status = &self.shared.status;
-        status.pending.store(self.waiting.len(), Ordering::Relaxed);
+        status.pending.store(self.waiting.len() + self.orphans.len(), Ordering::Relaxed);
         status.active.store(self.tasks.len(), Ordering::Relaxed);
         status.sessions.store(self.admission.idle_sessions().count(), Ordering::Relaxed);
         status.set_phase(if self.tasks.is_empty() {

@@ -7,20 +7,22 @@ mod faults;
 #[cfg(test)]
 mod hits;
 #[cfg(test)]
+mod models;
+#[cfg(test)]
+mod real;
+#[cfg(test)]
 mod replies;
 #[cfg(test)]
+mod rows;
+#[cfg(test)]
 mod sessions;
+#[cfg(test)]
+mod smollm2;
+#[cfg(test)]
+mod state_machine;
 #[cfg(test)]
 mod stub;
 #[cfg(test)]
 mod supervision;
 #[cfg(test)]
 mod support;
-#[cfg(test)]
-mod real;
-#[cfg(test)]
-mod rows;
-#[cfg(test)]
-mod models;
-#[cfg(test)]
-mod smollm2;

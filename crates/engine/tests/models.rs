@@ -6,8 +6,8 @@ use poncho_cache::{HitKind, QuantType};
 use poncho_engine::backend::llama::LlamaBackend;
 use poncho_engine::backend::{KvLayout, SpecialText, TokenizeMode};
 use poncho_engine::{
-    Engine, EngineError, FinishReason, FingerprintSource, Grammar, GrammarSource, Model, ModelConfig, Request, Sampling,
-    StreamEvent,
+    Engine, EngineError, FingerprintSource, FinishReason, Grammar, GrammarSource, Model, ModelConfig, Request,
+    Sampling, StreamEvent,
 };
 use poncho_testkit::{ModelKind, ModelSpec, adapter_path, model_path, write_split_model};
 
@@ -81,8 +81,11 @@ fn a_schema_constrains_random_weights_to_json() {
     let schema = r#"{"type":"object","properties":{"name":{"enum":["ab","cd"]},"ok":{"type":"boolean"}},"required":["name","ok"],"additionalProperties":false}"#;
     for kind in KINDS {
         let model = load(config(kind, KvLayout::Unified, 1), &memory_cache());
-        let grammar =
-            Grammar { source: GrammarSource::JsonSchema(schema.to_owned()), triggers: Vec::new(), accepted: Vec::new() };
+        let grammar = Grammar {
+            source: GrammarSource::JsonSchema(schema.to_owned()),
+            triggers: Vec::new(),
+            accepted: Vec::new(),
+        };
         let request = Request {
             max_tokens: Some(200),
             sampling: Sampling { seed: Some(3), ..Sampling::default() },
@@ -92,7 +95,8 @@ fn a_schema_constrains_random_weights_to_json() {
         let reply = model.complete(request).unwrap();
         assert_eq!(reply.finish_reason, FinishReason::Stop, "{kind:?}: {}", reply.reply);
         let squeezed: String = reply.reply.chars().filter(|character| !character.is_whitespace()).collect();
-        let valid = ["ab", "cd"].iter().flat_map(|name| [true, false].map(|ok| format!("{{\"name\":\"{name}\",\"ok\":{ok}}}")));
+        let valid =
+            ["ab", "cd"].iter().flat_map(|name| [true, false].map(|ok| format!("{{\"name\":\"{name}\",\"ok\":{ok}}}")));
         assert!(valid.into_iter().any(|valid| valid == squeezed), "{kind:?}: {}", reply.reply);
     }
     let model = load(config(ModelKind::Attention, KvLayout::Unified, 1), &memory_cache());
@@ -230,7 +234,8 @@ fn several_models_serve_at_once_and_names_are_plain_strings() {
     engine.load(named(ModelKind::Attention, "one/../two")).unwrap();
     engine.load(named(ModelKind::Recurrent, "b")).unwrap();
     assert!(matches!(engine.load(named(ModelKind::Hybrid, "b")), Err(EngineError::Config { .. })));
-    let replies: Vec<_> = engine.models().iter().map(|model| model.submit(greedy(&prompt(1, 30), 5)).unwrap()).collect();
+    let replies: Vec<_> =
+        engine.models().iter().map(|model| model.submit(greedy(&prompt(1, 30), 5)).unwrap()).collect();
     for stream in replies {
         assert_eq!(stream.wait().unwrap().generated.len(), 5);
     }
@@ -243,7 +248,10 @@ fn several_models_serve_at_once_and_names_are_plain_strings() {
 fn the_identity_comes_from_the_files() {
     let model = load(config(ModelKind::Attention, KvLayout::Unified, 1), &memory_cache());
     assert_eq!(model.file().quant, QuantType::F16);
-    let chunked = ModelConfig { fingerprint: FingerprintSource::GgufChunked, ..config(ModelKind::Attention, KvLayout::Unified, 1) };
+    let chunked = ModelConfig {
+        fingerprint: FingerprintSource::GgufChunked,
+        ..config(ModelKind::Attention, KvLayout::Unified, 1)
+    };
     let other = load(chunked, &memory_cache());
     assert_ne!(model.file().fingerprint, other.file().fingerprint);
     let split = load(config(ModelKind::Attention, KvLayout::Split, 1), &memory_cache());
@@ -251,7 +259,10 @@ fn the_identity_comes_from_the_files() {
 
     let folder = tempfile::tempdir().unwrap();
     let parts = write_split_model(&ModelSpec::tiny(ModelKind::Attention), folder.path(), "tiny", 3).unwrap();
-    let config = ModelConfig { model: poncho_engine::backend::ModelOptions::new(&parts[0]), ..config(ModelKind::Attention, KvLayout::Unified, 1) };
+    let config = ModelConfig {
+        model: poncho_engine::backend::ModelOptions::new(&parts[0]),
+        ..config(ModelKind::Attention, KvLayout::Unified, 1)
+    };
     let from_parts = load(config, &memory_cache());
     let tokens = prompt(1, 40);
     assert_eq!(
@@ -269,5 +280,8 @@ fn text_becomes_tokens_and_back_and_special_text_stays_text() {
     let parsed = model.tokenize(text, TokenizeMode { parse_special: true, ..TokenizeMode::default() }).unwrap();
     assert!(parsed.len() < plain.len());
     assert!(parsed.iter().any(|token| model.is_end_of_generation(*token)));
-    assert!(!plain.iter().any(|token| model.is_end_of_generation(*token)), "a user cannot end a turn by writing about it");
+    assert!(
+        !plain.iter().any(|token| model.is_end_of_generation(*token)),
+        "a user cannot end a turn by writing about it"
+    );
 }

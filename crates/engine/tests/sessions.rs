@@ -11,7 +11,9 @@ use poncho_engine::{
     Completion, EngineError, FingerprintSource, FinishReason, Mode, ModelConfig, Request, Sampling, Stream,
 };
 
-use crate::stub::{Bench, KINDS, LONG, assert_idle, bench, bench_with, roomy, roomy_with, solo};
+use crate::stub::{
+    Bench, KINDS, LONG, assert_idle, bench, bench_with, endless, roomy, roomy_with, solo, until_first_token,
+};
 use crate::support::{greedy, memory_cache, prompt};
 
 fn in_session(name: &str, request: Request) -> Request {
@@ -119,26 +121,58 @@ fn a_parent_that_never_comes_is_waited_for_so_long_and_no_longer() {
 }
 
 #[test]
+fn a_request_that_waits_for_its_parent_holds_nobody_up() {
+    let bench = bench_with(waiting_for_parents(60_000), &StubBackend::new(MemoryKind::Attention), &memory_cache());
+    let parent = greedy(&prompt(1, 30), 6);
+    let said = solo(MemoryKind::Attention, &parent);
+    let key = bench.model.key_of(&said.context_tokens[..said.committed_tokens]);
+    let orphan = Request { parent_key: Some(key), ..greedy(&next_turn(&said, 2), 6) };
+    let waiting = bench.model.submit(orphan.clone()).unwrap();
+    let cancelled = bench.model.submit(orphan.clone()).unwrap();
+    let dropped = bench.model.submit(orphan.clone()).unwrap();
+    let other = greedy(&prompt(3, 30), 20);
+    assert_eq!(bench.model.complete(other.clone()).unwrap().generated, solo(MemoryKind::Attention, &other).generated);
+    assert_eq!((bench.model.status().pending, bench.model.status().queue_depth), (3, 3));
+    bench.model.cancel(cancelled.id());
+    assert_eq!(cancelled.wait().unwrap().finish_reason, FinishReason::Cancelled);
+    drop(dropped);
+    assert_eq!(bench.model.complete(parent).unwrap().finish_key, Some(key));
+    assert_eq!(waiting.wait().unwrap().generated, solo(MemoryKind::Attention, &orphan).generated);
+    assert_idle(&bench);
+    // One that still waits when the model goes is told so.
+    let never = Request { parent_key: Some(bench.model.key_of(&prompt(8, 30))), ..orphan };
+    let waiting = bench.model.submit(never).unwrap();
+    bench.model.shut_down().unwrap();
+    assert_eq!(waiting.wait(), Err(EngineError::ShuttingDown { model: "stub".to_owned() }));
+}
+
+#[test]
 fn a_parent_of_another_conversation_or_model_is_ignored() {
     for kind in KINDS {
-        let cache = memory_cache();
-        let first = bench_with(roomy(), &StubBackend::new(kind), &cache);
-        let ours = first.model.complete(greedy(&prompt(1, 30), 6)).unwrap();
-        let others = first.model.complete(greedy(&prompt(2, 30), 6)).unwrap();
-        let stranger = ModelConfig { fingerprint: FingerprintSource::FastUnsafe([8; 32]), ..roomy() };
-        let stranger = bench_with(stranger, &StubBackend::new(kind), &cache);
-        let strange = stranger.model.complete(greedy(&prompt(1, 30), 6)).unwrap();
-        assert_ne!(strange.finish_key, ours.finish_key);
-        for (parent, read) in [(&others, 35), (&strange, 35), (&ours, 35)] {
-            let request = Request { parent_key: parent.finish_key, ..greedy(&next_turn(&ours, 3), 6) };
-            let second = bench_with(roomy(), &StubBackend::new(kind), &cache);
-            let found = second.model.complete(request.clone()).unwrap();
-            assert_eq!((found.hit, found.cache_delta.read), (HitKind::Partial, read), "{kind:?}");
-            assert_eq!(found.generated, solo(kind, &request).generated, "{kind:?}");
+        for parent in ["ours", "another conversation's", "another model's"] {
+            let cache = memory_cache();
+            let first = bench_with(roomy(), &StubBackend::new(kind), &cache);
+            let ours = first.model.complete(greedy(&prompt(1, 30), 6)).unwrap();
+            let others = first.model.complete(greedy(&prompt(2, 30), 6)).unwrap();
+            let stranger = ModelConfig { fingerprint: FingerprintSource::FastUnsafe([8; 32]), ..roomy() };
+            let stranger = bench_with(stranger, &StubBackend::new(kind), &cache);
+            let strange = stranger.model.complete(greedy(&prompt(1, 30), 6)).unwrap();
+            assert_ne!(strange.finish_key, ours.finish_key);
+            let parent_key = match parent {
+                "ours" => ours.finish_key,
+                "another model's" => strange.finish_key,
+                _ => others.finish_key,
+            };
+            // The longest prefix is found all the same, and a prompt that shares nothing stays cold.
+            for (tokens, hit, read) in [(prompt(8, 30), HitKind::Cold, 0), (next_turn(&ours, 3), HitKind::Partial, 35)]
+            {
+                let request = Request { parent_key, ..greedy(&tokens, 6) };
+                let second = bench_with(roomy(), &StubBackend::new(kind), &cache);
+                let found = second.model.complete(request.clone()).unwrap();
+                assert_eq!((found.hit, found.cache_delta.read), (hit, read), "{kind:?} {parent}");
+                assert_eq!(found.generated, solo(kind, &request).generated, "{kind:?} {parent}");
+            }
         }
-        let request = Request { parent_key: ours.finish_key, ..greedy(&prompt(4, 30), 6) };
-        let cold = bench_with(roomy(), &StubBackend::new(kind), &cache).model.complete(request.clone()).unwrap();
-        assert_eq!((cold.hit, cold.generated), (HitKind::Cold, solo(kind, &request).generated), "{kind:?}");
     }
 }
 
@@ -168,7 +202,7 @@ fn a_session_has_one_request_at_a_time() {
 
 #[test]
 fn a_session_ends_when_it_is_told_to() {
-    let bench = bench(MemoryKind::Hybrid);
+    let bench = bench_with(endless(), &StubBackend::new(MemoryKind::Hybrid), &memory_cache());
     let request = in_session("chat", greedy(&prompt(1, 20), 10));
     bench.model.complete(request.clone()).unwrap();
     assert_eq!(bench.model.status().sessions, bench.model.sessions().unwrap().len());
@@ -178,8 +212,8 @@ fn a_session_ends_when_it_is_told_to() {
     let more = Request { mode: Mode::Continue, ..request.clone() };
     assert_eq!(bench.model.complete(more), Err(EngineError::NoSession { session: "chat".to_owned() }));
     // Ended while it runs: the request goes on, and nothing stays pinned.
-    let mut running = bench.model.submit(Request { max_tokens: Some(400), ..request.clone() }).unwrap();
-    crate::stub::until_first_token(&mut running);
+    let mut running = bench.model.submit(Request { max_tokens: Some(29_000), ..request.clone() }).unwrap();
+    until_first_token(&mut running);
     assert!(bench.model.end_session("chat").unwrap());
     let again = bench.model.submit(request.clone()).unwrap();
     assert_eq!(
@@ -188,7 +222,7 @@ fn a_session_ends_when_it_is_told_to() {
         "the name is free at once"
     );
     bench.model.cancel(running.id());
-    assert!(running.wait().is_ok());
+    assert_eq!(running.wait().unwrap().finish_reason, FinishReason::Cancelled);
     assert_eq!(names(&bench), ["chat"]);
     assert_idle(&bench);
 }

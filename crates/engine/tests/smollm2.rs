@@ -27,11 +27,12 @@ fn the_default_model_answers_a_question_and_remembers_it() {
     let cache = memory_cache();
     let model = Model::load(config.clone(), Arc::new(LlamaBackend), Arc::clone(&cache)).unwrap();
     let question = r#"[{"role":"user","content":"What is the capital of France? Answer in one sentence."}]"#;
-    let rendered = model.apply_chat_template(&ChatRequest { messages_json: question.to_owned(), ..ChatRequest::default() }).unwrap();
+    let rendered = model
+        .apply_chat_template(&ChatRequest { messages_json: question.to_owned(), ..ChatRequest::default() })
+        .unwrap();
     assert!(rendered.text.contains("capital of France"), "{}", rendered.text);
     let tokens = model.tokenize_prompt(&rendered).unwrap();
-    let request =
-        Request { max_tokens: Some(40), sampling: Sampling::greedy(), ..Request::new(tokens) };
+    let request = Request { max_tokens: Some(40), sampling: Sampling::greedy(), ..Request::new(tokens) };
     let cold = model.complete(request.clone()).unwrap();
     assert!(cold.reply.contains("Paris"), "{}", cold.reply);
     assert_eq!(cold.hit, HitKind::Cold);

@@ -4,12 +4,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use poncho_cache::Cache;
-use poncho_engine::backend::stub::{StubBackend, StubFaults, vocab};
+use poncho_cache::{Cache, Gates};
+use poncho_engine::backend::stub::{DecodeFault, StubBackend, StubFaults, vocab};
 use poncho_engine::backend::{ContextOptions, MemoryKind};
 use poncho_engine::{Completion, Model, ModelConfig, Request, Stream, StreamEvent};
 
-use crate::support::{memory_cache, stub_config};
+use crate::support::{greedy, memory_cache, prompt, stub_config};
 
 /// Every memory kind.
 pub(crate) const KINDS: [MemoryKind; 4] =
@@ -36,6 +36,14 @@ pub(crate) fn roomy() -> ModelConfig {
 pub(crate) fn roomy_with(n_seq_max: u32) -> ModelConfig {
     let config = roomy();
     ModelConfig { context: ContextOptions { n_seq_max, ..config.context.clone() }, ..config }
+}
+
+/// Settings for replies that go on until somebody ends them: tens of thousands of tokens.
+pub(crate) fn endless() -> ModelConfig {
+    let config = roomy();
+    let context = ContextOptions { n_ctx: 30_000, n_cells: Some(100_000), ..config.context.clone() };
+    let gates = Gates { continued_interval: 10_000, ..config.gates };
+    ModelConfig { context, gates, ..config }
 }
 
 pub(crate) fn bench(kind: MemoryKind) -> Bench {
@@ -86,4 +94,28 @@ pub(crate) fn assert_idle(bench: &Bench) {
     assert_eq!((status.active, status.pending, status.queue_depth), (0, 0, 0));
     assert_eq!(bench.cache.pinned_rows(), 0);
     assert_eq!(bench.faults.counts().invalid, 0, "a batch that contradicts what the context holds");
+}
+
+/// All sequences can be used at once, and each of them answers right.
+pub(crate) fn assert_serves(bench: &Bench, kind: MemoryKind) {
+    assert_idle(bench);
+    bench.faults.record_batches();
+    drop(bench.faults.take_batches());
+    let n_seq = bench.model.config().context.n_seq_max;
+    let requests: Vec<Request> = (0..n_seq).map(|number| greedy(&prompt(50 + number, 15), 8)).collect();
+    bench.faults.on_decode(1, DecodeFault::Block);
+    let streams: Vec<Stream> = requests.iter().map(|request| bench.model.submit(request.clone()).unwrap()).collect();
+    assert!(bench.faults.wait_until_held(LONG));
+    bench.faults.release();
+    for (request, stream) in requests.iter().zip(streams) {
+        assert_eq!(stream.wait().unwrap().generated, solo(kind, request).generated, "{kind:?}");
+    }
+    let widest = bench.faults.take_batches().into_iter().map(|batch| {
+        let mut sequences: Vec<u32> = batch.rows.iter().map(|row| row.seq).collect();
+        sequences.sort_unstable();
+        sequences.dedup();
+        sequences.len()
+    });
+    assert_eq!(widest.max(), Some(n_seq as usize), "a sequence is lost ({kind:?})");
+    assert_idle(bench);
 }

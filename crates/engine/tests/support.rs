@@ -52,5 +52,7 @@ pub(crate) fn greedy(tokens: &[u32], max_tokens: u32) -> Request {
 
 /// A prompt of so many byte tokens that differs by number.
 pub(crate) fn prompt(number: u32, count: usize) -> Vec<u32> {
-    (0..u32::try_from(count).unwrap()).map(|position| (position * 31 + number * 101 + position * position) % 250).collect()
+    (0..u32::try_from(count).unwrap())
+        .map(|position| (position * 31 + number * 101 + position * position) % 250)
+        .collect()
 }

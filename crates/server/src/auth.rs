@@ -44,7 +44,11 @@ fn bearer_token(value: &[u8]) -> Option<&[u8]> {
 }
 
 /// Middleware: nobody without a key comes further.
-pub(crate) async fn authorize(State(app): State<SharedApp>, request: Request, next: Next) -> Result<Response, ApiError> {
+pub(crate) async fn authorize(
+    State(app): State<SharedApp>,
+    request: Request,
+    next: Next,
+) -> Result<Response, ApiError> {
     if app.keys.allow(request.headers()) { Ok(next.run(request).await) } else { Err(ApiError::Unauthorized) }
 }
 

@@ -3,16 +3,54 @@
 //! Every way in which a body can be wrong has its own error here: type, length, speed, UTF-8, JSON, field. It must
 //! never hold more than the limit in memory.
 
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::Deref;
+
 use axum::body::Body;
 use axum::extract::{FromRequest, Request};
 use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::Serialize;
-use serde::de::DeserializeOwned;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Deserialize, DeserializeOwned, Deserializer, MapAccess, Visitor};
 
 use crate::app::SharedApp;
 use crate::error::ApiError;
+
+/// A struct that must come as an object; by itself serde would also take a list with its fields in order.
+#[derive(Debug, Serialize)]
+#[serde(transparent)]
+pub(crate) struct Object<T>(pub(crate) T);
+
+impl<T> Deref for Object<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(ObjectVisitor(PhantomData)).map(Self)
+    }
+}
+
+struct ObjectVisitor<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectVisitor<T> {
+    type Value = T;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<T, A::Error> {
+        T::deserialize(MapAccessDeserializer::new(map))
+    }
+}
 
 /// A value that came or goes as JSON.
 pub(crate) struct Json<T>(pub(crate) T);
@@ -58,7 +96,7 @@ fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
 pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     let text = std::str::from_utf8(bytes).map_err(|error| ApiError::NotUtf8 { at: error.valid_up_to() })?;
     let mut json = serde_json::Deserializer::from_str(text);
-    let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
+    let Object(value) = serde_path_to_error::deserialize(&mut json).map_err(|error| {
         let path = error.path().to_string();
         let inner = error.into_inner();
         let reason = inner.to_string();
@@ -100,7 +138,7 @@ mod tests {
     #[derive(Debug, Deserialize)]
     struct Outer {
         #[expect(dead_code, reason = "only its type matters")]
-        inner: Vec<Inner>,
+        inner: Vec<Object<Inner>>,
     }
 
     #[derive(Debug, Deserialize)]
@@ -119,7 +157,8 @@ mod tests {
         assert!(said(br#"{"inner": [{"number": -1}]}"#).contains("-1"));
         assert!(said(br#"{"inner": [{}]}"#).starts_with("inner[0].number: missing field"));
         assert!(said(b"{}").starts_with("inner: missing field"));
-        assert!(said(b"[]").starts_with("inner: ") || said(b"[]").starts_with("body: "), "{}", said(b"[]"));
+        assert!(said(b"[[]]").starts_with("body: invalid type: sequence, expected an object"), "{}", said(b"[[]]"));
+        assert!(said(br#"{"inner": [[1]]}"#).starts_with("inner[0]: "), "fields in order are no object");
     }
 
     #[test]

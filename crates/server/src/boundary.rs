@@ -35,10 +35,8 @@ pub(crate) fn hints(model: &Model, whole: &ChatRequest, messages: &[Value], toke
 
 /// After how many messages to look: the system's, which every conversation shares, and the last ones.
 fn places(messages: &[Value]) -> Vec<usize> {
-    let system = messages
-        .iter()
-        .take_while(|message| message.get("role").and_then(Value::as_str) == Some("system"))
-        .count();
+    let system =
+        messages.iter().take_while(|message| message.get("role").and_then(Value::as_str) == Some("system")).count();
     let recent = messages.len().saturating_sub(RECENT_MESSAGES);
     let mut counts: Vec<usize> = (recent + 1..=messages.len()).chain([system]).filter(|count| *count > 0).collect();
     counts.sort_unstable();

@@ -93,7 +93,9 @@ pub enum ConfigError {
         target: String,
     },
     /// An address that others can reach, and no key.
-    #[error("{address} can be reached from other machines and no API key is set; set a key, bind to 127.0.0.1, or force it")]
+    #[error(
+        "{address} can be reached from other machines and no API key is set; set a key, bind to 127.0.0.1, or force it"
+    )]
     OpenBind {
         /// The address.
         address: SocketAddr,
@@ -121,9 +123,7 @@ impl ServerConfig {
             return Err(ConfigError::Zero { setting });
         }
         match self.aliases.iter().find(|(alias, target)| alias.is_empty() || target.is_empty()) {
-            Some((alias, target)) => {
-                Err(ConfigError::EmptyAlias { alias: alias.clone(), target: target.clone() })
-            }
+            Some((alias, target)) => Err(ConfigError::EmptyAlias { alias: alias.clone(), target: target.clone() }),
             None => Ok(()),
         }
     }

@@ -96,8 +96,19 @@ impl Family {
     /// The family of a path. Poncho's own endpoints speak as OpenAI does.
     pub(crate) fn of_path(path: &str) -> Self {
         const OLLAMA: [&str; 13] = [
-            "generate", "chat", "embed", "embeddings", "tags", "show", "ps", "version", "pull", "push", "copy",
-            "delete", "create",
+            "generate",
+            "chat",
+            "embed",
+            "embeddings",
+            "tags",
+            "show",
+            "ps",
+            "version",
+            "pull",
+            "push",
+            "copy",
+            "delete",
+            "create",
         ];
         if path == "/v1/messages" || path.starts_with("/v1/messages/") {
             return Self::Anthropic;
@@ -141,11 +152,6 @@ impl ApiError {
     /// A field with a wrong value.
     pub(crate) fn field(field: impl Into<String>, reason: impl Into<String>) -> Self {
         Self::Field { field: field.into(), reason: reason.into() }
-    }
-
-    /// The status.
-    pub(crate) fn status(&self) -> StatusCode {
-        self.facts().status
     }
 
     /// The body in a family's shape.
@@ -222,7 +228,7 @@ fn engine_facts(error: &EngineError) -> Facts {
         },
         EngineError::PromptTooLong { .. } => bad().code("context_length_exceeded"),
         EngineError::GrammarInvalid { .. } => bad().code("invalid_grammar").param("response_format"),
-        EngineError::Template { .. } => bad().code("template_error").param("messages"),
+        EngineError::Template { .. } => bad().code("template_error"),
         EngineError::Unsupported { .. } => bad().code("unsupported"),
         EngineError::UnknownModel { .. } => missing().code("model_not_found").param("model"),
         EngineError::UnknownAdapter { .. } => missing().code("adapter_not_found"),
@@ -321,7 +327,11 @@ mod tests {
         ];
         for (error, status, code) in cases {
             let body = error.body(Family::OpenAi);
-            assert_eq!((error.status().as_u16(), body["error"]["code"].as_str()), (status, Some(code)), "{error}");
+            assert_eq!(
+                (error.facts().status.as_u16(), body["error"]["code"].as_str()),
+                (status, Some(code)),
+                "{error}"
+            );
             let keys: Vec<&String> = body["error"].as_object().unwrap().keys().collect();
             assert_eq!(keys, ["code", "message", "param", "type"]);
             let wait = error.respond(Family::OpenAi).headers().contains_key(header::RETRY_AFTER);

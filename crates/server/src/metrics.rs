@@ -123,8 +123,7 @@ fn cache_part(page: &mut Page, cache: &Cache) {
 }
 
 fn model_part(page: &mut Page, models: &[Model]) {
-    const PHASES: [Phase; 5] =
-        [Phase::Starting, Phase::Idle, Phase::Prefilling, Phase::Generating, Phase::Stopped];
+    const PHASES: [Phase; 5] = [Phase::Starting, Phase::Idle, Phase::Prefilling, Phase::Generating, Phase::Stopped];
     let reports: Vec<_> = models.iter().map(|model| (model.id(), model.status())).collect();
     page.head("poncho_model_phase", "gauge", "1 for what the model is doing.");
     for (id, report) in &reports {

@@ -41,8 +41,8 @@ pub(crate) fn lookups(report: &mut Report, folder: &Path) -> Outcome<()> {
         look_up(report, &Shape { name, cache: &cache, prompt: &prompt, took, judged: true })?;
     }
 
-    // The worst that can be stored: a new row every ten tokens. Saved one by one it would take a minute, so it is
-    // opened from files. No gate allows it (`min_tokens` is 512), so it is shown and not judged.
+    // Far beyond any conversation: a new row every ten tokens, ten thousand times. Saved one by one it would take long,
+    // so it is opened from files. Every row of the plan is pinned and touched, so it is shown and not judged.
     let folder = folder.join("lookup");
     make_folders(&folder)?;
     let mut parent = None;

@@ -34,14 +34,23 @@ enum Origin {
     Default,
 }
 
+/// The cache folder that flags and environment mean, whether or not it is there.
+pub(crate) fn chosen_folder(args: &FolderArgs) -> anyhow::Result<PathBuf> {
+    choose(args).map(|(path, _)| path)
+}
+
+fn choose(args: &FolderArgs) -> anyhow::Result<(PathBuf, Origin)> {
+    Ok(match (&args.cache_dir, variable(VARIABLE)) {
+        (Some(path), _) => (path.clone(), Origin::Named("--cache-dir")),
+        (None, Some(path)) => (path.into(), Origin::Named(VARIABLE)),
+        (None, None) => (default_folder(variable("XDG_CACHE_HOME"), variable("HOME"))?, Origin::Default),
+    })
+}
+
 impl Folders {
     /// Finds out what the flags and the environment mean.
     pub(crate) fn find(args: &FolderArgs) -> anyhow::Result<Self> {
-        let (path, origin) = match (&args.cache_dir, variable(VARIABLE)) {
-            (Some(path), _) => (path.clone(), Origin::Named("--cache-dir")),
-            (None, Some(path)) => (path.into(), Origin::Named(VARIABLE)),
-            (None, None) => (default_folder(variable("XDG_CACHE_HOME"), variable("HOME"))?, Origin::Default),
-        };
+        let (path, origin) = choose(args)?;
         let mut found = Vec::new();
         if is_there(&path, origin)? {
             // Alone, a folder is of the tier that its file system says; beside a memory folder it is the disk.

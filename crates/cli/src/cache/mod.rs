@@ -5,7 +5,7 @@
 
 mod evict;
 mod explain;
-mod folder;
+pub(crate) mod folder;
 mod gc;
 mod listing;
 mod ls;

@@ -1,0 +1,118 @@
+//! `poncho serve`: opens the cache, loads a model, serves it until it is told to stop, saves what it holds.
+//!
+//! Wiring only. The first SIGINT or SIGTERM begins an orderly end: requests in flight may finish, states are saved, the
+//! exit code is 0. A second one ends the process at once.
+
+use std::io::Write;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
+use poncho_cache::{Cache, CacheConfig};
+use poncho_engine::backend::ContextOptions;
+use poncho_engine::backend::llama::LlamaBackend;
+use poncho_engine::{Engine, ModelConfig};
+use poncho_server::{ServerConfig, check_bind};
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::Outcome;
+use crate::args::{FolderArgs, ServeArgs};
+use crate::cache::folder::chosen_folder;
+
+/// Where a key may come from besides the flag: an argument is visible to every user of the machine.
+const KEY_VARIABLE: &str = "PONCHO_API_KEY";
+
+pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outcome> {
+    let address = address(args)?;
+    let mut keys = args.api_key.clone();
+    keys.extend(std::env::var(KEY_VARIABLE).ok().filter(|key| !key.is_empty()));
+    check_bind(address, &keys, args.open)?;
+    if !args.model.is_file() {
+        bail!(
+            "{} is not a model file; give the path of a GGUF file with --model (`make model` fetches a small one)",
+            args.model.display()
+        );
+    }
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start the runtime")?;
+    // The port first: a taken one should not cost the time to load a model.
+    let listener = runtime.block_on(TcpListener::bind(address)).with_context(|| {
+        format!(
+            "cannot listen on {address}; if the port is taken, stop the other program or choose another with --port"
+        )
+    })?;
+    let address = listener.local_addr()?;
+    let folder = chosen_folder(&FolderArgs { cache_dir: args.cache_dir.clone(), ram_file_dir: None })?;
+    let cache = Cache::open(CacheConfig::on_disk(&folder, args.cache_size))?;
+    let engine = Arc::new(Engine::new(Arc::new(LlamaBackend), Arc::new(cache)));
+    let id = model_name(args)?;
+    writeln!(out, "loading {}", args.model.display())?;
+    out.flush()?;
+    engine.load(model_config(args, &id))?;
+    greet(args, address, &id, &folder, out)?;
+    let config = ServerConfig { keys, any_model: true, ..ServerConfig::default() };
+    runtime.block_on(async {
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut terminate = signal(SignalKind::terminate())?;
+        let told = async {
+            tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
+        };
+        poncho_server::serve(listener, Arc::clone(&engine), config, told).await?;
+        anyhow::Ok(())
+    })?;
+    writeln!(out, "saving what the model holds")?;
+    out.flush()?;
+    engine.unload(&id)?;
+    engine.cache().flush();
+    Ok(Outcome::Good)
+}
+
+fn address(args: &ServeArgs) -> anyhow::Result<SocketAddr> {
+    let host = (args.host.as_str(), args.port);
+    let mut found = host.to_socket_addrs().with_context(|| {
+        format!("{} is no address of this machine; use 127.0.0.1, or 0.0.0.0 for every interface", args.host)
+    })?;
+    found.next().with_context(|| format!("{} names no address", args.host))
+}
+
+/// The file's name without its ending, which is what clients call the model.
+fn model_name(args: &ServeArgs) -> anyhow::Result<String> {
+    if let Some(name) = &args.name {
+        return Ok(name.clone());
+    }
+    let stem = args.model.file_stem().and_then(|stem| stem.to_str());
+    Ok(stem.context("the model's file name is not text; give it a name with --name")?.to_owned())
+}
+
+fn model_config(args: &ServeArgs, id: &str) -> ModelConfig {
+    let context = ContextOptions {
+        n_ctx: args.ctx_size,
+        n_seq_max: args.parallel,
+        // One long conversation and some short ones: the shared pool holds as much as every sequence at half its length.
+        n_cells: Some(args.ctx_size.saturating_mul(args.parallel.div_ceil(2).max(1))),
+        threads: args.threads,
+        ..ContextOptions::default()
+    };
+    ModelConfig { context, ..ModelConfig::new(id, &args.model) }
+}
+
+fn greet(
+    args: &ServeArgs,
+    address: SocketAddr,
+    id: &str,
+    folder: &std::path::Path,
+    out: &mut impl Write,
+) -> anyhow::Result<()> {
+    writeln!(out, "serving {id} on http://{address}/v1 with a context of {} tokens", args.ctx_size)?;
+    writeln!(out, "what was read once is kept in {}", folder.display())?;
+    writeln!(out)?;
+    writeln!(out, "  curl http://{address}/v1/chat/completions -H 'content-type: application/json' \\")?;
+    writeln!(out, "    -d '{{\"model\":\"{id}\",\"messages\":[{{\"role\":\"user\",\"content\":\"Hello\"}}]}}'")?;
+    writeln!(out)?;
+    writeln!(out, "  OpenAI SDK: base_url=\"http://{address}/v1\", api_key=\"any\", model=\"{id}\"")?;
+    writeln!(out)?;
+    writeln!(out, "Ctrl-C stops it")?;
+    out.flush()?;
+    Ok(())
+}

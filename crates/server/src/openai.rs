@@ -1,0 +1,11 @@
+//! OpenAI's dialect: models, chat completions and completions.
+//!
+//! `types` holds what goes over the wire, `convert` turns requests into turns and generations, and each endpoint has
+//! its own file. Nothing outside of this folder knows a field name of OpenAI.
+
+pub(crate) mod call;
+pub(crate) mod chat;
+pub(crate) mod completions;
+pub(crate) mod convert;
+pub(crate) mod models;
+pub(crate) mod types;

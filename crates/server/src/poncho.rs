@@ -1,0 +1,160 @@
+//! Poncho's own endpoints: health, metrics, the cache, tokens and templates.
+//!
+//! Errors have OpenAI's shape. Where a `model` can be left out, it means the only one that is loaded.
+
+use axum::extract::State;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use poncho_engine::backend::{SpecialText, TokenizeMode};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::app::SharedApp;
+use crate::body::Json;
+use crate::chat;
+use crate::error::ApiError;
+use crate::openai::convert::chat_turn;
+use crate::openai::types::ChatRequestBody;
+
+/// `GET /health`: the process is up.
+pub(crate) async fn health() -> Json<Value> {
+    Json(json!({"status": "ok"}))
+}
+
+/// `GET /health/ready`: a request would be taken.
+pub(crate) async fn ready(State(app): State<SharedApp>) -> Response {
+    let status = if app.life.is_draining() {
+        "shutting_down"
+    } else if app.models.any_serves() {
+        return Json(json!({"status": "ready"})).into_response();
+    } else {
+        "no_model"
+    };
+    (StatusCode::SERVICE_UNAVAILABLE, Json(json!({"status": status}))).into_response()
+}
+
+/// `GET /metrics`.
+pub(crate) async fn metrics(State(app): State<SharedApp>) -> Response {
+    let engine = app.models.engine();
+    let page = app.metrics.render(engine.cache(), &engine.models(), app.life.count());
+    let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+    ([(header::CONTENT_TYPE, kind)], page).into_response()
+}
+
+/// `GET /api/version`.
+pub(crate) async fn version() -> Json<Value> {
+    Json(json!({"version": env!("CARGO_PKG_VERSION")}))
+}
+
+/// `GET /api/cache`: counters, tiers and their health.
+pub(crate) async fn cache(State(app): State<SharedApp>) -> Json<Value> {
+    let cache = app.models.engine().cache();
+    let snapshot = cache.counters();
+    let counters: serde_json::Map<String, Value> =
+        snapshot.fields().map(|(name, value)| (name.to_owned(), value.into())).collect();
+    let health = cache.health();
+    let tiers: Vec<Value> = snapshot
+        .tiers()
+        .map(|(tier, bytes, rows)| {
+            let off = health.iter().find(|health| health.tier == tier).and_then(|health| health.off.clone());
+            json!({"tier": tier.as_str(), "bytes": bytes, "rows": rows, "on": off.is_none(), "off_because": off})
+        })
+        .collect();
+    Json(json!({
+        "counters": counters,
+        "tiers": tiers,
+        "rows": cache.len(),
+        "pinned_rows": cache.pinned_rows(),
+        "write_queue": cache.queue_depth(),
+        "index_bytes": cache.index_bytes(),
+    }))
+}
+
+/// `POST /tokenize`.
+#[derive(Deserialize)]
+pub(crate) struct TokenizeBody {
+    model: Option<String>,
+    content: String,
+    /// Add what the model wants at the ends of a text.
+    add_special: Option<bool>,
+    /// Recognise the text of special tokens.
+    parse_special: Option<bool>,
+    /// Also send the text of each token.
+    with_pieces: Option<bool>,
+}
+
+/// The tokens of a text.
+pub(crate) async fn tokenize(
+    State(app): State<SharedApp>,
+    Json(body): Json<TokenizeBody>,
+) -> Result<Json<Value>, ApiError> {
+    let model = app.models.resolve_or_only(body.model.as_deref())?;
+    let mode = TokenizeMode {
+        add_special: body.add_special.unwrap_or(false),
+        parse_special: body.parse_special.unwrap_or(false),
+    };
+    blocking("tokenized", move || {
+        let tokens = model.tokenize(&body.content, mode)?;
+        if !body.with_pieces.unwrap_or(false) {
+            return Ok(Json(json!({"tokens": tokens})));
+        }
+        let piece = |token: &u32| {
+            let bytes = model.token_bytes(*token);
+            match String::from_utf8(bytes) {
+                Ok(text) => json!({"id": token, "piece": text}),
+                // A part of a character has no text of its own.
+                Err(error) => json!({"id": token, "piece": error.into_bytes()}),
+            }
+        };
+        Ok(Json(json!({"tokens": tokens.iter().map(piece).collect::<Vec<Value>>()})))
+    })
+    .await
+}
+
+/// `POST /detokenize`.
+#[derive(Deserialize)]
+pub(crate) struct DetokenizeBody {
+    model: Option<String>,
+    tokens: Vec<u32>,
+    /// Write the text of special tokens.
+    special: Option<bool>,
+}
+
+/// The text of some tokens.
+pub(crate) async fn detokenize(
+    State(app): State<SharedApp>,
+    Json(body): Json<DetokenizeBody>,
+) -> Result<Json<Value>, ApiError> {
+    let model = app.models.resolve_or_only(body.model.as_deref())?;
+    let vocab = model.limits().vocab;
+    if let Some(at) = body.tokens.iter().position(|token| *token >= vocab) {
+        let reason = format!("the vocabulary has {vocab} tokens; tokenize with this model");
+        return Err(ApiError::field(format!("tokens[{at}]"), reason));
+    }
+    let special = if body.special.unwrap_or(true) { SpecialText::Render } else { SpecialText::Hide };
+    blocking("detokenized", move || Ok(Json(json!({"content": model.detokenize(&body.tokens, special)})))).await
+}
+
+/// `POST /apply-template`: a chat request as the model would read it.
+pub(crate) async fn apply_template(
+    State(app): State<SharedApp>,
+    Json(body): Json<ChatRequestBody>,
+) -> Result<Json<Value>, ApiError> {
+    let model = app.models.resolve_or_only(body.model.as_deref())?;
+    let turn = chat_turn(&body)?;
+    blocking("rendered", move || {
+        let rendered = chat::render(&model, &turn)?;
+        Ok(Json(json!({
+            "prompt": rendered.prompt.text, "tokens": rendered.tokens, "boundaries": rendered.boundaries,
+        })))
+    })
+    .await
+}
+
+/// Runs what may take long off the async threads.
+async fn blocking<T: Send + 'static>(
+    doing: &'static str,
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    tokio::task::spawn_blocking(work).await.map_err(|_| ApiError::Internal { doing })?
+}

@@ -1,0 +1,331 @@
+//! A reply as it grows: engine events in, content, thinking, tool calls and logprobs out.
+//!
+//! The dialects read a `Reply` piece by piece or wait for its end. It owns the engine's stream: dropping it cancels the
+//! request. The text so far is parsed again with each piece, and what is new is told apart by comparison, so the
+//! pieces always add up to a parse. It must never take back what was sent.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use poncho_engine::backend::ChatOutput;
+use poncho_engine::{Completion, FinishReason, Model, Stream, StreamEvent, TokenLogprob};
+use tokio::time::Instant;
+
+use crate::chat::ReplyForm;
+use crate::error::ApiError;
+use crate::ids::random_id;
+use crate::metrics::{Metrics, Times};
+
+/// What is new since the last piece.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Delta {
+    pub(crate) content: String,
+    pub(crate) reasoning: String,
+    pub(crate) calls: Vec<CallDelta>,
+    pub(crate) logprobs: Vec<TokenLogprob>,
+}
+
+impl Delta {
+    fn is_silent(&self) -> bool {
+        self.content.is_empty() && self.reasoning.is_empty() && self.calls.is_empty()
+    }
+
+    /// Whether there is nothing to tell at all.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.is_silent() && self.logprobs.is_empty()
+    }
+}
+
+/// More of a tool call.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct CallDelta {
+    /// Its place among the calls of the reply.
+    pub(crate) index: usize,
+    /// Its id and the tool's name, once, when it begins.
+    pub(crate) start: Option<(String, String)>,
+    pub(crate) arguments: String,
+}
+
+/// Why a reply ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Finish {
+    Stop,
+    Length,
+    ToolCalls,
+}
+
+/// A reply that came to its end.
+pub(crate) struct Finished {
+    /// What was not yet told.
+    pub(crate) rest: Delta,
+    /// All of it; every call has an id.
+    pub(crate) output: ChatOutput,
+    pub(crate) finish: Finish,
+    pub(crate) completion: Completion,
+    /// One for each generated token but those that only end the reply.
+    pub(crate) logprobs: Vec<TokenLogprob>,
+}
+
+/// What a reader of a reply gets.
+pub(crate) enum ReplyEvent {
+    Delta(Delta),
+    Done(Box<Finished>),
+    Failed(ApiError),
+}
+
+/// What a reply is made of.
+pub(crate) struct NewReply {
+    pub(crate) model: Model,
+    pub(crate) stream: Stream,
+    pub(crate) form: ReplyForm,
+    pub(crate) metrics: Arc<Metrics>,
+    /// When the request arrived.
+    pub(crate) arrived: Instant,
+    pub(crate) time_limit: Option<Duration>,
+}
+
+/// See the module.
+pub(crate) struct Reply {
+    facts: NewReply,
+    text: ReplyText,
+    told: ChatOutput,
+    call_ids: Vec<String>,
+    /// Drawn since the last piece.
+    logprobs: Vec<TokenLogprob>,
+    first_token: Option<Duration>,
+    ended: bool,
+}
+
+impl Reply {
+    pub(crate) fn new(facts: NewReply) -> Self {
+        Self {
+            facts,
+            text: ReplyText::default(),
+            told: ChatOutput::default(),
+            call_ids: Vec::new(),
+            logprobs: Vec::new(),
+            first_token: None,
+            ended: false,
+        }
+    }
+
+    /// The next piece; `None` after the last.
+    pub(crate) async fn next(&mut self) -> Option<ReplyEvent> {
+        while !self.ended {
+            let mut event = Some(self.wait().await);
+            // What has piled up meanwhile becomes one piece: a slow reader does not make more work.
+            while let Some(known) = event {
+                match self.absorb(known) {
+                    Some(last) => {
+                        self.ended = true;
+                        return Some(last);
+                    }
+                    None => event = self.facts.stream.try_next().map(Ok),
+                }
+            }
+            let Some(output) = self.parse_part() else { continue };
+            let mut delta = self.compare(&output);
+            if !delta.is_silent() {
+                delta.logprobs = std::mem::take(&mut self.logprobs);
+                return Some(ReplyEvent::Delta(delta));
+            }
+        }
+        None
+    }
+
+    /// Waits for the whole reply.
+    pub(crate) async fn finish(mut self) -> Result<Finished, ApiError> {
+        loop {
+            let event = self.wait().await;
+            match self.absorb(event) {
+                None => {}
+                Some(ReplyEvent::Done(finished)) => return Ok(*finished),
+                Some(ReplyEvent::Failed(error)) => return Err(error),
+                Some(ReplyEvent::Delta(_)) => return Err(ApiError::Internal { doing: "read a reply" }),
+            }
+        }
+    }
+
+    async fn wait(&mut self) -> Result<StreamEvent, ApiError> {
+        let gone = ApiError::Cancelled;
+        let Some(limit) = self.facts.time_limit else { return self.facts.stream.next().await.ok_or(gone) };
+        match tokio::time::timeout_at(self.facts.arrived + limit, self.facts.stream.next()).await {
+            Ok(event) => event.ok_or(gone),
+            Err(_) => Err(ApiError::Timeout { limit }),
+        }
+    }
+
+    /// Takes an event in; returns the reader's last event if this was the last one.
+    fn absorb(&mut self, event: Result<StreamEvent, ApiError>) -> Option<ReplyEvent> {
+        match event {
+            Err(error) => return Some(ReplyEvent::Failed(error)),
+            Ok(StreamEvent::Error(error)) => return Some(ReplyEvent::Failed(error.into())),
+            Ok(StreamEvent::Done(completion)) => return Some(self.end(*completion)),
+            Ok(StreamEvent::Token { id, logprob }) => {
+                self.first_token.get_or_insert_with(|| self.facts.arrived.elapsed());
+                self.logprobs.extend(logprob.filter(|_| !self.facts.model.is_end_of_generation(id)));
+            }
+            Ok(StreamEvent::Text(text)) => self.text.text(&text),
+            Ok(StreamEvent::ThinkingDelta(text)) => self.text.thinking(&text, &self.facts.form),
+            Ok(StreamEvent::ThinkingEnd { .. }) => self.text.thinking_end(&self.facts.form),
+            Ok(StreamEvent::ToolCallDelta(text)) => self.text.text(&text),
+            Ok(StreamEvent::ToolCallEnd { .. }) => {}
+        }
+        None
+    }
+
+    fn end(&mut self, mut completion: Completion) -> ReplyEvent {
+        let times = Times { hit: completion.hit, first_token: self.first_token, total: self.facts.arrived.elapsed() };
+        self.facts.metrics.request_finished(self.facts.model.id(), &times);
+        if completion.finish_reason == FinishReason::Cancelled {
+            return ReplyEvent::Failed(ApiError::Cancelled);
+        }
+        let mut output = self.parse_whole(completion.finish_reason == FinishReason::Length);
+        let mut rest = self.compare(&output);
+        rest.logprobs = std::mem::take(&mut self.logprobs);
+        for (call, id) in output.tool_calls.iter_mut().zip(&self.call_ids) {
+            call.id.clone_from(id);
+        }
+        let finish = match completion.finish_reason {
+            FinishReason::Length => Finish::Length,
+            FinishReason::Stop | FinishReason::Cancelled if output.tool_calls.is_empty() => Finish::Stop,
+            FinishReason::Stop | FinishReason::Cancelled => Finish::ToolCalls,
+        };
+        let mut logprobs = std::mem::take(&mut completion.logprobs);
+        logprobs.retain(|logprob| !self.facts.model.is_end_of_generation(logprob.token.id));
+        ReplyEvent::Done(Box::new(Finished { rest, output, finish, completion, logprobs }))
+    }
+
+    /// The reply so far; `None` if it cannot be read yet, such as in the middle of a marker.
+    fn parse_part(&self) -> Option<ChatOutput> {
+        match &self.facts.form.parser {
+            Some(parser) => parser.parse(&self.text.raw, true).ok(),
+            None => Some(self.text.as_content()),
+        }
+    }
+
+    /// The whole reply. A text that is not what the template promises is shown as it is: the client loses nothing.
+    fn parse_whole(&self, is_cut: bool) -> ChatOutput {
+        let Some(parser) = &self.facts.form.parser else { return self.text.as_content() };
+        parser.parse(&self.text.raw, is_cut).unwrap_or_else(|error| {
+            tracing::warn!(model = self.facts.model.id(), %error, "the reply does not have its template's form");
+            parser.parse(&self.text.raw, true).unwrap_or_else(|_| self.text.as_content())
+        })
+    }
+
+    /// What is new in a parse; it counts as told afterwards.
+    fn compare(&mut self, now: &ChatOutput) -> Delta {
+        let mut delta = Delta {
+            content: grown(&mut self.told.content, &now.content),
+            reasoning: grown(&mut self.told.reasoning, &now.reasoning),
+            ..Delta::default()
+        };
+        for (index, call) in now.tool_calls.iter().enumerate() {
+            let is_new = index >= self.told.tool_calls.len();
+            if is_new && call.name.is_empty() {
+                break;
+            }
+            if is_new {
+                let id = if call.id.is_empty() { random_id("call_") } else { call.id.clone() };
+                self.call_ids.push(id);
+                self.told
+                    .tool_calls
+                    .push(poncho_engine::backend::chat::ChatToolCall { name: call.name.clone(), ..Default::default() });
+            }
+            let Some(told) = self.told.tool_calls.get_mut(index) else { break };
+            let arguments = grown(&mut told.arguments, &call.arguments);
+            let start = self.call_ids.get(index).filter(|_| is_new).map(|id| (id.clone(), call.name.clone()));
+            if start.is_some() || !arguments.is_empty() {
+                delta.calls.push(CallDelta { index, start, arguments });
+            }
+        }
+        delta
+    }
+}
+
+/// What a text gained. One that changed in its middle waits until it agrees again.
+fn grown(told: &mut String, now: &str) -> String {
+    match now.strip_prefix(told.as_str()) {
+        Some(more) => {
+            told.push_str(more);
+            more.to_owned()
+        }
+        None => String::new(),
+    }
+}
+
+/// The text as the model wrote it, put together again from what the engine told apart.
+#[derive(Default)]
+struct ReplyText {
+    raw: String,
+    /// The same without thinking.
+    plain: String,
+    reasoning: String,
+    in_thinking: bool,
+}
+
+impl ReplyText {
+    fn text(&mut self, text: &str) {
+        self.raw.push_str(text);
+        self.plain.push_str(text);
+    }
+
+    fn thinking(&mut self, text: &str, form: &ReplyForm) {
+        self.open(form);
+        self.raw.push_str(text);
+        self.reasoning.push_str(text);
+    }
+
+    fn thinking_end(&mut self, form: &ReplyForm) {
+        self.open(form);
+        self.raw.push_str(&form.thinking_end);
+        self.in_thinking = false;
+    }
+
+    fn open(&mut self, form: &ReplyForm) {
+        // The parser has seen the prompt's end, so a block that was opened there is open already.
+        let opened_by_prompt = form.starts_thinking && self.raw.is_empty();
+        if !self.in_thinking && !opened_by_prompt {
+            self.raw.push_str(&form.thinking_start);
+        }
+        self.in_thinking = true;
+    }
+
+    fn as_content(&self) -> ChatOutput {
+        ChatOutput { content: self.plain.clone(), reasoning: self.reasoning.clone(), tool_calls: Vec::new() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_only_grows() {
+        let mut told = String::new();
+        assert_eq!(grown(&mut told, "Hé"), "Hé");
+        assert_eq!(grown(&mut told, "Hé"), "");
+        assert_eq!(grown(&mut told, "Hx"), "", "what was sent is not taken back");
+        assert_eq!(grown(&mut told, "Héllo"), "llo");
+        assert_eq!(told, "Héllo");
+    }
+
+    #[test]
+    fn thinking_that_the_engine_told_apart_is_put_back() {
+        let form =
+            ReplyForm { thinking_start: "<think>".into(), thinking_end: "</think>".into(), ..ReplyForm::default() };
+        let write = |form: &ReplyForm| {
+            let mut text = ReplyText::default();
+            text.thinking("hm", form);
+            text.thinking(" so", form);
+            text.thinking_end(form);
+            text.text("Yes.");
+            text
+        };
+        assert_eq!(write(&form).raw, "<think>hm so</think>Yes.");
+        let opened = ReplyForm { starts_thinking: true, ..form };
+        let text = write(&opened);
+        assert_eq!(text.raw, "hm so</think>Yes.");
+        assert_eq!((text.as_content().content.as_str(), text.as_content().reasoning.as_str()), ("Yes.", "hm so"));
+    }
+}

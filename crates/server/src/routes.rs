@@ -1,0 +1,116 @@
+//! The table of paths and handlers, and the layers around them.
+//!
+//! From outside in: request id, log line and error shape; the key; the count of requests in flight; the handler.
+//! Health probes pass without a key and are answered until the very end.
+
+use axum::Router;
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::{HeaderName, HeaderValue, Method, Uri};
+use axum::middleware::{self, Next};
+use axum::response::Response;
+use axum::routing::{any, get, post};
+use tokio::time::Instant;
+
+use crate::app::{CountedBody, SharedApp};
+use crate::auth::authorize;
+use crate::error::{ApiError, Family};
+use crate::ids::random_id;
+use crate::openai::{chat, completions, models};
+use crate::poncho;
+
+/// Paths that clients of a family may try and that say so instead of "not found".
+const NOT_BUILT: [&str; 17] = [
+    "/v1/embeddings",
+    "/v1/responses",
+    "/v1/responses/{id}",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/api/generate",
+    "/api/chat",
+    "/api/embed",
+    "/api/embeddings",
+    "/api/tags",
+    "/api/show",
+    "/api/ps",
+    "/api/pull",
+    "/api/push",
+    "/api/copy",
+    "/api/delete",
+    "/api/create",
+];
+
+/// All of the server.
+pub(crate) fn router(app: &SharedApp) -> Router {
+    let work = Router::new()
+        .route("/v1/chat/completions", post(chat::create))
+        .route("/v1/completions", post(completions::create))
+        .route("/tokenize", post(poncho::tokenize))
+        .route("/detokenize", post(poncho::detokenize))
+        .route("/apply-template", post(poncho::apply_template))
+        .route_layer(middleware::from_fn_with_state(app.clone(), admit));
+    let read = Router::new()
+        .route("/v1/models", get(models::list))
+        .route("/v1/models/{*id}", get(models::get))
+        .route("/metrics", get(poncho::metrics))
+        .route("/api/cache", get(poncho::cache))
+        .route("/api/version", get(poncho::version));
+    let not_built = NOT_BUILT.into_iter().fold(Router::new(), |router, path| router.route(path, any(not_built)));
+    let guarded = work.merge(read).merge(not_built).route_layer(middleware::from_fn_with_state(app.clone(), authorize));
+    Router::new()
+        .route("/health", get(poncho::health))
+        .route("/health/ready", get(poncho::ready))
+        .merge(guarded)
+        .fallback(unknown_path)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(middleware::from_fn_with_state(app.clone(), outermost))
+        .with_state(app.clone())
+}
+
+async fn not_built(uri: Uri) -> ApiError {
+    ApiError::NotBuilt { path: uri.path().to_owned() }
+}
+
+async fn unknown_path(uri: Uri) -> ApiError {
+    ApiError::Path { path: uri.path().to_owned() }
+}
+
+async fn wrong_method(method: Method, uri: Uri) -> ApiError {
+    ApiError::Method { method: method.to_string(), path: uri.path().to_owned() }
+}
+
+/// Counts work in flight, and takes no more of it once shutdown began.
+async fn admit(State(app): State<SharedApp>, request: Request, next: Next) -> Result<Response, ApiError> {
+    let in_flight = app.life.enter();
+    // Looked at after entering: a shutdown that was not seen here sees this request.
+    if app.life.is_draining() {
+        return Err(ApiError::ShuttingDown);
+    }
+    Ok(next.run(request).await.map(|body| CountedBody::wrap(body, in_flight)))
+}
+
+/// Gives every answer an id and every error the shape of its family, and writes the log line.
+async fn outermost(State(app): State<SharedApp>, request: Request, next: Next) -> Response {
+    let started = Instant::now();
+    let id = random_id("req_");
+    let method = request.method().clone();
+    let path = request.uri().path().to_owned();
+    let route = request.extensions().get::<MatchedPath>().map_or("unknown", MatchedPath::as_str).to_owned();
+    let mut response = next.run(request).await;
+    let family = Family::of_path(&path);
+    let error = response.extensions_mut().remove::<ApiError>();
+    if let Some(error) = &error
+        && family != Family::OpenAi
+    {
+        response = error.respond(family);
+    }
+    if let Ok(value) = HeaderValue::from_str(&id) {
+        response.headers_mut().insert(HeaderName::from_static("x-request-id"), value);
+    }
+    let status = response.status().as_u16();
+    app.metrics.answered(&route, status);
+    let error = error.map(|error| error.to_string());
+    tracing::info!(
+        request = %id, %method, path = %path, status, us = started.elapsed().as_micros(), error, "answered"
+    );
+    response
+}

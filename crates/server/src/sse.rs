@@ -1,0 +1,101 @@
+//! Replies as server-sent events: several replies merged into one stream of JSON lines.
+//!
+//! A dialect says what its events look like (`Events`); order, errors, keep-alive and cancelling are the same for all.
+//! The response owns the replies, so a client that goes away drops them, and that cancels them.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::time::Duration;
+
+use axum::http::{HeaderName, HeaderValue};
+use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use futures_util::stream::{self, BoxStream, SelectAll, Stream, StreamExt};
+
+use crate::error::ApiError;
+use crate::reply::{Delta, Finished, Reply, ReplyEvent};
+
+/// An error that comes this early becomes the status of the response; a later one becomes an event, because by then the
+/// client should see that its request was taken.
+const STATUS_WAIT: Duration = Duration::from_millis(250);
+
+/// How a dialect writes the events of its streams. Each text is the data of one event.
+pub(crate) trait Events: Send + 'static {
+    /// More of the reply with this number.
+    fn delta(&mut self, index: usize, delta: Delta) -> Vec<String>;
+    /// The reply with this number ended.
+    fn done(&mut self, index: usize, finished: Box<Finished>) -> Vec<String>;
+    /// All replies ended.
+    fn end(&mut self) -> Vec<String>;
+    /// Something failed; nothing follows.
+    fn failed(&mut self, error: &ApiError) -> Vec<String>;
+}
+
+type Merged = SelectAll<BoxStream<'static, (usize, ReplyEvent)>>;
+
+struct Writer<E> {
+    replies: Merged,
+    events: E,
+    /// Written and not yet sent.
+    queue: VecDeque<String>,
+    open: bool,
+}
+
+/// Streams some replies; the first becomes number 0.
+pub(crate) async fn respond<E: Events>(
+    replies: Vec<Reply>,
+    events: E,
+    keep_alive: Duration,
+) -> Result<Response, ApiError> {
+    let mut replies: Merged = stream::select_all(replies.into_iter().enumerate().map(numbered));
+    let early = tokio::time::timeout(STATUS_WAIT, replies.next()).await;
+    let mut writer = Writer { replies, events, queue: VecDeque::new(), open: true };
+    match early {
+        Ok(Some((_, ReplyEvent::Failed(error)))) => return Err(error),
+        Ok(event) => writer.write(event),
+        Err(_) => {}
+    }
+    let keep_alive = KeepAlive::new().interval(keep_alive).text("waiting");
+    let mut response = Sse::new(writer.into_events()).keep_alive(keep_alive).into_response();
+    // Proxies that collect a response before they pass it on would turn a stream into a wait.
+    response.headers_mut().insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
+    Ok(response)
+}
+
+fn numbered((index, reply): (usize, Reply)) -> BoxStream<'static, (usize, ReplyEvent)> {
+    stream::unfold(reply, move |mut reply| async move { Some(((index, reply.next().await?), reply)) }).boxed()
+}
+
+impl<E: Events> Writer<E> {
+    fn into_events(self) -> impl Stream<Item = Result<Event, Infallible>> {
+        stream::unfold(self, |mut writer| async move {
+            loop {
+                if let Some(data) = writer.queue.pop_front() {
+                    return Some((Ok(Event::default().data(data)), writer));
+                }
+                if !writer.open {
+                    return None;
+                }
+                let event = writer.replies.next().await;
+                writer.write(event);
+            }
+        })
+    }
+
+    fn write(&mut self, event: Option<(usize, ReplyEvent)>) {
+        let data = match event {
+            Some((index, ReplyEvent::Delta(delta))) => self.events.delta(index, delta),
+            Some((index, ReplyEvent::Done(finished))) => self.events.done(index, finished),
+            Some((_, ReplyEvent::Failed(error))) => {
+                self.open = false;
+                self.replies.clear();
+                self.events.failed(&error)
+            }
+            None => {
+                self.open = false;
+                self.events.end()
+            }
+        };
+        self.queue.extend(data);
+    }
+}

@@ -1,0 +1,265 @@
+//! A server on a free port, stub models that say what a test scripted, and a small HTTP client.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Full};
+use hyper::body::{Bytes, Incoming};
+use hyper::{HeaderMap, Method, Request, Response};
+use hyper_util::rt::TokioIo;
+use poncho_cache::{Cache, CacheConfig, Gates};
+use poncho_engine::backend::stub::{StubBackend, StubFaults, vocab};
+use poncho_engine::backend::{ContextOptions, MemoryKind};
+use poncho_engine::{Engine, FingerprintSource, Model, ModelConfig};
+use poncho_server::{ConfigError, ServerConfig, serve};
+use serde_json::{Value, json};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+/// Longer than any honest wait on a loaded machine.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What a test server is made of.
+pub(crate) struct Setup {
+    pub(crate) memory: MemoryKind,
+    /// What the models say after a rendered prompt.
+    pub(crate) replies: Vec<(String, String)>,
+    pub(crate) models: Vec<&'static str>,
+    pub(crate) queue_limit: usize,
+    pub(crate) sequences: u32,
+    pub(crate) config: ServerConfig,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            memory: MemoryKind::Attention,
+            replies: Vec::new(),
+            models: vec!["stub"],
+            queue_limit: 64,
+            sequences: 8,
+            config: ServerConfig::default(),
+        }
+    }
+}
+
+pub(crate) struct Server {
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) faults: StubFaults,
+    address: std::net::SocketAddr,
+    stop: Option<oneshot::Sender<()>>,
+    task: JoinHandle<Result<(), ConfigError>>,
+}
+
+/// An answer, read to its end.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) headers: HeaderMap,
+    pub(crate) text: String,
+}
+
+impl Answer {
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_str(&self.text).unwrap_or_else(|error| panic!("{error}: {}", self.text))
+    }
+
+    /// The data of each event.
+    pub(crate) fn events(&self) -> Vec<String> {
+        assert_eq!(self.headers["content-type"], "text/event-stream", "{}", self.text);
+        let blocks = self.text.split("\n\n").filter(|block| !block.is_empty() && !block.starts_with(':'));
+        blocks.map(|block| block.strip_prefix("data: ").unwrap_or_else(|| panic!("{block:?}")).to_owned()).collect()
+    }
+
+    /// The chunks of a stream that ended well.
+    pub(crate) fn chunks(&self) -> Vec<Value> {
+        let mut events = self.events();
+        assert_eq!(events.pop().as_deref(), Some("[DONE]"), "{}", self.text);
+        events.iter().map(|event| serde_json::from_str(event).unwrap()).collect()
+    }
+}
+
+impl Server {
+    pub(crate) async fn start(setup: Setup) -> Self {
+        let mut backend = StubBackend::new(setup.memory);
+        for (prompt, reply) in &setup.replies {
+            backend = backend.with_reply(&vocab::tokens(prompt), &vocab::tokens(reply));
+        }
+        let faults = backend.faults();
+        let cache = Arc::new(Cache::open(CacheConfig::in_memory(1 << 28)).unwrap());
+        let engine = Arc::new(Engine::new(Arc::new(backend), cache));
+        for id in &setup.models {
+            load(&engine, id, &setup);
+        }
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let shutdown = async move {
+            let _ = stopped.await;
+        };
+        let task = tokio::spawn(serve(listener, Arc::clone(&engine), setup.config, shutdown));
+        Self { engine, faults, address, stop: Some(stop), task }
+    }
+
+    pub(crate) async fn plain() -> Self {
+        Self::start(Setup::default()).await
+    }
+
+    /// A server whose model answers one user message.
+    pub(crate) async fn saying(user: &str, reply: &str) -> Self {
+        Self::start(Setup { replies: vec![(rendered(user), reply.to_owned())], ..Setup::default() }).await
+    }
+
+    pub(crate) fn model(&self) -> Model {
+        self.engine.get("stub").unwrap()
+    }
+
+    pub(crate) async fn connect(&self) -> TcpStream {
+        TcpStream::connect(self.address).await.unwrap()
+    }
+
+    /// Sends a request and returns when the head of the response is there.
+    pub(crate) async fn open(
+        &self,
+        method: Method,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: Vec<u8>,
+    ) -> Response<Incoming> {
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(self.connect().await)).await.unwrap();
+        tokio::spawn(connection);
+        let mut request = Request::builder().method(method).uri(path).header("host", "test");
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let request = request.body(Full::new(Bytes::from(body))).unwrap();
+        tokio::time::timeout(PATIENCE, sender.send_request(request)).await.expect("no answer came").unwrap()
+    }
+
+    pub(crate) async fn send(&self, method: Method, path: &str, headers: &[(&str, &str)], body: Vec<u8>) -> Answer {
+        read(self.open(method, path, headers, body).await).await
+    }
+
+    pub(crate) async fn get(&self, path: &str) -> Answer {
+        self.send(Method::GET, path, &[], Vec::new()).await
+    }
+
+    /// Waits until the server says that it is ready: a worker begins a moment after its model was loaded.
+    pub(crate) async fn until_ready(&self) {
+        let deadline = tokio::time::Instant::now() + PATIENCE;
+        while self.get("/health/ready").await.status != 200 {
+            assert!(tokio::time::Instant::now() < deadline, "the server did not become ready");
+        }
+    }
+
+    pub(crate) async fn post(&self, path: &str, body: &Value) -> Answer {
+        self.send(Method::POST, path, &[("content-type", "application/json")], body.to_string().into()).await
+    }
+
+    /// Posts and expects success.
+    pub(crate) async fn ask(&self, path: &str, body: &Value) -> Value {
+        let answer = self.post(path, body).await;
+        assert_eq!(answer.status, 200, "{}", answer.text);
+        answer.json()
+    }
+
+    pub(crate) async fn chat(&self, body: &Value) -> Value {
+        self.ask("/v1/chat/completions", body).await
+    }
+
+    /// Posts with `stream` on and reads the whole stream.
+    pub(crate) async fn stream(&self, path: &str, body: &Value) -> Answer {
+        let mut body = body.clone();
+        body["stream"] = true.into();
+        let answer = self.post(path, &body).await;
+        assert_eq!(answer.status, 200, "{}", answer.text);
+        answer
+    }
+
+    pub(crate) fn begin_shutdown(&mut self) {
+        self.stop.take().unwrap().send(()).unwrap();
+    }
+
+    /// Waits until `serve` returns.
+    pub(crate) async fn stopped(self) {
+        tokio::time::timeout(PATIENCE, self.task).await.expect("the server did not stop").unwrap().unwrap();
+    }
+}
+
+pub(crate) fn load(engine: &Engine, id: &str, setup: &Setup) {
+    let gates = Gates {
+        min_tokens: 4,
+        cold_min_tokens: 4,
+        cold_max_tokens: 4096,
+        continued_interval: 64,
+        boundary_trim_tokens: 2,
+        boundary_align_tokens: 8,
+        ..Gates::default()
+    };
+    let n_seq_max = setup.sequences;
+    let context = ContextOptions {
+        n_ctx: 4096,
+        n_cells: Some(65536),
+        n_batch: 512,
+        n_ubatch: 512,
+        n_seq_max,
+        ..ContextOptions::default()
+    };
+    let config = ModelConfig {
+        fingerprint: FingerprintSource::FastUnsafe([7; 32]),
+        gates,
+        context,
+        queue_limit: setup.queue_limit,
+        ..ModelConfig::new(id, "stub")
+    };
+    engine.load(config).unwrap();
+}
+
+pub(crate) async fn read(response: Response<Incoming>) -> Answer {
+    let (parts, body) = response.into_parts();
+    let body = tokio::time::timeout(PATIENCE, body.collect()).await.expect("the body did not end").unwrap();
+    let text = String::from_utf8(body.to_bytes().to_vec()).unwrap();
+    Answer { status: parts.status.as_u16(), headers: parts.headers, text }
+}
+
+/// The prompt of one user message.
+pub(crate) fn rendered(user: &str) -> String {
+    format!("<s><|im_start|>user\n{user}<|im_end|>\n<|im_start|>assistant\n")
+}
+
+/// A greedy chat request with one user message.
+pub(crate) fn asking(user: &str) -> Value {
+    json!({"model": "stub", "temperature": 0, "messages": [{"role": "user", "content": user}]})
+}
+
+/// Fields added to a request.
+pub(crate) fn with(mut body: Value, fields: &Value) -> Value {
+    for (name, value) in fields.as_object().unwrap() {
+        body[name] = value.clone();
+    }
+    body
+}
+
+/// What the deltas of a chat stream add up to, for one choice.
+pub(crate) fn joined(chunks: &[Value], index: u64, field: &str) -> String {
+    let choices = chunks.iter().flat_map(|chunk| chunk["choices"].as_array().unwrap());
+    let deltas = choices.filter(|choice| choice["index"] == index).map(|choice| &choice["delta"][field]);
+    deltas.filter_map(Value::as_str).collect()
+}
+
+/// Waits until something is so; fails if it does not become so.
+pub(crate) async fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(tokio::time::Instant::now() < deadline, "{what} did not happen");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+/// Waits until a decode is held.
+pub(crate) async fn wait_until_held(server: &Server) {
+    let faults = server.faults.clone();
+    assert!(tokio::task::spawn_blocking(move || faults.wait_until_held(PATIENCE)).await.unwrap());
+}
