@@ -145,7 +145,8 @@ fn a_long_prompt_does_not_stop_a_decoder() {
         assert!(batches[..=last_decode].iter().all(is_decoding), "a tick went by without the decoder");
         assert!(last_decode > first, "the two overlapped");
         assert_eq!(prefill.iter().max(), Some(&most), "{prefill_chunk:?}");
-        assert_eq!(batches[..=last_decode].iter().filter(|batch| batch.rows.len() > 1).count() >= 480 / most, true);
+        let shared = batches[..=last_decode].iter().filter(|batch| batch.rows.len() > 1).count();
+        assert!(shared > 480 / most, "{shared} ticks with both");
     }
 }
 

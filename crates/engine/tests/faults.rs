@@ -114,7 +114,7 @@ fn a_decode_that_fails_costs_only_the_requests_in_its_batch() {
             for tick in [1, 2, 5, 11, 16] {
                 let bench = bench_with(roomy_with(2), &StubBackend::new(kind), &memory_cache());
                 bench.faults.record_batches();
-                bench.faults.on_decode(tick, DecodeFault::Fatal(code));
+                bench.faults.on_decode(tick as u64, DecodeFault::Fatal(code));
                 let mut failed = Vec::new();
                 for (request, stream) in six(&bench) {
                     match stream.wait() {
@@ -123,7 +123,7 @@ fn a_decode_that_fails_costs_only_the_requests_in_its_batch() {
                     }
                 }
                 let batches = bench.faults.take_batches();
-                let mut rows: Vec<u32> = batches[tick as usize - 1].rows.iter().map(|row| row.seq).collect();
+                let mut rows: Vec<u32> = batches[tick - 1].rows.iter().map(|row| row.seq).collect();
                 rows.sort_unstable();
                 rows.dedup();
                 assert_eq!(failed, vec![EngineError::Decode { code }; rows.len()], "{kind:?} {tick}");

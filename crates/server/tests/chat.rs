@@ -1,9 +1,10 @@
 //! Chat completions: whole answers and streams, thinking, structured output, sampling fields, sessions, usage.
 
 use poncho_engine::backend::MemoryKind;
+use poncho_engine::backend::stub::DecodeFault;
 use serde_json::{Value, json};
 
-use crate::support::{Server, Setup, asking, joined, rendered, wait_until_held, with};
+use crate::support::{Server, Setup, asking, eventually, joined, rendered, wait_until_held, with};
 
 const PATH: &str = "/v1/chat/completions";
 
@@ -244,22 +245,37 @@ async fn a_session_keeps_its_place_and_takes_one_request_at_a_time() {
     server.chat(&with(asking("Hello there"), &fields)).await;
     let next = server.chat(&with(asking("Hello there, again"), &fields)).await;
     assert_eq!(next["poncho"]["hit"], "sticky");
-    assert_eq!(server.model().status().sessions, 1);
+    let model = server.model();
+    eventually("the session's rest", || model.status().sessions == 1).await;
 
-    server.faults.on_decode(1, poncho_engine::backend::stub::DecodeFault::Block);
-    let long = with(asking("Hello"), &json!({"max_tokens": 400, "ignore_eos": true, "session_id": "s"}));
+    // One decode at a time, so that the first request cannot end before the second one arrives.
+    server.faults.on_decode(1, DecodeFault::Block);
+    let long = with(asking("Hello"), &json!({"max_tokens": 2000, "ignore_eos": true, "session_id": "s"}));
     let body = asking("Hello").to_string().into_bytes();
     let headers = [("content-type", "application/json"), ("x-session-id", "s")];
-    let held = async {
+    let intruder = async {
         wait_until_held(&server).await;
-        let answer = tokio::join!(server.send(hyper::Method::POST, PATH, &headers, body), async {
-            let model = server.model();
-            crate::support::eventually("the second request", || model.status().queue_depth == 2).await;
+        let mut second = std::pin::pin!(server.send(hyper::Method::POST, PATH, &headers, body));
+        let step = async || {
+            server.faults.on_decode(1, DecodeFault::Block);
             server.faults.release();
-        });
-        answer.0
+            wait_until_held(&server).await;
+        };
+        let answer = loop {
+            tokio::select! {
+                answer = &mut second => break answer,
+                () = step() => {}
+            }
+        };
+        server.faults.clear();
+        eventually("the end of the first", || {
+            server.faults.release();
+            model.status().queue_depth == 0
+        })
+        .await;
+        answer
     };
-    let (first, second) = tokio::join!(server.post(PATH, &long), held);
+    let (first, second) = tokio::join!(server.post(PATH, &long), intruder);
     assert_eq!((first.status, second.status), (200, 409), "{}", second.text);
     assert_eq!(second.json()["error"]["code"], "session_busy");
 }

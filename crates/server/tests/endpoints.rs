@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use poncho_server::ServerConfig;
 use serde_json::{Value, json};
 
-use crate::support::{Server, Setup, asking, load, with};
+use crate::support::{Server, Setup, asking, eventually, load, with};
 
 #[tokio::test]
 async fn readiness_follows_the_models() {
@@ -103,6 +103,8 @@ async fn the_metrics_page_counts_what_happened() {
         server.chat(&with(asking("Hello"), &json!({"max_tokens": 4, "ignore_eos": true}))).await;
     }
     server.get("/nowhere").await;
+    let model = server.model();
+    eventually("the end of both", || model.status().active == 0).await;
     let page = server.get("/metrics").await;
     assert!(page.headers["content-type"].to_str().unwrap().starts_with("text/plain; version=0.0.4"));
     let generated = server.model().status().generated_tokens;
