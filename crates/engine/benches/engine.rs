@@ -132,6 +132,15 @@ fn throughput(path: &std::path::Path, count: u32) {
         let number = |seq: u32| u32::try_from(round).unwrap() * 16 + seq;
         let prompts: Vec<Vec<u32>> = (0..count).map(|seq| prompt(number(seq), length)).collect();
         let times = bare_loop(&mut *context, &prompts);
+        // Several decoders are compared from the moment on at which all their prompts are read.
+        if count > 1 {
+            let reading = prompts.iter().map(|tokens| {
+                let mode = poncho_engine::Mode::PrefillOnly;
+                model.submit(Request { mode, ..request(tokens.clone(), REPLY) }).unwrap()
+            });
+            let reading: Vec<_> = reading.collect();
+            reading.into_iter().for_each(|stream| drop(stream.wait().unwrap()));
+        }
         let before = model.status();
         let streams: Vec<_> = prompts.into_iter().map(|tokens| model.submit(request(tokens, REPLY)).unwrap()).collect();
         let done: Vec<_> = streams.into_iter().map(|stream| stream.wait().unwrap()).collect();

@@ -164,6 +164,7 @@ impl Worker {
             backend: &*self.shared.backend,
             cache: &self.shared.cache,
             estimates: &mut self.estimates,
+            staging: &self.staging,
             n_vocab: self.shared.limits.vocab,
         };
         let restored = restorer.restore(seq, &namespace, prefix, plan);

@@ -90,6 +90,7 @@ mod restore;
 mod save;
 mod settle;
 mod shared;
+mod staging;
 mod status;
 mod stream;
 mod supervisor;

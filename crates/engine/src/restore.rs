@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use poncho_cache::{Cache, HitKind, Namespace, Needs, PartKind, RestorePlan, Segment, Tier};
 
-use crate::backend::{Backend, Context, HostBuffer, MemoryKind, SeqId, StatePart};
+use crate::backend::{Backend, Context, MemoryKind, SeqId, StatePart};
 use crate::estimate::{self, Estimates};
 use crate::save::logits_from_bytes;
+use crate::staging::{Staged, Staging};
 
 /// Below this many bytes a chain is read by the worker itself: a thread costs more than it hides.
 const READ_AHEAD_BYTES: u64 = 4 << 20;
@@ -24,6 +25,7 @@ pub(crate) struct Restorer<'a> {
     pub(crate) backend: &'a dyn Backend,
     pub(crate) cache: &'a Cache,
     pub(crate) estimates: &'a mut Estimates,
+    pub(crate) staging: &'a Staging,
     pub(crate) n_vocab: u32,
 }
 
@@ -85,7 +87,7 @@ fn is_usable(plan: &RestorePlan, memory: MemoryKind, prompt: &[u32]) -> bool {
     (plan.reach() as usize) < prompt.len() || plan.has_logits() || memory.can_cut()
 }
 
-impl Restorer<'_> {
+impl<'a> Restorer<'a> {
     /// Fills `seq` from the cache as far as that pays. Whatever `seq` held is gone.
     pub(crate) fn restore(
         &mut self,
@@ -220,14 +222,15 @@ impl Restorer<'_> {
             }
             return Ok(());
         }
-        let backend = self.backend;
+        let (backend, staging) = (self.backend, self.staging);
         std::thread::scope(|scope| {
             // One segment ahead, one being copied: more would only take memory.
-            let (sender, receiver) = sync_channel::<Result<(Loaded, Duration), Failure>>(1);
+            let (sender, receiver) = sync_channel::<Result<(Loaded<'_>, Duration), Failure>>(1);
             scope.spawn(move || {
                 for segment in segments {
                     let started = Instant::now();
-                    let loaded = load(backend, segment, PartKind::Attention).map(|bytes| (bytes, started.elapsed()));
+                    let loaded =
+                        load(backend, staging, segment, PartKind::Attention).map(|bytes| (bytes, started.elapsed()));
                     let failed = loaded.is_err();
                     if sender.send(loaded).is_err() || failed {
                         break;
@@ -252,8 +255,8 @@ impl Restorer<'_> {
         })
     }
 
-    fn load(&self, segment: &Segment, kind: PartKind) -> Result<Loaded, Failure> {
-        load(self.backend, segment, kind)
+    fn load(&self, segment: &Segment, kind: PartKind) -> Result<Loaded<'a>, Failure> {
+        load(self.backend, self.staging, segment, kind)
     }
 }
 
@@ -267,12 +270,12 @@ enum Failure {
 }
 
 /// Bytes of a part: by reference if they are in memory, else read.
-enum Loaded {
+enum Loaded<'a> {
     Shared(Bytes),
-    Read(HostBuffer),
+    Read(Staged<'a>),
 }
 
-impl std::ops::Deref for Loaded {
+impl std::ops::Deref for Loaded<'_> {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -283,12 +286,17 @@ impl std::ops::Deref for Loaded {
     }
 }
 
-fn load(backend: &dyn Backend, segment: &Segment, kind: PartKind) -> Result<Loaded, Failure> {
+fn load<'a>(
+    backend: &dyn Backend,
+    staging: &'a Staging,
+    segment: &Segment,
+    kind: PartKind,
+) -> Result<Loaded<'a>, Failure> {
     if let Some(bytes) = segment.bytes(kind) {
         return Ok(Loaded::Shared(bytes));
     }
     let length = segment.length(kind).and_then(|length| usize::try_from(length).ok()).ok_or(Failure::Refused)?;
-    let mut buffer = backend.host_buffer(length);
+    let mut buffer = staging.take(backend, length);
     segment.read(kind, buffer.as_mut()).map_err(|error| {
         tracing::debug!(%error, "a row is unusable");
         Failure::Unusable

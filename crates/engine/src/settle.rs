@@ -19,7 +19,7 @@ use crate::request::{Mode, Request, RequestId};
 use crate::restore::{Restored, Restorer, find_plan};
 use crate::sample::Sampler;
 use crate::save::{Boundary, logits_from_bytes};
-use crate::status::LastHit;
+use crate::status::{LastHit, add};
 use crate::task::{End, NewTask, Task};
 use crate::worker::{Waiting, Worker};
 
@@ -67,6 +67,7 @@ impl Worker {
         );
         if let Some(logits) = restored.logits {
             task.draw(&logits, &*self.shared.model);
+            add(&self.shared.status.generated, task.generated() as u64);
             task.keep_logits(logits);
             task.prompt_saved = true;
         }
@@ -117,6 +118,7 @@ impl Worker {
             backend: &*self.shared.backend,
             cache: &self.shared.cache,
             estimates: &mut self.estimates,
+            staging: &self.staging,
             n_vocab: self.shared.limits.vocab,
         };
         let restored = restorer.restore(task.seq, &task.namespace, &task.tokens, plan);

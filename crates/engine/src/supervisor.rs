@@ -163,6 +163,7 @@ impl Link {
             let served = catch_unwind(AssertUnwindSafe(|| {
                 let mut worker = Worker::new(Arc::clone(shared), Arc::clone(given_up))?;
                 add(&shared.status.starts, 1);
+                shared.status.set_phase(Phase::Idle);
                 if let Some(ready) = ready.take() {
                     let _ = ready.send(Ok(()));
                 }

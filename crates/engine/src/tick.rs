@@ -20,8 +20,8 @@ use crate::worker::{Exit, Worker};
 const FAILURES_BEFORE_REBUILD: u32 = 2;
 
 impl Worker {
-    /// Runs one decode call. `between` is when the last one was over, for the account of the worker's own time.
-    pub(crate) fn tick(&mut self, between: Instant) -> Result<(), Exit> {
+    /// Runs one decode call.
+    pub(crate) fn tick(&mut self) -> Result<(), Exit> {
         let set = self.choose_adapters();
         self.members.clear();
         self.work.clear();
@@ -42,7 +42,7 @@ impl Worker {
             self.fail_members(&EngineError::Backend { call: "attaching adapters".to_owned(), reason: error });
             return Ok(());
         }
-        match self.decode(between)? {
+        match self.decode()? {
             DecodeOutcome::Done => {
                 self.failures = 0;
                 self.budget.prefill_rows = self.budget.n_batch.min(self.budget.prefill_rows.saturating_mul(2));
@@ -97,7 +97,7 @@ impl Worker {
         }
     }
 
-    fn decode(&mut self, between: Instant) -> Result<DecodeOutcome, Exit> {
+    fn decode(&mut self) -> Result<DecodeOutcome, Exit> {
         let status = &self.shared.status;
         let alone = match self.members.as_slice() {
             [place] => self.tasks.get(*place).map_or(0, |task| task.id.0 + 1),
@@ -108,7 +108,9 @@ impl Worker {
         self.shared.overdue.store(false, Ordering::Relaxed);
         self.shared.alone.store(alone, Ordering::Relaxed);
         let began = Instant::now();
-        add(&status.overhead_nanos, nanos(began.duration_since(between)));
+        if let Some(decoded_at) = self.decoded_at {
+            add(&status.overhead_nanos, nanos(began.duration_since(decoded_at)));
+        }
         status.decode_begins();
         let outcome = self.context.decode(&self.batch);
         if outcome == DecodeOutcome::Done {
@@ -119,6 +121,7 @@ impl Worker {
         }
         status.decode_ends();
         self.shared.alone.store(0, Ordering::Relaxed);
+        self.decoded_at = Some(Instant::now());
         let took = began.elapsed();
         add(&status.ticks, 1);
         add(&status.decode_nanos, nanos(took));
@@ -265,7 +268,7 @@ impl Worker {
 
     /// Fills the sequence of a request again from the cache, as far as it goes; the rest is computed again.
     fn put_back(&mut self, place: usize) {
-        let Self { shared, context, estimates, tasks, .. } = self;
+        let Self { shared, context, estimates, tasks, staging, .. } = self;
         let Some(task) = tasks.get_mut(place) else { return };
         // The last token is computed in any case: its logits are needed.
         let known = task.tokens.len().saturating_sub(1);
@@ -276,6 +279,7 @@ impl Worker {
             backend: &*shared.backend,
             cache: &shared.cache,
             estimates,
+            staging,
             n_vocab: shared.limits.vocab,
         };
         task.n_past = restorer.restore(task.seq, &task.namespace, prompt, plan).n_past;

@@ -28,6 +28,7 @@ use crate::parents::{LOOK_AGAIN, Orphan};
 use crate::request::{Mode, Request, RequestId};
 use crate::save::Saver;
 use crate::shared::Shared;
+use crate::staging::Staging;
 use crate::status::Phase;
 use crate::stream::EventSender;
 use crate::task::{End, Task};
@@ -73,6 +74,10 @@ pub(crate) struct Worker {
     pub(crate) attached: Arc<AdapterSet>,
     pub(crate) estimates: Estimates,
     pub(crate) embedder: Option<Box<dyn Context>>,
+    /// When the last decode call was over, unless the worker had nothing to do since.
+    pub(crate) decoded_at: Option<Instant>,
+    /// Where stored states are read into.
+    pub(crate) staging: Staging,
     /// Decode calls that failed one after the other.
     pub(crate) failures: u32,
     /// Whose turn it is when requests with different adapters run.
@@ -113,6 +118,8 @@ impl Worker {
             estimates: Estimates::new(),
             embedder: None,
             failures: 0,
+            decoded_at: None,
+            staging: Staging::default(),
             turn: 0,
             batch: Batch::default(),
             plan: Plan::default(),
@@ -126,9 +133,9 @@ impl Worker {
     /// Serves until it is told to stop.
     pub(crate) fn run(&mut self, inbox: &Inbox) -> Exit {
         loop {
-            let between = Instant::now();
             if self.tasks.is_empty() && self.waiting.is_empty() {
                 self.note_phase();
+                self.decoded_at = None;
                 let command = match self.orphans.is_empty() {
                     true => inbox.wait(&self.given_up),
                     false => inbox.wait_for(&self.given_up, LOOK_AGAIN),
@@ -169,7 +176,7 @@ impl Worker {
                 continue;
             }
             self.note_phase();
-            if let Err(exit) = self.tick(between) {
+            if let Err(exit) = self.tick() {
                 return exit;
             }
             self.make_saves();

@@ -1,5 +1,7 @@
 //! Chat completions: whole answers and streams, thinking, structured output, sampling fields, sessions, usage.
 
+use std::time::Duration;
+
 use poncho_engine::backend::MemoryKind;
 use poncho_engine::backend::stub::DecodeFault;
 use serde_json::{Value, json};
@@ -259,7 +261,10 @@ async fn a_session_keeps_its_place_and_takes_one_request_at_a_time() {
         let step = async || {
             server.faults.on_decode(1, DecodeFault::Block);
             server.faults.release();
-            wait_until_held(&server).await;
+            let faults = server.faults.clone();
+            // Short, because it goes on alone when the answer comes first.
+            let held = move || faults.wait_until_held(Duration::from_millis(20));
+            let _ = tokio::task::spawn_blocking(held).await;
         };
         let answer = loop {
             tokio::select! {

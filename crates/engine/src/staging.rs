@@ -1,0 +1,110 @@
+//! Buffers that stored states are read into on their way to the context, kept between requests.
+//!
+//! A fresh buffer of some tens of megabytes costs its page faults, as much as reading the bytes into it. The worker owns
+//! one of these; the restorer and its reading thread borrow buffers from it and give them back by dropping them. It must
+//! never keep more memory than its limit.
+
+use std::sync::{Mutex, PoisonError};
+
+use crate::backend::{Backend, HostBuffer};
+
+/// Below this a fresh buffer is as good as a kept one.
+const SMALLEST: usize = 1 << 20;
+/// What may be kept while nothing is restored. Two segments of most models fit; larger ones are allocated each time.
+const LIMIT: usize = 256 << 20;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct Staging {
+    kept: Mutex<Vec<HostBuffer>>,
+}
+
+/// A borrowed buffer.
+pub(crate) struct Staged<'a> {
+    staging: &'a Staging,
+    buffer: Option<HostBuffer>,
+}
+
+impl Staging {
+    /// A buffer of exactly `length` bytes, whatever they are.
+    pub(crate) fn take(&self, backend: &dyn Backend, length: usize) -> Staged<'_> {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let fits = kept.iter().position(|buffer| length >= SMALLEST && buffer.capacity() >= length);
+        let buffer = match fits {
+            Some(place) => {
+                let mut buffer = kept.swap_remove(place);
+                buffer.set_len(length);
+                buffer
+            }
+            None => backend.host_buffer(length),
+        };
+        Staged { staging: self, buffer: Some(buffer) }
+    }
+
+    fn give_back(&self, buffer: HostBuffer) {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let size = buffer.capacity();
+        if (SMALLEST..=LIMIT).contains(&size) {
+            kept.push(buffer);
+            // The oldest go first: what was used last fits best what comes next.
+            while kept.iter().map(HostBuffer::capacity).sum::<usize>() > LIMIT {
+                kept.remove(0);
+            }
+        }
+    }
+}
+
+impl AsRef<[u8]> for Staged<'_> {
+    fn as_ref(&self) -> &[u8] {
+        self.buffer.as_ref().map_or(&[], |buffer| buffer.as_ref())
+    }
+}
+
+impl AsMut<[u8]> for Staged<'_> {
+    fn as_mut(&mut self) -> &mut [u8] {
+        self.buffer.as_mut().map_or(&mut [], |buffer| buffer.as_mut())
+    }
+}
+
+impl Drop for Staged<'_> {
+    fn drop(&mut self) {
+        if let Some(buffer) = self.buffer.take() {
+            self.staging.give_back(buffer);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::MemoryKind;
+    use crate::backend::stub::StubBackend;
+
+    fn kept(staging: &Staging) -> Vec<usize> {
+        staging.kept.lock().unwrap().iter().map(HostBuffer::capacity).collect()
+    }
+
+    #[test]
+    fn a_large_buffer_is_used_again_and_has_the_length_that_was_asked_for() {
+        let (staging, backend) = (Staging::default(), StubBackend::new(MemoryKind::Attention));
+        drop(staging.take(&backend, 3 << 20));
+        let before = kept(&staging);
+        let second = staging.take(&backend, 2 << 20);
+        assert_eq!(second.as_ref().len(), 2 << 20);
+        assert!(kept(&staging).is_empty(), "it is out");
+        drop(second);
+        assert_eq!(kept(&staging), before);
+        drop(staging.take(&backend, 10));
+        assert_eq!(kept(&staging), before, "a small one is not worth keeping, nor a large one worth taking for it");
+    }
+
+    #[test]
+    fn no_more_is_kept_than_the_limit() {
+        let (staging, backend) = (Staging::default(), StubBackend::new(MemoryKind::Attention));
+        let out: Vec<_> = (0..5).map(|_| staging.take(&backend, LIMIT / 4)).collect();
+        drop(out);
+        assert!(kept(&staging).iter().sum::<usize>() <= LIMIT && kept(&staging).len() >= 3);
+        drop(staging.take(&backend, LIMIT + 1));
+        assert!(kept(&staging).iter().all(|size| *size <= LIMIT));
+    }
+}
