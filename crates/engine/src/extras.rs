@@ -10,7 +10,7 @@ use crate::admission::EndedSession;
 use crate::backend::{Batch, BatchRow, Context, ContextOptions, DecodeOutcome, KvLayout, Pooling, SeqId};
 use crate::command::{Command, SessionInfo, Verified};
 use crate::error::EngineError;
-use crate::restore::{Restorer, find_plan};
+use crate::restore::find_plan;
 use crate::sample::argmax;
 use crate::worker::Worker;
 
@@ -155,19 +155,11 @@ impl Worker {
 
     /// Brings a prefix into a sequence, from the cache as far as it goes, and returns the most likely next token.
     fn read_prefix(&mut self, seq: SeqId, prefix: &[u32]) -> Result<u32, EngineError> {
-        let none = Arc::clone(&self.adapters);
-        self.attach_set(&none)?;
+        let set = Arc::clone(&self.adapters);
+        self.attach_set(&set)?;
         let namespace = self.adapters.namespace;
         let plan = find_plan(&self.shared.cache, self.context.info().memory, &namespace, prefix, None);
-        let mut restorer = Restorer {
-            context: &mut *self.context,
-            backend: &*self.shared.backend,
-            cache: &self.shared.cache,
-            estimates: &mut self.estimates,
-            staging: &self.staging,
-            n_vocab: self.shared.limits.vocab,
-        };
-        let restored = restorer.restore(seq, &namespace, prefix, plan);
+        let restored = self.restorer().restore(seq, &namespace, prefix, plan);
         if let Some(logits) = restored.logits {
             return argmax(&logits).map_err(|_| EngineError::Decode { code: -1 });
         }

@@ -16,7 +16,7 @@ use crate::event::{CacheDelta, Completion, FinishReason, StreamEvent};
 use crate::live::{Live, LiveMatch};
 use crate::output::Output;
 use crate::request::{Mode, Request, RequestId};
-use crate::restore::{Restored, Restorer, find_plan};
+use crate::restore::{Restored, find_plan};
 use crate::sample::Sampler;
 use crate::save::{Boundary, logits_from_bytes};
 use crate::status::{LastHit, add};
@@ -113,15 +113,7 @@ impl Worker {
             return Ok(restored);
         }
         drop(self.live.take(task.seq));
-        let mut restorer = Restorer {
-            context: &mut *self.context,
-            backend: &*self.shared.backend,
-            cache: &self.shared.cache,
-            estimates: &mut self.estimates,
-            staging: &self.staging,
-            n_vocab: self.shared.limits.vocab,
-        };
-        let restored = restorer.restore(task.seq, &task.namespace, &task.tokens, plan);
+        let restored = self.restorer().restore(task.seq, &task.namespace, &task.tokens, plan);
         task.hit = restored.hit();
         Ok(restored)
     }

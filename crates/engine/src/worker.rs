@@ -26,6 +26,7 @@ use crate::inbox::Inbox;
 use crate::live::LiveTable;
 use crate::parents::{LOOK_AGAIN, Orphan};
 use crate::request::{Mode, Request, RequestId};
+use crate::restore::Restorer;
 use crate::save::Saver;
 use crate::shared::Shared;
 use crate::staging::Staging;
@@ -281,6 +282,18 @@ impl Worker {
         } else {
             Phase::Generating
         });
+    }
+
+    /// What restoring needs.
+    pub(crate) fn restorer(&mut self) -> Restorer<'_> {
+        Restorer {
+            context: &mut *self.context,
+            backend: &*self.shared.backend,
+            cache: &self.shared.cache,
+            estimates: &mut self.estimates,
+            staging: &self.staging,
+            n_vocab: self.shared.limits.vocab,
+        }
     }
 
     /// What saving needs, borrowed apart from the tasks.
