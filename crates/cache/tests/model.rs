@@ -607,11 +607,25 @@ impl World {
             let leaf = |info: &&RowInfo| !rows.values().any(|row| row.parent == Some(info.key));
             let free = rows.values().filter(|info| !pinned.contains(&info.key)).filter(leaf);
             let Some(first) = free.clone().map(order).min() else { break };
-            // Rows of equal age, hits and length leave in any order, but one that sets an older parent free, which
-            // stayed all the same, must be the last.
+            // Rows of equal age, hits and length leave in any order, but one that sets free an older row, which stayed
+            // all the same, must be the last of them.
             let equals = free.filter(|info| order(info) == first && left(&info.key));
-            let next_would_be = |parent| !left(&parent) && !pinned.contains(&parent) && order(&rows[&parent]) < first;
-            let next = equals.min_by_key(|info| info.parent.is_some_and(next_would_be));
+            let ends_it = |info: &RowInfo| {
+                let mut leaving = info;
+                loop {
+                    let parent = leaving.parent.filter(|parent| !pinned.contains(parent));
+                    let Some(parent) = parent.map(|parent| &rows[&parent]) else { return false };
+                    let others = rows.values().any(|row| row.parent == Some(parent.key) && row.key != leaving.key);
+                    if others || order(parent) >= first {
+                        return false;
+                    }
+                    if !left(&parent.key) {
+                        return true;
+                    }
+                    leaving = parent;
+                }
+            };
+            let next = equals.min_by_key(|info| ends_it(info));
             let Some(next) = next.cloned() else { break };
             assert!(!no_equals || freed < needed, "more left than was needed: {freed} of {needed}");
             freed += next.bytes;
