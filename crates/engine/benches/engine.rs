@@ -1,7 +1,8 @@
 //! What the engine costs on top of llama.cpp, and what a stored prefix saves: ratios inside one run, on the default model.
 //!
 //! `make bench` runs it. Every figure has its contender in the same run: the engine beside a bare loop over the same
-//! context, a hit beside the copy of its bytes, a hit beside the cold prompt. Rounds alternate; medians are printed.
+//! context, a hit beside the copy of its bytes, a hit beside the cold prompt. Rounds alternate, and so does who goes first;
+//! each round yields one ratio, of which the quartiles are printed.
 
 #![expect(clippy::indexing_slicing, clippy::panic, clippy::unwrap_used, reason = "a benchmark may stop at once")]
 
@@ -19,13 +20,17 @@ use poncho_engine::{Model, ModelConfig, Request, Sampling, StreamEvent};
 
 const PROMPT: usize = 2000;
 const REPLY: u32 = 64;
-const ROUNDS: usize = 3;
+/// Rounds of long prompts, of replies, and of hits.
+const PREFILLS: usize = 5;
+const REPLIES: usize = 16;
+const HITS: usize = 30;
 
 fn main() {
     let path = model_path();
     println!("model {}, {} threads", path.file_name().unwrap().to_string_lossy(), threads());
-    throughput(&path, 1);
-    throughput(&path, 4);
+    throughput(&path, 1, PROMPT, PREFILLS);
+    throughput(&path, 1, 64, REPLIES);
+    throughput(&path, 4, 64, REPLIES);
     hits(&path);
 }
 
@@ -62,9 +67,15 @@ fn request(tokens: Vec<u32>, max_tokens: u32) -> Request {
     Request { max_tokens: Some(max_tokens), sampling: Sampling::greedy(), ignore_eos: true, ..Request::new(tokens) }
 }
 
-fn median(mut times: Vec<Duration>) -> Duration {
-    times.sort_unstable();
-    times[times.len() / 2]
+/// First quartile, median and third quartile.
+fn quartiles(mut values: Vec<f64>) -> [f64; 3] {
+    values.sort_unstable_by(f64::total_cmp);
+    [1, 2, 3].map(|quarter| values[(values.len() - 1) * quarter / 4])
+}
+
+fn shown(values: Vec<f64>) -> String {
+    let [low, middle, high] = quartiles(values);
+    format!("{middle:.3} ({low:.3} to {high:.3})")
 }
 
 /// A cache that keeps nothing, so that every prompt is cold.
@@ -118,54 +129,67 @@ fn bare_loop(context: &mut dyn Context, prompts: &[Vec<u32>]) -> (Duration, Dura
     (prefill, started.elapsed())
 }
 
-/// Engine against bare loop, `count` sequences at once.
-fn throughput(path: &std::path::Path, count: u32) {
+/// Engine against bare loop, `count` sequences at once, each with a prompt of `length` tokens.
+fn throughput(path: &std::path::Path, count: u32, length: usize, rounds: usize) {
     let backend: Arc<dyn Backend> = Arc::new(LlamaBackend);
-    let length = if count == 1 { PROMPT } else { 64 };
-    let (mut bare, mut ours) = (Vec::new(), Vec::new());
-    let mut overhead = 0.0;
     let loaded = backend.load_model(&ModelOptions::new(path)).unwrap();
     let mut context = loaded.new_context(&context_options(count), Arc::new(AtomicBool::new(false))).unwrap();
     let cache = Arc::new(Cache::open(CacheConfig::in_memory(1 << 20)).unwrap());
     let model = Model::load(no_saves(config(path, count)), backend, cache).unwrap();
-    for round in 0..=ROUNDS {
+    let (mut prefills, mut replies, mut overheads, mut rates) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for round in 0..=rounds {
         let number = |seq: u32| u32::try_from(round).unwrap() * 16 + seq;
         let prompts: Vec<Vec<u32>> = (0..count).map(|seq| prompt(number(seq), length)).collect();
-        let times = bare_loop(&mut *context, &prompts);
-        // Several decoders are compared from the moment on at which all their prompts are read.
-        if count > 1 {
-            let reading = prompts.iter().map(|tokens| {
-                let mode = poncho_engine::Mode::PrefillOnly;
-                model.submit(Request { mode, ..request(tokens.clone(), REPLY) }).unwrap()
-            });
-            let reading: Vec<_> = reading.collect();
-            reading.into_iter().for_each(|stream| drop(stream.wait().unwrap()));
-        }
-        let before = model.status();
-        let streams: Vec<_> = prompts.into_iter().map(|tokens| model.submit(request(tokens, REPLY)).unwrap()).collect();
-        let done: Vec<_> = streams.into_iter().map(|stream| stream.wait().unwrap()).collect();
-        let after = model.status();
-        let prefill = done.iter().map(|done| done.prefill_time).max().unwrap();
-        let generation = done.iter().map(|done| done.generation_time).max().unwrap();
+        let (bare, ours) = if round % 2 == 0 {
+            let bare = bare_loop(&mut *context, &prompts);
+            (bare, engine_loop(&model, &prompts))
+        } else {
+            let ours = engine_loop(&model, &prompts);
+            (bare_loop(&mut *context, &prompts), ours)
+        };
         // The first round warms caches and threads up.
         if round > 0 {
-            bare.push(times);
-            ours.push((prefill, generation));
-            let spent = (after.overhead_nanos - before.overhead_nanos) as f64;
-            overhead = spent / (after.decode_nanos - before.decode_nanos) as f64;
+            prefills.push(bare.0.as_secs_f64() / ours.prefill.as_secs_f64());
+            replies.push(bare.1.as_secs_f64() / ours.generation.as_secs_f64());
+            rates.push(f64::from(count * (REPLY - 1)) / ours.generation.as_secs_f64());
+            overheads.push(ours.overhead * 100.0);
         }
     }
-    let of = |times: &[(Duration, Duration)], decode: bool| {
-        median(times.iter().map(|times| if decode { times.1 } else { times.0 }).collect()).as_secs_f64()
-    };
-    let tokens = f64::from(count * (REPLY - 1));
-    if count == 1 {
-        let rate = PROMPT as f64 / of(&ours, false);
-        println!("prefill, 1 request: {rate:.0} tokens/s, {:.3} of the bare loop", of(&bare, false) / of(&ours, false));
+    if length == PROMPT {
+        println!("prefill of {length} tokens, {count} request: {} of the bare loop", shown(prefills));
+    } else {
+        println!("decode, {count} requests: {} of the bare loop; tokens/s {}", shown(replies), shown(rates));
+        println!("worker's own time, {count} requests: {} % of the decode time", shown(overheads));
     }
-    let rate = tokens / of(&ours, true);
-    println!("decode, {count} requests: {rate:.1} tokens/s, {:.3} of the bare loop", of(&bare, true) / of(&ours, true));
-    println!("worker overhead, {count} requests: {:.2} % of the decode time", overhead * 100.0);
+}
+
+struct Ours {
+    prefill: Duration,
+    generation: Duration,
+    overhead: f64,
+}
+
+/// The same through the engine.
+fn engine_loop(model: &Model, prompts: &[Vec<u32>]) -> Ours {
+    // Several decoders are compared from the moment on at which all their prompts are read.
+    if prompts.len() > 1 {
+        let reading = prompts.iter().map(|tokens| {
+            let mode = poncho_engine::Mode::PrefillOnly;
+            model.submit(Request { mode, ..request(tokens.clone(), REPLY) }).unwrap()
+        });
+        let reading: Vec<_> = reading.collect();
+        reading.into_iter().for_each(|stream| drop(stream.wait().unwrap()));
+    }
+    let before = model.status();
+    let streams: Vec<_> = prompts.iter().map(|tokens| model.submit(request(tokens.clone(), REPLY)).unwrap()).collect();
+    let done: Vec<_> = streams.into_iter().map(|stream| stream.wait().unwrap()).collect();
+    let after = model.status();
+    let spent = (after.overhead_nanos - before.overhead_nanos) as f64;
+    Ours {
+        prefill: done.iter().map(|done| done.prefill_time).max().unwrap(),
+        generation: done.iter().map(|done| done.generation_time).max().unwrap(),
+        overhead: spent / (after.decode_nanos - before.decode_nanos) as f64,
+    }
 }
 
 fn first_token(model: &Model, tokens: &[u32]) -> (Duration, HitKind) {
@@ -195,23 +219,23 @@ fn hits(path: &std::path::Path) {
         let (cold, kind) = first_token(&model, &tokens);
         assert_eq!(kind, HitKind::Cold);
         cache.flush();
-        let (mut exact, mut copies) = (Vec::new(), Vec::new());
-        for _ in 0..15 {
+        let (mut ratios, mut times, mut speedups) = (Vec::new(), Vec::new(), Vec::new());
+        for round in 0..HITS {
             // Another prompt takes the sequence, so that the next hit comes from the cache and not from what is live.
             first_token(&model, &other);
+            let before = (round % 2 == 0).then(|| copy_time(&cache, &model, &tokens));
             let (time, kind) = first_token(&model, &tokens);
             assert_eq!(kind, HitKind::Exact);
-            exact.push(time);
-            copies.push(copy_time(&cache, &model, &tokens));
+            let copy = before.unwrap_or_else(|| copy_time(&cache, &model, &tokens));
+            ratios.push(time.as_secs_f64() / copy.as_secs_f64());
+            times.push(time.as_secs_f64() * 1e3);
+            speedups.push(cold.as_secs_f64() / time.as_secs_f64());
         }
-        let (exact, copy) = (median(exact), median(copies));
         println!(
-            "exact hit from {name}, {PROMPT} tokens: {:.2} ms to the first token; the bytes alone {:.2} ms, ratio {:.2}; cold {:.0} ms, {:.0} : 1",
-            exact.as_secs_f64() * 1e3,
-            copy.as_secs_f64() * 1e3,
-            exact.as_secs_f64() / copy.as_secs_f64(),
-            cold.as_secs_f64() * 1e3,
-            cold.as_secs_f64() / exact.as_secs_f64(),
+            "exact hit from {name}, {PROMPT} tokens: ms to the first token {}, ratio to the bytes alone {}, cold : exact {} : 1",
+            shown(times),
+            shown(ratios),
+            shown(speedups),
         );
         let counters = cache.counters();
         println!(
