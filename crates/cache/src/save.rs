@@ -66,6 +66,14 @@ impl SaveBase {
     pub fn key(&self) -> Key {
         self.key
     }
+
+    /// The same row, of which less is used: the new one stores the tokens from `start` on itself. `None` if nothing of
+    /// it is used then.
+    #[must_use]
+    pub fn starting_at(mut self, start: u32) -> Option<Self> {
+        self.start = self.start.min(start);
+        (self.start > 0).then_some(self)
+    }
 }
 
 /// What became of a save.

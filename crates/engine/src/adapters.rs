@@ -12,6 +12,7 @@ use poncho_cache::{AdapterIdentity, Namespace};
 use crate::backend::{Adapter, AdapterUse};
 use crate::error::EngineError;
 use crate::identity::FileIdentity;
+use crate::request::Request;
 
 /// The name of a loaded adapter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -37,10 +38,19 @@ pub(crate) struct LoadedAdapter {
     pub(crate) adapter: Arc<dyn Adapter>,
 }
 
+/// The hashes of a context's settings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ContextHashes {
+    pub(crate) plain: [u8; 32],
+    /// For states of exact requests; the plain one if there are none.
+    pub(crate) exact: [u8; 32],
+}
+
 /// All adapters of a model at one moment.
 pub(crate) struct AdapterSet {
     pub(crate) adapters: Vec<LoadedAdapter>,
     pub(crate) namespace: Namespace,
+    exact_namespace: Namespace,
 }
 
 impl AdapterSet {
@@ -48,14 +58,20 @@ impl AdapterSet {
     pub(crate) fn new(
         adapters: Vec<LoadedAdapter>,
         file: &FileIdentity,
-        context_hash: [u8; 32],
+        hashes: ContextHashes,
     ) -> Result<Self, EngineError> {
         let identities: Vec<AdapterIdentity> = adapters
             .iter()
             .map(|adapter| AdapterIdentity { sha256: adapter.info.sha256, scale: adapter.info.scale })
             .collect();
-        let namespace = file.namespace(context_hash, &identities)?;
-        Ok(Self { adapters, namespace })
+        let namespace = file.namespace(hashes.plain, &identities)?;
+        let exact_namespace = file.namespace(hashes.exact, &identities)?;
+        Ok(Self { adapters, namespace, exact_namespace })
+    }
+
+    /// The namespace of a request's states.
+    pub(crate) fn namespace_of(&self, request: &Request) -> Namespace {
+        if request.exact { self.exact_namespace } else { self.namespace }
     }
 
     /// The adapters as the context takes them.

@@ -8,9 +8,10 @@ use std::time::Duration;
 
 use poncho_cache::{Gates, Policy, Tier};
 
-use crate::backend::{ContextOptions, ModelOptions};
+use crate::backend::{Backend, ContextOptions, FlashAttention, KvLayout, ModelOptions};
 use crate::batch::Budget;
 use crate::error::EngineError;
+use crate::exact::Grid;
 use crate::markers::MarkerSet;
 use crate::signature::SigningKey;
 
@@ -40,6 +41,32 @@ pub enum PrefillChunk {
     Unlimited,
 }
 
+/// Cold-exact replies: byte-identical to those of a cold, idle server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Exactness {
+    /// Not offered: a request that asks for it is refused.
+    #[default]
+    Off,
+    /// For the requests that ask for it; the others run as always and share nothing with them.
+    OnRequest,
+    /// For every request.
+    Always,
+}
+
+/// Whether a stored state is put back or computed again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum RestoreRule {
+    /// Whichever is expected to be faster, by what was measured so far.
+    #[default]
+    Faster,
+    /// Always put back what is stored.
+    Always,
+}
+
+/// Positions between two boundaries of exact states: small enough that little is read again, large enough that a chunk
+/// is computed efficiently.
+const DEFAULT_GRID: NonZeroUsize = NonZeroUsize::MIN.saturating_add(127);
+
 /// Everything about one model.
 #[derive(Debug, Clone)]
 pub struct ModelConfig {
@@ -59,6 +86,13 @@ pub struct ModelConfig {
     pub queue_limit: usize,
     /// How prompts are sliced.
     pub prefill_chunk: PrefillChunk,
+    /// Whether stored states are put back even where computing them is faster.
+    pub restore_rule: RestoreRule,
+    /// Whether replies can be made exact. If so, each sequence gets its own cells, and flash attention is off unless
+    /// it was asked for.
+    pub exactness: Exactness,
+    /// Exact prompts are read in chunks that end at multiples of this.
+    pub exact_grid: NonZeroUsize,
     /// Thinking and tool-call markers.
     pub markers: MarkerSet,
     /// Signs thinking blocks.
@@ -84,6 +118,9 @@ impl ModelConfig {
             tier: None,
             queue_limit: 64,
             prefill_chunk: PrefillChunk::Default,
+            restore_rule: RestoreRule::Faster,
+            exactness: Exactness::Off,
+            exact_grid: DEFAULT_GRID,
             markers: MarkerSet::default(),
             signing_key: None,
             // Far above any honest tick, also of a large model on a slow machine.
@@ -99,6 +136,27 @@ impl ModelConfig {
             .map_err(|error| EngineError::Config { setting: "gates".to_owned(), reason: error.to_string() })
     }
 
+    /// Settles what exact replies need, or says why this backend cannot promise them.
+    pub(crate) fn settle_exactness(&mut self, backend: &dyn Backend) -> Result<(), EngineError> {
+        if self.exactness == Exactness::Off {
+            return Ok(());
+        }
+        if let Some(obstacle) = backend.exactness_obstacle(&self.model) {
+            let reason = format!("{obstacle}; load the model without exact replies, or change that");
+            return Err(EngineError::Config { setting: "exact".to_owned(), reason });
+        }
+        self.context.kv = KvLayout::Split;
+        if self.context.flash_attention == FlashAttention::Auto {
+            self.context.flash_attention = FlashAttention::Off;
+        }
+        Ok(())
+    }
+
+    /// The grid of exact replies, if they are on.
+    pub(crate) fn grid(&self) -> Option<Grid> {
+        (self.exactness != Exactness::Off).then_some(Grid(self.exact_grid))
+    }
+
     /// The checked row budget of a tick.
     pub(crate) fn budget(&self, n_batch: u32, n_seq: u32) -> Result<Budget, EngineError> {
         let n_batch = n_batch as usize;
@@ -107,6 +165,6 @@ impl ModelConfig {
             PrefillChunk::Tokens(tokens) => Some(tokens),
             PrefillChunk::Unlimited => None,
         };
-        Budget::new(n_batch, chunk, n_seq as usize, None)
+        Budget::new(n_batch, chunk, n_seq as usize, self.grid().map(|grid| grid.0))
     }
 }

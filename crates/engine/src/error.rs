@@ -297,6 +297,9 @@ pub enum RequestError {
     /// The model was not loaded for cold-exact replies.
     #[error("exact is on and the model was not loaded for it; load it with exact on or leave exact out")]
     ExactUnavailable,
+    /// `continue` goes on from what was generated, which a cold server would have read.
+    #[error("exact is on and continue cannot be exact; send the whole prompt or leave exact out")]
+    ExactContinue,
 }
 
 #[cfg(test)]

@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use poncho_cache::Tier;
 
+use crate::config::RestoreRule;
+
 /// How far one whole measurement moves an estimate, on a logarithmic scale: fast enough to follow a disk that turns
 /// slow within a few reads, slow enough that one hiccup does not condemn it.
 const WEIGHT: f64 = 0.5;
@@ -51,6 +53,7 @@ pub struct RestoreChoice {
 /// The estimates of one model.
 #[derive(Debug, Clone)]
 pub struct Estimates {
+    rule: RestoreRule,
     /// Tokens a second.
     prefill: Option<Speed>,
     tiers: [TierEstimate; 3],
@@ -117,15 +120,15 @@ impl TierEstimate {
 
 impl Default for Estimates {
     fn default() -> Self {
-        Self { prefill: None, tiers: Tier::ALL.map(TierEstimate::assumed) }
+        Self { rule: RestoreRule::Faster, prefill: None, tiers: Tier::ALL.map(TierEstimate::assumed) }
     }
 }
 
 impl Estimates {
     /// Estimates that know nothing yet: everything that can be restored is.
     #[must_use]
-    pub fn new() -> Self {
-        Self::default()
+    pub fn new(rule: RestoreRule) -> Self {
+        Self { rule, ..Self::default() }
     }
 
     /// So many tokens were computed in that time.
@@ -168,7 +171,8 @@ impl Estimates {
     /// How many leading segments of a chain to restore for a prompt of `prompt_tokens` tokens, so that it is ready
     /// soonest. Counts as one choice for the probes.
     pub fn choose(&mut self, chain: &[Segment], prompt_tokens: usize) -> RestoreChoice {
-        let Some(per_token) = self.prefill_rate().map(f64::recip) else {
+        let rate = self.prefill_rate().filter(|_| self.rule == RestoreRule::Faster);
+        let Some(per_token) = rate.map(f64::recip) else {
             let all = chain.iter().rposition(|segment| segment.resumable).map_or(0, |last| last + 1);
             return self.outcome(chain, prompt_tokens, all, None);
         };

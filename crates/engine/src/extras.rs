@@ -10,7 +10,7 @@ use crate::admission::EndedSession;
 use crate::backend::{Batch, BatchRow, Context, ContextOptions, DecodeOutcome, KvLayout, Pooling, SeqId};
 use crate::command::{Command, SessionInfo, Verified};
 use crate::error::EngineError;
-use crate::restore::find_plan;
+use crate::restore::{Wanted, find_plan};
 use crate::sample::argmax;
 use crate::worker::Worker;
 
@@ -78,7 +78,7 @@ impl Worker {
 
     /// Requests that are admitted from now on get these adapters; those in flight keep theirs.
     fn set_adapters(&mut self, adapters: Vec<LoadedAdapter>) -> Result<(), EngineError> {
-        self.adapters = Arc::new(AdapterSet::new(adapters, &self.shared.file, self.context_hash)?);
+        self.adapters = Arc::new(AdapterSet::new(adapters, &self.shared.file, self.hashes)?);
         self.shared.set_adapters(Arc::clone(&self.adapters));
         Ok(())
     }
@@ -158,8 +158,9 @@ impl Worker {
         let set = Arc::clone(&self.adapters);
         self.attach_set(&set)?;
         let namespace = self.adapters.namespace;
-        let plan = find_plan(&self.shared.cache, self.context.info().memory, &namespace, prefix, None);
-        let restored = self.restorer().restore(seq, &namespace, prefix, plan);
+        let wanted = Wanted { namespace: &namespace, prompt: prefix, grid: None };
+        let plan = find_plan(&self.shared.cache, self.context.info().memory, &wanted, None);
+        let restored = self.restorer().restore(seq, &wanted, plan);
         if let Some(logits) = restored.logits {
             return argmax(&logits).map_err(|_| EngineError::Decode { code: -1 });
         }

@@ -13,6 +13,7 @@ use poncho_cache::{
 use crate::backend::{ContextInfo, ContextOptions, KvLayout, ModelInfo, ModelOptions};
 use crate::config::FingerprintSource;
 use crate::error::EngineError;
+use crate::exact::Grid;
 
 /// What identifies a model file, adapters left aside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,6 +75,36 @@ impl FileIdentity {
 /// The hash of the context settings that change the state.
 #[must_use]
 pub fn context_hash(options: &ContextOptions, context: &ContextInfo, model: &ModelInfo) -> [u8; 32] {
+    hash_with(options, context, model, BTreeMap::new())
+}
+
+/// The same for states that were computed on a grid. They share nothing with others, and everything that could change a
+/// bit of them counts, down to the number of threads.
+pub(crate) fn exact_context_hash(
+    options: &ContextOptions,
+    context: &ContextInfo,
+    model: &ModelInfo,
+    grid: Grid,
+) -> [u8; 32] {
+    let threads = |count: Option<u32>| count.map_or_else(|| "default".to_owned(), |count| count.to_string());
+    let facts = [
+        ("grid", grid.0.to_string()),
+        ("n_batch", context.n_batch.to_string()),
+        ("n_ubatch", context.n_ubatch.to_string()),
+        ("n_seq_max", context.n_seq_max.to_string()),
+        ("n_ctx", context.n_ctx.to_string()),
+        ("threads", threads(options.threads)),
+        ("threads_batch", threads(options.threads_batch)),
+    ];
+    hash_with(options, context, model, facts.map(|(name, value)| (name.to_owned(), value)).into())
+}
+
+fn hash_with(
+    options: &ContextOptions,
+    context: &ContextInfo,
+    model: &ModelInfo,
+    extra: BTreeMap<String, String>,
+) -> [u8; 32] {
     // Zero stands for "as the file says" in llama.cpp too; what the file says is in the fingerprint.
     let or_file = |value: Option<f32>| value.unwrap_or(0.0);
     ContextFacts {
@@ -92,7 +123,7 @@ pub fn context_hash(options: &ContextOptions, context: &ContextInfo, model: &Mod
         swa_full: options.swa_full,
         state_format: to_hex(&context.state_layout),
         rope_switch_side: model.rope_switch_at.map(|at| context.n_ctx > at),
-        extra: BTreeMap::new(),
+        extra,
     }
     .hash()
 }

@@ -80,6 +80,7 @@ mod adapters;
 mod command;
 mod config;
 mod engine;
+mod exact;
 mod extras;
 mod inbox;
 mod live;
@@ -100,7 +101,7 @@ mod worker;
 
 pub use adapters::{AdapterId, AdapterInfo};
 pub use command::{SessionInfo, Verified};
-pub use config::{FingerprintSource, ModelConfig, PrefillChunk};
+pub use config::{Exactness, FingerprintSource, ModelConfig, PrefillChunk, RestoreRule};
 pub use engine::Engine;
 pub use error::{EngineError, RequestError};
 pub use event::{CacheDelta, Completion, FinishReason, StreamEvent, TokenLogprob, TokenProbability};

@@ -6,6 +6,7 @@
 use poncho_cache::Namespace;
 
 use crate::backend::SeqId;
+use crate::restore::Wanted;
 
 /// The content of one sequence.
 #[derive(Debug, Default)]
@@ -16,6 +17,8 @@ pub(crate) struct Live {
     pub(crate) n_past: usize,
     /// Logits after `n_past` tokens; empty if they are not known.
     pub(crate) logits: Vec<f32>,
+    /// Leading tokens that were computed on the grid of exact requests.
+    pub(crate) on_grid: usize,
     /// What the state depends on; `None` if the sequence is empty.
     pub(crate) namespace: Option<Namespace>,
     /// Larger is later.
@@ -76,15 +79,20 @@ impl LiveTable {
     /// The sequence among `candidates` that holds the longest prefix of the prompt that a model can go on from.
     pub(crate) fn best(
         &self,
-        prompt: &[u32],
-        namespace: &Namespace,
+        wanted: &Wanted<'_>,
         can_cut: bool,
         candidates: impl Iterator<Item = SeqId>,
     ) -> Option<LiveMatch> {
         candidates
             .filter_map(|seq| {
-                let live = self.get(seq).filter(|live| live.namespace.as_ref() == Some(namespace))?;
-                let common = common_prefix(prompt, live.committed());
+                let live = self.get(seq).filter(|live| live.namespace.as_ref() == Some(wanted.namespace))?;
+                let mut common = common_prefix(wanted.prompt, live.committed());
+                if let Some(grid) = wanted.grid {
+                    let is_all = common == wanted.prompt.len() && common == live.n_past && common == live.on_grid;
+                    if !is_all || live.logits.is_empty() {
+                        common = grid.usable(common.min(live.on_grid), wanted.prompt.len());
+                    }
+                }
                 let whole = common == live.n_past;
                 (common > 0 && (whole || can_cut)).then_some(LiveMatch { seq, common, whole })
             })
@@ -128,12 +136,36 @@ mod tests {
     fn the_longest_prefix_wins_and_a_model_that_cannot_be_cut_needs_a_whole_one() {
         let table = table();
         let prompt = [1, 2, 9, 4];
-        let cuttable = table.best(&prompt, &namespace(1), true, 0..3).unwrap();
+        let (one, two) = (namespace(1), namespace(2));
+        let wanted = |namespace| Wanted { namespace, prompt: &prompt, grid: None };
+        let cuttable = table.best(&wanted(&one), true, 0..3).unwrap();
         assert_eq!(cuttable, LiveMatch { seq: 1, common: 3, whole: false });
-        let whole = table.best(&prompt, &namespace(1), false, 0..3).unwrap();
+        let whole = table.best(&wanted(&one), false, 0..3).unwrap();
         assert_eq!(whole, LiveMatch { seq: 2, common: 1, whole: true });
-        assert_eq!(table.best(&prompt, &namespace(2), true, 0..3), None, "other adapters, other state");
-        assert_eq!(table.best(&prompt, &namespace(1), true, std::iter::empty()), None);
+        assert_eq!(table.best(&wanted(&two), true, 0..3), None, "other adapters, other state");
+        assert_eq!(table.best(&wanted(&one), true, std::iter::empty()), None);
+    }
+
+    #[test]
+    fn on_a_grid_only_what_was_read_on_it_is_taken_up_and_only_at_its_boundaries() {
+        let mut table = LiveTable::new(1);
+        let tokens: Vec<u32> = (0..30).collect();
+        let grid = Some(crate::exact::Grid(std::num::NonZeroUsize::new(8).unwrap()));
+        let one = namespace(1);
+        let mut best = |on_grid: usize, n_past: usize, prompt: &[u32], can_cut: bool| {
+            let live = Live { tokens: tokens.clone(), n_past, on_grid, logits: vec![0.0], ..Live::default() };
+            table.put(0, Live { namespace: Some(one), ..live });
+            table
+                .best(&Wanted { namespace: &one, prompt, grid }, can_cut, 0..1)
+                .map(|found| (found.common, found.whole))
+        };
+        let longer: Vec<u32> = (0..50).collect();
+        assert_eq!(best(20, 30, &longer, true), Some((16, false)), "10 of 30 were generated");
+        assert_eq!(best(20, 30, &longer, false), None);
+        assert_eq!(best(24, 24, &longer, false), Some((24, true)));
+        assert_eq!(best(20, 20, &tokens[..20], false), Some((20, true)), "all of it, with its logits");
+        assert_eq!(best(16, 20, &tokens[..20], true), Some((16, false)), "its end was generated");
+        assert_eq!(best(7, 30, &longer, true), None);
     }
 
     #[test]

@@ -18,7 +18,7 @@ use crate::backend::{
     SpecialText, TokenizeMode,
 };
 use crate::command::{Command, Reply, SessionInfo, Verified};
-use crate::config::ModelConfig;
+use crate::config::{Exactness, ModelConfig};
 use crate::detokenize::Utf8Stream;
 use crate::error::EngineError;
 use crate::event::Completion;
@@ -29,7 +29,7 @@ use crate::status::{Phase, Status, StatusReport};
 use crate::stream::{Stream, Streams};
 use crate::supervisor::Supervisor;
 
-/// Names of requests and adapters are unique in the process.
+/// Names of adapters are unique in the process.
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 /// A handle of a loaded model.
@@ -64,12 +64,13 @@ impl Model {
     /// # Errors
     /// As [`Model::load`].
     pub fn load_with_progress(
-        config: ModelConfig,
+        mut config: ModelConfig,
         backend: Arc<dyn Backend>,
         cache: Arc<Cache>,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, EngineError> {
         config.policy()?;
+        config.settle_exactness(&*backend)?;
         config
             .context
             .check()
@@ -81,7 +82,7 @@ impl Model {
         let probe = model.info();
         // The worker creates the context; what one request may use is known from the settings.
         let context = if config.context.n_ctx == 0 { probe.n_ctx_train } else { config.context.n_ctx } as usize;
-        let limits = ModelLimits { context, vocab: probe.n_vocab, exact: false };
+        let limits = ModelLimits { context, vocab: probe.n_vocab, exact: config.exactness != Exactness::Off };
         let shared = Arc::new(Shared {
             config,
             backend,
@@ -236,6 +237,7 @@ impl Model {
     /// The request is wrong in itself, its grammar does not compile, or too many wait already.
     pub fn submit(&self, mut request: Request) -> Result<Stream, EngineError> {
         let shared = self.shared();
+        request.exact |= self.config().exactness == Exactness::Always;
         request.validate(&shared.limits)?;
         let grammar = request.grammar.as_ref().map(|grammar| self.compile(grammar)).transpose()?;
         // As many as there are sequences run; the others wait.
@@ -245,7 +247,7 @@ impl Model {
         if let Some(queued) = queued.filter(|queued| *queued >= limit) {
             return Err(EngineError::Overloaded { queued, limit });
         }
-        let id = RequestId(NEXT_ID.fetch_add(1, Ordering::Relaxed));
+        let id = RequestId::next();
         shared.status.depth.fetch_add(1, Ordering::Relaxed);
         let (events, stream) = shared.streams.open(id);
         let command = Command::Submit { id, request: Box::new(request), grammar, events };

@@ -5,6 +5,7 @@
 //! must never hold a closure, a channel or a borrowed pointer.
 
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use poncho_cache::Key;
 
@@ -22,6 +23,14 @@ pub const MAX_SESSION_BYTES: usize = 256;
 /// The engine's name for a request; never used twice in the life of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
+
+impl RequestId {
+    /// A name that was never used.
+    pub(crate) fn next() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
 
 impl fmt::Display for RequestId {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -241,6 +250,9 @@ impl Request {
         }
         if self.exact && !limits.exact {
             return Err(RequestError::ExactUnavailable);
+        }
+        if self.exact && self.mode == Mode::Continue {
+            return Err(RequestError::ExactContinue);
         }
         self.boundary_hints.retain(|&hint| hint > 0 && hint <= self.tokens.len());
         self.boundary_hints.sort_unstable();

@@ -11,6 +11,7 @@ use poncho_cache::{Cache, HitKind, Namespace, Needs, PartKind, RestorePlan, Segm
 
 use crate::backend::{Backend, Context, MemoryKind, SeqId, StatePart};
 use crate::estimate::{self, Estimates};
+use crate::exact::Grid;
 use crate::save::logits_from_bytes;
 use crate::staging::{Staged, Staging};
 
@@ -58,52 +59,73 @@ pub(crate) fn needs_of(memory: MemoryKind) -> Option<Needs> {
     }
 }
 
+/// A prompt whose state is wanted.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Wanted<'a> {
+    pub(crate) namespace: &'a Namespace,
+    pub(crate) prompt: &'a [u32],
+    /// For exact requests: where states may be taken up.
+    pub(crate) grid: Option<Grid>,
+}
+
+impl Wanted<'_> {
+    /// How many tokens of the prompt a plan is good for, and whether that is all of it with its logits.
+    pub(crate) fn usable(&self, plan: &RestorePlan) -> (usize, bool) {
+        let (reach, prompt) = (plan.reach() as usize, self.prompt.len());
+        if reach == prompt && plan.has_logits() {
+            return (reach, true);
+        }
+        // Without logits the last token is computed again, which only a model that can be cut allows.
+        (self.grid.map_or_else(|| reach.min(prompt.saturating_sub(1)), |grid| grid.usable(reach, prompt)), false)
+    }
+
+    /// Whether a model can go on from a plan: from its very end, or from before it if it can be cut.
+    fn is_usable(&self, plan: &RestorePlan, memory: MemoryKind) -> bool {
+        let (usable, _) = self.usable(plan);
+        memory.can_cut() || usable == plan.reach() as usize
+    }
+}
+
 /// The best that the cache has for a prompt: the named row if it fits, else the longest prefix.
 pub(crate) fn find_plan(
     cache: &Cache,
     memory: MemoryKind,
-    namespace: &Namespace,
-    prompt: &[u32],
+    wanted: &Wanted<'_>,
     parent: Option<poncho_cache::Key>,
 ) -> Option<RestorePlan> {
     let needs = needs_of(memory)?;
+    let Wanted { namespace, prompt, .. } = *wanted;
     // Whoever waits for the row has done so before: the worker has others to serve.
     if let Some(key) = parent
         && let Some(plan) = cache.resume(namespace, prompt, &key, needs, Duration::ZERO)
-        && is_usable(&plan, memory, prompt)
+        && wanted.is_usable(&plan, memory)
     {
         return Some(plan);
     }
-    let plan = cache.lookup(namespace, prompt, needs)?;
-    if is_usable(&plan, memory, prompt) {
-        return Some(plan);
+    let mut limit = prompt.len();
+    while limit > 0 {
+        let plan = cache.lookup(namespace, prompt.get(..limit)?, needs)?;
+        if wanted.is_usable(&plan, memory) {
+            return Some(plan);
+        }
+        // The whole prompt is stored but its logits are not, or the row ends beside the grid, and this model cannot take
+        // a token back.
+        limit = wanted.usable(&plan).0;
     }
-    // The whole prompt is stored but its logits are not, and this model cannot take a token back.
-    drop(plan);
-    cache.lookup(namespace, prompt.get(..prompt.len().saturating_sub(1))?, needs)
-}
-
-fn is_usable(plan: &RestorePlan, memory: MemoryKind, prompt: &[u32]) -> bool {
-    (plan.reach() as usize) < prompt.len() || plan.has_logits() || memory.can_cut()
+    None
 }
 
 impl<'a> Restorer<'a> {
     /// Fills `seq` from the cache as far as that pays. Whatever `seq` held is gone.
-    pub(crate) fn restore(
-        &mut self,
-        seq: SeqId,
-        namespace: &Namespace,
-        prompt: &[u32],
-        first: Option<RestorePlan>,
-    ) -> Restored {
+    pub(crate) fn restore(&mut self, seq: SeqId, wanted: &Wanted<'_>, first: Option<RestorePlan>) -> Restored {
         let memory = self.context.info().memory;
         let mut next = first;
         for _ in 0..ATTEMPTS {
             let Some(plan) = next.take() else { break };
-            match self.try_plan(seq, prompt, &plan) {
+            match self.try_plan(seq, wanted, &plan) {
                 Ok(restored) => return restored,
                 // The row is out of the cache; what lies before it may still serve.
-                Err(Failure::Unusable) => next = find_plan(self.cache, memory, namespace, prompt, None),
+                Err(Failure::Unusable) => next = find_plan(self.cache, memory, wanted, None),
                 Err(Failure::Refused) => break,
             }
         }
@@ -111,31 +133,30 @@ impl<'a> Restorer<'a> {
         Restored::default()
     }
 
-    fn try_plan(&mut self, seq: SeqId, prompt: &[u32], plan: &RestorePlan) -> Result<Restored, Failure> {
+    fn try_plan(&mut self, seq: SeqId, wanted: &Wanted<'_>, plan: &RestorePlan) -> Result<Restored, Failure> {
         let memory = self.context.info().memory;
-        let reach = plan.reach() as usize;
-        let exact = reach == prompt.len() && plan.has_logits();
-        // Without logits the last token is computed again, which only a model that can be cut allows.
-        let mut n_past = if reach == prompt.len() && !exact { reach - 1 } else { reach };
+        let (usable, exact) = wanted.usable(plan);
+        let mut n_past = usable;
         if n_past as u64 > u64::from(self.context.info().n_ctx) {
             return Err(Failure::Refused);
         }
-        let segments: Vec<&Segment> = plan.segments().iter().filter(|segment| !segment.range().is_empty()).collect();
+        let is_needed = |segment: &&Segment| !segment.range().is_empty() && (segment.range().start as usize) < n_past;
+        let segments: Vec<&Segment> = plan.segments().iter().filter(is_needed).collect();
         let whole = segments.iter().any(|segment| segment.length(PartKind::Whole).is_some());
         let mut used = segments.len();
         if memory.has_segments() && !whole {
-            let choice = self.choose(&segments, plan, prompt.len(), memory);
+            let choice = self.choose(&segments, plan, wanted.prompt.len(), memory);
             if choice < used {
                 used = choice;
-                n_past =
-                    segments.get(..used).and_then(<[_]>::last).map_or(0, |last| last.range().end as usize).min(n_past);
+                let end = segments.get(..used).and_then(<[_]>::last).map_or(0, |last| last.range().end as usize);
+                n_past = wanted.grid.map_or(end, |grid| grid.floor(end)).min(n_past);
             }
         }
         if n_past == 0 {
             self.context.remove(seq, 0..u32::MAX);
             return Ok(Restored::default());
         }
-        let exact = exact && n_past == reach;
+        let exact = exact && n_past == usable;
         let boundary = plan.boundary();
         if whole {
             self.restore_whole(seq, &segments, n_past, memory)?;
@@ -249,7 +270,7 @@ impl<'a> Restorer<'a> {
     }
 
     fn put_segment(&mut self, segment: &Segment, bytes: &[u8]) -> Result<(), Failure> {
-        self.context.restore_segment(bytes).map_err(|error| {
+        self.context.restore_segment(bytes, segment.range().end).map_err(|error| {
             tracing::warn!(key = %segment.key(), %error, "a stored segment was refused; the prompt is computed instead");
             Failure::Refused
         })

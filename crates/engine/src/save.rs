@@ -6,12 +6,14 @@
 use std::time::Instant;
 
 use bytes::Bytes;
+use poncho_cache::format::FLAG_GRID;
 use poncho_cache::{
     Cache, FingerprintMode, Key, Namespace, PartKind, PayloadPart, Policy, SaveBase, SaveOutcome, SaveReason,
     SaveRequest, Tier,
 };
 
 use crate::backend::{Backend, Context, MemoryKind, SeqId, StateError, StatePart};
+use crate::exact::Grid;
 
 /// What saving needs of the worker.
 pub(crate) struct Saver<'a> {
@@ -32,6 +34,8 @@ pub(crate) struct Boundary<'a> {
     /// The logits after the last of them; empty if they are not known.
     pub(crate) logits: &'a [f32],
     pub(crate) reason: SaveReason,
+    /// The grid that every token of it was computed on, for exact requests.
+    pub(crate) grid: Option<Grid>,
 }
 
 impl Saver<'_> {
@@ -51,6 +55,14 @@ impl Saver<'_> {
             .has_segments()
             .then(|| self.cache.base_for(&boundary.namespace, boundary.tokens, self.tier))
             .flatten();
+        // A chunk of the grid is stored whole: another row may have ended inside of it.
+        let base = match boundary.grid {
+            Some(grid) => base.and_then(|base| {
+                let start = grid.floor(base.start() as usize);
+                base.starting_at(u32::try_from(start).unwrap_or(0))
+            }),
+            None => base,
+        };
         let parts = match self.pack(boundary, memory, base.as_ref()) {
             Ok(parts) if parts.is_empty() => return None,
             Ok(parts) => parts,
@@ -69,7 +81,7 @@ impl Saver<'_> {
             parts,
             reason: boundary.reason,
             reason_detail: None,
-            flags: 0,
+            flags: if boundary.grid.is_some() { FLAG_GRID } else { 0 },
             context_size: self.context.info().n_ctx,
             text: String::new(),
             tier: self.tier,

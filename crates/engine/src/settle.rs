@@ -16,7 +16,7 @@ use crate::event::{CacheDelta, Completion, FinishReason, StreamEvent};
 use crate::live::{Live, LiveMatch};
 use crate::output::Output;
 use crate::request::{Mode, Request, RequestId};
-use crate::restore::{Restored, find_plan};
+use crate::restore::{Restored, Wanted, find_plan};
 use crate::sample::Sampler;
 use crate::save::{Boundary, logits_from_bytes};
 use crate::status::{LastHit, add};
@@ -33,12 +33,13 @@ impl Worker {
         let held = self.live.get(seq).filter(|_| request.mode == Mode::Continue).map_or(&[][..], |live| &live.tokens);
         let sampler = Sampler::new(&request.sampling, fresh_seed(), grammar, &[held, &request.tokens].concat());
         let output = Output::new(&request, &self.shared.config.markers, self.shared.config.signing_key.clone());
+        let namespace = self.adapters.namespace_of(&request);
         let mut task = Task::new(NewTask {
             id,
             seq,
             request: *request,
             events,
-            namespace: self.adapters.namespace,
+            namespace,
             adapters: Arc::clone(&self.adapters),
             sampler,
             output,
@@ -79,6 +80,7 @@ impl Worker {
             return self.continue_session(task);
         }
         let memory = self.context.info().memory;
+        let grid = self.grid_of(&task.request);
         let parent = task.request.parent_key;
         let own = match place {
             Place::Session(seq) => self.best_live(task, std::iter::once(seq)),
@@ -89,9 +91,14 @@ impl Worker {
         let plan = if own.as_ref().is_some_and(complete) && parent.is_none() {
             None
         } else {
-            find_plan(&self.shared.cache, memory, &task.namespace, &task.tokens, parent)
+            let wanted = Wanted { namespace: &task.namespace, prompt: &task.tokens, grid };
+            find_plan(&self.shared.cache, memory, &wanted, parent)
         };
-        let reach = plan.as_ref().map_or(0, |plan| plan.reach() as usize);
+        let wanted = Wanted { namespace: &task.namespace, prompt: &task.tokens, grid };
+        let reach = plan.as_ref().map_or(0, |plan| match grid {
+            Some(_) => wanted.usable(plan).0,
+            None => plan.reach() as usize,
+        });
         let elsewhere = match place {
             Place::Session(_) => None,
             Place::Fresh(seq) => {
@@ -113,13 +120,16 @@ impl Worker {
             return Ok(restored);
         }
         drop(self.live.take(task.seq));
-        let restored = self.restorer().restore(task.seq, &task.namespace, &task.tokens, plan);
+        let wanted = Wanted { namespace: &task.namespace, prompt: &task.tokens, grid };
+        let restored = self.restorer().restore(task.seq, &wanted, plan);
         task.hit = restored.hit();
         Ok(restored)
     }
 
     fn best_live(&self, task: &Task, candidates: impl Iterator<Item = SeqId>) -> Option<LiveMatch> {
-        self.live.best(&task.tokens, &task.namespace, self.context.info().memory.can_cut(), candidates)
+        let grid = self.grid_of(&task.request);
+        let wanted = Wanted { namespace: &task.namespace, prompt: &task.tokens, grid };
+        self.live.best(&wanted, self.context.info().memory.can_cut(), candidates)
     }
 
     /// Goes on with what a sequence already holds. `None`, and nothing changed but the sequence emptied at worst, if
@@ -157,7 +167,12 @@ impl Worker {
     fn copy_from(&mut self, task: &Task, found: LiveMatch) -> Option<Restored> {
         let held = self.live.get(found.seq)?.n_past;
         let can_cut = self.context.info().memory.can_cut();
-        let keep = if found.common == task.tokens.len() { found.common - 1 } else { found.common };
+        let prompt = task.tokens.len();
+        let keep = match self.grid_of(&task.request) {
+            _ if found.common < prompt => found.common,
+            Some(grid) => grid.usable(found.common, prompt),
+            None => found.common - 1,
+        };
         if keep == 0 || (keep < held && !can_cut) {
             return None;
         }
@@ -211,6 +226,12 @@ impl Worker {
         if pauses.is_empty() {
             pauses = self.policy.cold_boundaries(prompt);
         }
+        if let Some(grid) = self.grid_of(&task.request) {
+            pauses.push(prompt);
+            pauses.iter_mut().for_each(|pause| *pause = grid.floor(*pause));
+            pauses.sort_unstable();
+            pauses.dedup();
+        }
         pauses.retain(|pause| *pause > task.n_past && *pause < prompt);
         pauses
     }
@@ -227,6 +248,7 @@ impl Worker {
             } else if task.is_prefilling() && task.stops.contains(&task.n_past) && task.last_save < task.n_past {
                 self.save_task(place, task.n_past, SaveReason::Cold);
             } else if task.end.is_none()
+                && !task.request.exact
                 && self.policy.continued_due(task.n_past.saturating_sub(task.last_save.max(task.prompt_len)))
             {
                 self.save_task(place, task.n_past, SaveReason::Continued);
@@ -243,7 +265,9 @@ impl Worker {
         if read >= prompt {
             return;
         }
-        let boundaries = if memory.can_cut() { self.policy.cold_boundaries(prompt) } else { Vec::new() };
+        // An exact state is good at every boundary of the grid before its end.
+        let exact = task.request.exact;
+        let boundaries = if memory.can_cut() && !exact { self.policy.cold_boundaries(prompt) } else { Vec::new() };
         if self.policy.gates().cold_min_tokens as usize > prompt {
             return;
         }
@@ -255,8 +279,14 @@ impl Worker {
 
     /// Saves the first `count` tokens of a request.
     fn save_task(&mut self, place: usize, count: usize, reason: SaveReason) -> Option<poncho_cache::Key> {
-        let Self { shared, context, policy, tasks, .. } = self;
+        let Self { shared, context, policy, tasks, exact, .. } = self;
         let task = tasks.get_mut(place)?;
+        let grid = exact.as_ref().filter(|_| task.request.exact).map(|exact| exact.grid);
+        let count = task.savable(count, grid);
+        // What cannot be cut is saved as it is or not at all.
+        if count == 0 || (count != task.n_past && !context.info().memory.can_cut()) {
+            return None;
+        }
         task.last_save = task.last_save.max(count);
         let mut saver = crate::save::Saver {
             context: &mut **context,
@@ -272,6 +302,7 @@ impl Worker {
             namespace: task.namespace,
             logits: task.logits_at(count),
             reason,
+            grid,
         })
     }
 
@@ -296,13 +327,17 @@ impl Worker {
                 let committed = self.tasks.get(place).map_or(0, |task| task.n_past);
                 let key = self.save_task(place, committed, SaveReason::Finish);
                 let mut task = self.tasks.remove(place);
+                if reason != FinishReason::Cancelled {
+                    self.note_reread(&task);
+                }
                 let completion = task.complete(reason, stop, key, &*self.shared.model);
-                let Task { seq, id, tokens, n_past, namespace, logits, logits_for, .. } = task;
+                let Task { seq, id, tokens, n_past, namespace, logits, logits_for, request, prompt_len, .. } = task;
+                let on_grid = if request.exact { n_past.min(prompt_len) } else { 0 };
                 if n_past == 0 {
                     self.context.remove(seq, 0..u32::MAX);
                 } else {
                     let logits = if logits_for == n_past { logits } else { Vec::new() };
-                    self.live.put(seq, Live { tokens, n_past, logits, namespace: Some(namespace), used: 0 });
+                    self.live.put(seq, Live { tokens, n_past, logits, on_grid, namespace: Some(namespace), used: 0 });
                 }
                 self.admission.release(seq, if n_past > 0 { After::Pin } else { After::Free });
                 self.shared.end(id, StreamEvent::Done(Box::new(completion)));
@@ -321,8 +356,17 @@ impl Worker {
     pub(crate) fn save_live(&mut self, seq: SeqId, reason: SaveReason) {
         let Some(live) = self.live.get(seq).filter(|live| live.n_past > 0) else { return };
         let Some(namespace) = live.namespace else { return };
-        let (tokens, logits) = (live.committed().to_vec(), live.logits.clone());
-        self.saver().save(&Boundary { seq, tokens: &tokens, namespace, logits: &logits, reason });
+        let (mut tokens, mut logits) = (live.committed().to_vec(), live.logits.clone());
+        // On a grid, only what was read may be kept.
+        let grid = self.shared.config.grid().filter(|_| live.on_grid > 0);
+        if let Some(grid) = grid.filter(|_| live.on_grid < tokens.len()) {
+            tokens.truncate(grid.floor(live.on_grid));
+            logits.clear();
+            if tokens.is_empty() || !self.context.info().memory.can_cut() {
+                return;
+            }
+        }
+        self.saver().save(&Boundary { seq, tokens: &tokens, namespace, logits: &logits, reason, grid });
     }
 
     /// Saves everything and ends every request.

@@ -17,20 +17,31 @@ use crate::request::RequestId;
 /// The worker's end.
 #[derive(Debug, Clone)]
 pub(crate) struct EventSender {
-    events: UnboundedSender<StreamEvent>,
+    /// `None` if nobody ever listens.
+    events: Option<UnboundedSender<StreamEvent>>,
     cancelled: Arc<AtomicBool>,
 }
 
 impl EventSender {
+    /// For work that nobody asked for. It is cancelled by nobody but the worker.
+    pub(crate) fn to_nobody() -> Self {
+        Self { events: None, cancelled: Arc::default() }
+    }
+
+    /// Whether this is such work.
+    pub(crate) fn is_to_nobody(&self) -> bool {
+        self.events.is_none()
+    }
+
     /// Sends an event. A reader that is gone cancels its request.
     pub(crate) fn send(&self, event: StreamEvent) {
-        if self.events.send(event).is_err() {
+        if self.events.as_ref().is_some_and(|events| events.send(event).is_err()) {
             self.cancelled.store(true, Ordering::Relaxed);
         }
     }
 
     pub(crate) fn is_cancelled(&self) -> bool {
-        self.cancelled.load(Ordering::Relaxed) || self.events.is_closed()
+        self.cancelled.load(Ordering::Relaxed) || self.events.as_ref().is_some_and(UnboundedSender::is_closed)
     }
 }
 
@@ -45,7 +56,7 @@ impl Streams {
     pub(crate) fn open(self: &Arc<Self>, id: RequestId) -> (EventSender, Stream) {
         let (sender, receiver) = unbounded_channel();
         let cancelled = Arc::new(AtomicBool::new(false));
-        let sender = EventSender { events: sender, cancelled: Arc::clone(&cancelled) };
+        let sender = EventSender { events: Some(sender), cancelled: Arc::clone(&cancelled) };
         self.lock().insert(id, sender.clone());
         (sender, Stream { id, events: receiver, cancelled, ended: false })
     }

@@ -13,6 +13,7 @@ use crate::backend::{Model, SeqId, SpecialText};
 use crate::batch::Work;
 use crate::error::EngineError;
 use crate::event::{CacheDelta, Completion, FinishReason, StreamEvent, TokenLogprob, TokenProbability};
+use crate::exact::Grid;
 use crate::logprobs::logprobs;
 use crate::markers::SamplingMode;
 use crate::output::Output;
@@ -129,14 +130,33 @@ impl Task {
         self.n_past < self.prompt_len
     }
 
-    /// What it wants of the next tick.
-    pub(crate) fn work(&self) -> Work {
-        let remaining = self.tokens.len().saturating_sub(self.n_past);
-        if remaining <= 1 && !self.is_prefilling() {
+    /// Whether nobody waits for it.
+    pub(crate) fn is_background(&self) -> bool {
+        self.events.is_to_nobody()
+    }
+
+    /// What it wants of the next tick. On a grid, the prompt is read chunk by chunk, and tokens that were generated are
+    /// computed one by one, as they were the first time.
+    pub(crate) fn work(&self, grid: Option<Grid>) -> Work {
+        let end = if grid.is_some() && self.is_prefilling() { self.prompt_len } else { self.tokens.len() };
+        let remaining = end.saturating_sub(self.n_past);
+        if !self.is_prefilling() && (remaining <= 1 || grid.is_some()) {
             return Work::Decode;
         }
         let pause = self.stops.iter().find(|stop| **stop > self.n_past).copied().unwrap_or(usize::MAX);
-        Work::Prefill { position: self.n_past, remaining: remaining.min(pause - self.n_past), grid: None }
+        let remaining = remaining.min(pause - self.n_past);
+        Work::Prefill { position: self.n_past, remaining, grid: grid.map(|grid| grid.0) }
+    }
+
+    /// The most of its first `count` tokens that may be saved: on a grid, a boundary within the prompt or all of it.
+    pub(crate) fn savable(&self, count: usize, grid: Option<Grid>) -> usize {
+        let Some(grid) = grid else { return count };
+        let read = count.min(self.prompt_len);
+        if read == self.prompt_len && self.logits_for == read && !self.logits.is_empty() {
+            read
+        } else {
+            grid.floor(read)
+        }
     }
 
     /// Whether logits of the last row are wanted when the sequence holds `n_past` tokens: at the end of what there is,

@@ -11,7 +11,7 @@ use crate::adapters::AdapterSet;
 use crate::backend::{BatchRow, DecodeOutcome, SeqId};
 use crate::batch::plan_into;
 use crate::error::EngineError;
-use crate::restore::{Restorer, find_plan};
+use crate::restore::{Restorer, Wanted, find_plan};
 use crate::status::add;
 use crate::task::{End, Task};
 use crate::worker::{Exit, Worker};
@@ -22,15 +22,17 @@ const FAILURES_BEFORE_REBUILD: u32 = 2;
 impl Worker {
     /// Runs one decode call.
     pub(crate) fn tick(&mut self) -> Result<(), Exit> {
-        let set = self.choose_adapters();
-        self.members.clear();
+        let (set, lane) = self.choose_group();
+        let mut members = std::mem::take(&mut self.members);
+        members.clear();
         self.work.clear();
         for (place, task) in self.tasks.iter().enumerate() {
-            if task.end.is_none() && Arc::ptr_eq(&task.adapters, &set) {
-                self.members.push(place);
-                self.work.push(task.work());
+            if task.end.is_none() && self.is_in_group(task, &set, lane) {
+                members.push(place);
+                self.work.push(task.work(self.grid_of(&task.request)));
             }
         }
+        self.members = members;
         plan_into(&self.work, &self.budget, &mut self.plan);
         if self.plan.is_empty() {
             // Prefills only, and room for none of them.
@@ -64,15 +66,6 @@ impl Worker {
             DecodeOutcome::Invalid => self.decode_failed(-1),
             DecodeOutcome::Fatal(code) => self.decode_failed(code),
         }
-    }
-
-    /// Requests with different adapters cannot share a decode call; they take turns.
-    fn choose_adapters(&mut self) -> Arc<AdapterSet> {
-        let mixed =
-            self.tasks.windows(2).any(|pair| matches!(pair, [one, two] if !Arc::ptr_eq(&one.adapters, &two.adapters)));
-        let place = if mixed { self.turn.wrapping_add(1) % self.tasks.len().max(1) } else { 0 };
-        self.turn = place;
-        self.tasks.get(place).map_or_else(|| Arc::clone(&self.adapters), |task| Arc::clone(&task.adapters))
     }
 
     fn attach(&mut self, set: &Arc<AdapterSet>) -> Result<(), String> {
@@ -243,7 +236,7 @@ impl Worker {
         for seq in idle {
             self.admission.release_session(seq);
         }
-        let none = AdapterSet::new(Vec::new(), &shared.file, self.context_hash);
+        let none = AdapterSet::new(Vec::new(), &shared.file, self.hashes);
         self.attached = Arc::new(none.map_err(|error| Exit::Broken(error.to_string()))?);
         for place in 0..self.tasks.len() {
             self.put_back(place);
@@ -268,12 +261,17 @@ impl Worker {
 
     /// Fills the sequence of a request again from the cache, as far as it goes; the rest is computed again.
     fn put_back(&mut self, place: usize) {
-        let Self { shared, context, estimates, tasks, staging, .. } = self;
+        let Self { shared, context, estimates, tasks, staging, exact, .. } = self;
         let Some(task) = tasks.get_mut(place) else { return };
-        // The last token is computed in any case: its logits are needed.
-        let known = task.tokens.len().saturating_sub(1);
+        let grid = exact.as_ref().filter(|_| task.request.exact).map(|exact| exact.grid);
+        // The last token is computed in any case: its logits are needed. On a grid, only the prompt was computed so.
+        let known = match grid {
+            Some(_) => task.prompt_len.min(task.tokens.len().saturating_sub(1)),
+            None => task.tokens.len().saturating_sub(1),
+        };
         let prompt = task.tokens.get(..known).unwrap_or(&[]);
-        let plan = find_plan(&shared.cache, context.info().memory, &task.namespace, prompt, None);
+        let plan =
+            find_plan(&shared.cache, context.info().memory, &Wanted { namespace: &task.namespace, prompt, grid }, None);
         let mut restorer = Restorer {
             context: &mut **context,
             backend: &*shared.backend,
@@ -282,7 +280,7 @@ impl Worker {
             staging,
             n_vocab: shared.limits.vocab,
         };
-        task.n_past = restorer.restore(task.seq, &task.namespace, prompt, plan).n_past;
+        task.n_past = restorer.restore(task.seq, &Wanted { namespace: &task.namespace, prompt, grid }, plan).n_past;
         task.read = task.read.min(task.n_past);
         task.logits_for = usize::MAX;
     }

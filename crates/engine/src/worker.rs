@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use poncho_cache::Policy;
 
-use crate::adapters::AdapterSet;
+use crate::adapters::{AdapterSet, ContextHashes};
 use crate::admission::{Admission, Next, Place, Refusal, Submitted, Ticket};
 use crate::backend::{Batch, Context, Grammar};
 use crate::batch::{Budget, Plan, Work};
@@ -21,7 +21,8 @@ use crate::command::Command;
 use crate::error::EngineError;
 use crate::estimate::Estimates;
 use crate::event::StreamEvent;
-use crate::identity::context_hash;
+use crate::exact::ExactFacts;
+use crate::identity::{context_hash, exact_context_hash};
 use crate::inbox::Inbox;
 use crate::live::LiveTable;
 use crate::parents::{LOOK_AGAIN, Orphan};
@@ -61,7 +62,9 @@ pub(crate) struct Worker {
     pub(crate) context: Box<dyn Context>,
     pub(crate) policy: Policy,
     pub(crate) budget: Budget,
-    pub(crate) context_hash: [u8; 32],
+    pub(crate) hashes: ContextHashes,
+    /// What exact requests need; `None` if the model was not loaded for them.
+    pub(crate) exact: Option<ExactFacts>,
     pub(crate) admission: Admission,
     pub(crate) waiting: HashMap<RequestId, Waiting>,
     /// Requests that wait for their parent row, outside of the queue.
@@ -94,16 +97,22 @@ impl Worker {
     /// A worker with a fresh context and no request.
     pub(crate) fn new(shared: Arc<Shared>, given_up: Arc<AtomicBool>) -> Result<Self, EngineError> {
         let options = &shared.config.context;
-        let context = shared.model.new_context(options, Arc::clone(&shared.abort)).map_err(|error| {
+        let mut context = shared.model.new_context(options, Arc::clone(&shared.abort)).map_err(|error| {
             EngineError::Backend { call: "creating a context".to_owned(), reason: error.to_string() }
         })?;
+        let exact = match shared.config.grid() {
+            Some(grid) => Some(ExactFacts::find_out(&mut *context, grid, shared.limits.vocab)?),
+            None => None,
+        };
         let info = context.info();
         let budget = shared.config.budget(info.n_batch, info.n_seq_max)?;
         let policy = shared.config.policy()?;
-        let hash = context_hash(options, info, shared.model.info());
-        let none = Arc::new(AdapterSet::new(Vec::new(), &shared.file, hash)?);
+        let plain = context_hash(options, info, shared.model.info());
+        let on_grid = |grid| exact_context_hash(options, info, shared.model.info(), grid);
+        let hashes = ContextHashes { plain, exact: shared.config.grid().map_or(plain, on_grid) };
+        let none = Arc::new(AdapterSet::new(Vec::new(), &shared.file, hashes)?);
         let n_seq = info.n_seq_max;
-        shared.context_hash.get_or_init(|| hash);
+        shared.context_hash.get_or_init(|| plain);
         Ok(Self {
             admission: Admission::new(n_seq, shared.config.queue_limit),
             live: LiveTable::new(n_seq),
@@ -112,11 +121,12 @@ impl Worker {
             context,
             policy,
             budget,
-            context_hash: hash,
+            hashes,
+            exact,
             waiting: HashMap::new(),
             orphans: Vec::new(),
             tasks: Vec::new(),
-            estimates: Estimates::new(),
+            estimates: Estimates::new(shared.config.restore_rule),
             embedder: None,
             failures: 0,
             decoded_at: None,
@@ -135,13 +145,8 @@ impl Worker {
     pub(crate) fn run(&mut self, inbox: &Inbox) -> Exit {
         loop {
             if self.tasks.is_empty() && self.waiting.is_empty() {
-                self.note_phase();
                 self.decoded_at = None;
-                let command = match self.orphans.is_empty() {
-                    true => inbox.wait(&self.given_up),
-                    false => inbox.wait_for(&self.given_up, LOOK_AGAIN),
-                };
-                match command {
+                match self.next_command(inbox) {
                     Ok(command) => {
                         if self.handle(command) {
                             return Exit::Done;
@@ -185,6 +190,19 @@ impl Worker {
         }
     }
 
+    /// The next command for a worker that serves nobody. `Empty` if there is something to do without one.
+    fn next_command(&mut self, inbox: &Inbox) -> Result<Command, TryRecvError> {
+        self.note_phase();
+        if !self.orphans.is_empty() {
+            return inbox.wait_for(&self.given_up, LOOK_AGAIN);
+        }
+        match inbox.poll(&self.given_up) {
+            Err(TryRecvError::Empty) if self.start_reread() => Err(TryRecvError::Empty),
+            Err(TryRecvError::Empty) => inbox.wait(&self.given_up),
+            other => other,
+        }
+    }
+
     /// Takes one command. True if it was the last.
     fn handle(&mut self, command: Command) -> bool {
         match command {
@@ -212,6 +230,7 @@ impl Worker {
         if waiting.events.is_cancelled() {
             return self.end_unstarted(id, waiting);
         }
+        self.stop_rereads();
         let ticket = Ticket {
             request: id,
             session: waiting.request.session_id.clone(),

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use poncho_cache::{HitKind, Tier};
-use poncho_engine::Request;
 use poncho_engine::backend::KvLayout;
+use poncho_engine::{ModelConfig, Request, RestoreRule};
 use poncho_testkit::ModelKind;
 
 use crate::real::{KINDS, LAYOUTS, cache_in, config, load, trace, traced};
@@ -103,6 +103,26 @@ fn a_conversation_of_many_turns_stays_bit_for_bit_what_a_live_one_is() {
             assert_eq!(stored.cache_delta.read, kept.cache_delta.read, "{kind:?} turn {turn}");
             tokens = stored.context_tokens;
             tokens.extend(prompt(10 + turn, 20));
+        }
+    }
+}
+
+/// The second conversation stores only what it does not share with the first, whose row is longer than that: the restore
+/// takes the shared part of it and no more.
+#[test]
+fn a_conversation_that_parted_from_another_is_found_again_bit_for_bit() {
+    for kind in KINDS {
+        for kv in LAYOUTS {
+            let cache = memory_cache();
+            let hints = |tokens: &[u32]| Request { boundary_hints: vec![64], ..traced(tokens, 8) };
+            let always = || ModelConfig { restore_rule: RestoreRule::Always, ..config(kind, kv, 1) };
+            load(always(), &cache).complete(hints(&prompt(1, 150))).unwrap();
+            let mut parted = prompt(1, 150)[..100].to_vec();
+            parted.extend(prompt(2, 60));
+            let first = load(always(), &cache).complete(hints(&parted)).unwrap();
+            let again = load(always(), &cache).complete(hints(&parted)).unwrap();
+            assert_eq!((again.hit, again.cache_delta.read), (HitKind::Exact, 160), "{kind:?} {kv:?}");
+            assert_eq!(trace(&again), trace(&first), "{kind:?} {kv:?}");
         }
     }
 }

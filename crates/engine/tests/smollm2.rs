@@ -10,7 +10,7 @@ use poncho_engine::{Model, ModelConfig, Request, Sampling};
 
 use crate::support::{memory_cache, small_gates};
 
-fn model_file() -> PathBuf {
+pub(crate) fn model_file() -> PathBuf {
     let name = "SmolLM2-135M-Instruct.Q4_1.gguf";
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../.tools/models").join(name);
     assert!(path.is_file(), "{} is not there; `make model` fetches it", path.display());

@@ -40,6 +40,12 @@ pub trait Backend: Send + Sync {
     /// [`LoadError`] for a missing, truncated or malformed file, a wrong option, or a refusal of the library.
     fn load_model(&self, options: &ModelOptions) -> Result<Arc<dyn Model>, LoadError>;
 
+    /// Why replies of a model with these options could differ from those of a cold, idle server, whatever the engine
+    /// does; `None` if they need not.
+    fn exactness_obstacle(&self, _options: &ModelOptions) -> Option<String> {
+        None
+    }
+
     /// Memory for state bytes: page-locked where a GPU is present, plain and aligned otherwise.
     fn host_buffer(&self, len: usize) -> HostBuffer;
 }
@@ -394,12 +400,13 @@ pub trait Context: Send {
     /// [`StateError`] for an unknown sequence, a length that cannot fit, or a partial state that is missing or wrong.
     fn restore_begin(&mut self, seq: SeqId, n_tokens: u32, partial: Option<&[u8]>) -> Result<(), StateError>;
 
-    /// Adds the next segment. Its bytes are copied before the call returns, so the next one may be read meanwhile.
+    /// Adds the next segment, as far as `end`: what it holds from there on belongs to another conversation. Its bytes
+    /// are copied before the call returns, so the next one may be read meanwhile.
     ///
     /// # Errors
     /// [`StateError`] for bytes that are not the next segment of this chain; the restore is then over and the
     /// sequence empty.
-    fn restore_segment(&mut self, segment: &[u8]) -> Result<(), StateError>;
+    fn restore_segment(&mut self, segment: &[u8], end: u32) -> Result<(), StateError>;
 
     /// Ends the restore: checks that `0..n_tokens` is covered and that the sequence ends there.
     ///
@@ -414,7 +421,7 @@ pub trait Context: Send {
     fn restore(&mut self, restore: Restore<'_>) -> Result<(), StateError> {
         self.restore_begin(restore.seq, restore.n_tokens, restore.partial)?;
         for segment in restore.segments {
-            self.restore_segment(segment)?;
+            self.restore_segment(segment, u32::MAX)?;
         }
         self.restore_finish()
     }

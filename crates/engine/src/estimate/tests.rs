@@ -20,7 +20,7 @@ fn seconds(value: f64) -> Duration {
 
 /// Estimates that measured a prefill and one tier often enough to know them.
 fn measured(tier: Tier, bytes_per_second: f64) -> Estimates {
-    let mut estimates = Estimates::new();
+    let mut estimates = Estimates::new(RestoreRule::Faster);
     for _ in 0..20 {
         estimates.record_prefill(2048, seconds(2048.0 * PREFILL));
         estimates.record_restore(tier, 1 << 28, seconds((1 << 28) as f64 / bytes_per_second));
@@ -56,9 +56,9 @@ fn the_expected_time_adds_both_ways_up() {
 fn unmeasured_means_restored_as_far_as_one_can_go_on_from() {
     let mut chain = [segment(512, Tier::Disk); 3];
     chain[2].resumable = false;
-    let choice = Estimates::new().choose(&chain, 2000);
+    let choice = Estimates::new(RestoreRule::Faster).choose(&chain, 2000);
     assert_eq!((choice.segments, choice.tokens, choice.expected), (2, 1024, None));
-    assert_eq!(Estimates::new().choose(&[], 2000).segments, 0);
+    assert_eq!(Estimates::new(RestoreRule::Faster).choose(&[], 2000).segments, 0);
 }
 
 #[test]
@@ -146,7 +146,7 @@ proptest! {
         parts in prop::collection::vec((1_usize..4000, 0_usize..3, prop::bool::weighted(0.7)), 0..8),
         rates in prop::array::uniform3(0.1e9_f64..20e9), extra in 0_usize..3000,
     ) {
-        let mut estimates = Estimates::new();
+        let mut estimates = Estimates::new(RestoreRule::Faster);
         for _ in 0..30 {
             estimates.record_prefill(2048, seconds(2048.0 * PREFILL));
             for (tier, rate) in Tier::ALL.into_iter().zip(rates) {

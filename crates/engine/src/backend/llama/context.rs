@@ -443,8 +443,8 @@ impl Context for LlamaContext {
         self.begin_restore(seq, n_tokens, partial)
     }
 
-    fn restore_segment(&mut self, segment: &[u8]) -> Result<(), StateError> {
-        self.add_segment(segment)
+    fn restore_segment(&mut self, segment: &[u8], end: u32) -> Result<(), StateError> {
+        self.add_segment(segment, end)
     }
 
     fn restore_finish(&mut self) -> Result<(), StateError> {

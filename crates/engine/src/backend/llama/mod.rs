@@ -53,6 +53,14 @@ impl Backend for LlamaBackend {
         Ok(Arc::new(model::LlamaModel::load(options)?))
     }
 
+    fn exactness_obstacle(&self, options: &ModelOptions) -> Option<String> {
+        // SAFETY: reads a fact about the build; no argument, no state.
+        let offloads = unsafe { llama_cpp_sys_4::llama_supports_gpu_offload() };
+        let obstacle = "layers may run on a GPU, where nothing is known yet about which sums depend on their neighbours \
+                        (set gpu_layers to 0)";
+        (offloads && options.gpu_layers != Some(0)).then(|| obstacle.to_owned())
+    }
+
     fn host_buffer(&self, len: usize) -> HostBuffer {
         log::start_library();
         buffer::host_buffer(len)

@@ -165,9 +165,9 @@ impl LlamaContext {
         Ok(())
     }
 
-    pub(super) fn add_segment(&mut self, bytes: &[u8]) -> Result<(), StateError> {
+    pub(super) fn add_segment(&mut self, bytes: &[u8], end: u32) -> Result<(), StateError> {
         let mut restore = self.restoring.take().ok_or(StateError::OutOfOrder)?;
-        let added = self.add_checked_segment(&mut restore, bytes);
+        let added = self.add_checked_segment(&mut restore, bytes, end);
         match added {
             Ok(()) => self.restoring = Some(restore),
             Err(_) => self.drop_restored(&restore),
@@ -184,19 +184,32 @@ impl LlamaContext {
         finished
     }
 
-    fn add_checked_segment(&mut self, restore: &mut RestoreInProgress, bytes: &[u8]) -> Result<(), StateError> {
+    fn add_checked_segment(
+        &mut self,
+        restore: &mut RestoreInProgress,
+        bytes: &[u8],
+        upto: u32,
+    ) -> Result<(), StateError> {
         let known = self.known_seq(restore.seq)?;
         let segment = Segment::read(bytes, self.attention_shape()?)?;
         let Range { start, end } = segment.range;
         if start != restore.covered || restore.covered >= restore.n_tokens {
             return Err(StateError::Gap { expected: restore.covered, got: start });
         }
-        if end > restore.n_tokens && !self.info.memory.can_cut() {
+        if end > restore.n_tokens && upto > restore.n_tokens && !self.info.memory.can_cut() {
             return Err(StateError::CannotCut { n_tokens: restore.n_tokens, end });
         }
-        let wanted = start..end.min(restore.n_tokens);
-        // A blob framed for another number of streams, or longer than the pool, is written anew first.
-        let direct = segment.streams == self.attention_shape()?.streams && end - start <= self.info.n_cells;
+        // Keys and values of plain attention layers may be cut at any token, also beside layers that may not: the state
+        // of those was saved at the very end.
+        let wanted = start..end.min(restore.n_tokens).min(upto);
+        if wanted.is_empty() {
+            return Err(StateError::Gap { expected: restore.covered, got: upto });
+        }
+        // A blob framed for another number of streams, longer than the pool, or to be cut where the library cannot is
+        // written anew first.
+        let direct = segment.streams == self.attention_shape()?.streams
+            && end - start <= self.info.n_cells
+            && (wanted.end == end || self.info.memory.can_cut());
         match self.scratch {
             Some(scratch) => {
                 // The first segment goes to its place; set_data empties its target, so the others take a detour.
@@ -212,9 +225,11 @@ impl LlamaContext {
                     unsafe { sys::llama_memory_seq_cp(self.memory(), scratch, known, -1, -1) }
                     self.drop_sequence(scratch);
                 }
-                self.cut(known, wanted.end, end);
+                if direct {
+                    self.cut(known, wanted.end, end);
+                }
             }
-            None if direct && start == 0 && end >= restore.n_tokens && end <= self.info.n_ctx => {
+            None if direct && start == 0 && wanted.end == restore.n_tokens && end <= self.info.n_ctx => {
                 self.set_data(known, 0, segment.blob).map_err(|error| no_room(error, &wanted))?;
                 self.cut(known, wanted.end, end);
             }

@@ -295,8 +295,8 @@ impl Context for StubContext {
         self.begin_restore(seq, n_tokens, partial)
     }
 
-    fn restore_segment(&mut self, segment: &[u8]) -> Result<(), StateError> {
-        self.next_segment(segment)
+    fn restore_segment(&mut self, segment: &[u8], end: u32) -> Result<(), StateError> {
+        self.next_segment(segment, end)
     }
 
     fn restore_finish(&mut self) -> Result<(), StateError> {

@@ -132,9 +132,9 @@ impl StubContext {
         Ok(partial)
     }
 
-    pub(super) fn next_segment(&mut self, segment: &[u8]) -> Result<(), StateError> {
+    pub(super) fn next_segment(&mut self, segment: &[u8], upto: u32) -> Result<(), StateError> {
         let mut restoring = self.restoring.take().ok_or(StateError::OutOfOrder)?;
-        let added = self.add_segment(&mut restoring, segment);
+        let added = self.add_segment(&mut restoring, segment, upto);
         match added {
             Ok(()) => self.restoring = Some(restoring),
             Err(_) => self.replace(restoring.seq, Sequence::default()),
@@ -153,7 +153,7 @@ impl StubContext {
         self.counted(finished)
     }
 
-    fn add_segment(&mut self, restoring: &mut Restoring, bytes: &[u8]) -> Result<(), StateError> {
+    fn add_segment(&mut self, restoring: &mut Restoring, bytes: &[u8], upto: u32) -> Result<(), StateError> {
         self.injected(StubCall::RestoreSegment, "restore", restoring.seq)?;
         if !self.layers.kind.has_segments() {
             return Err(StateError::Unsupported { part: "attention segments" });
@@ -163,7 +163,7 @@ impl StubContext {
         if start != restoring.covered || restoring.covered >= restoring.n_tokens {
             return Err(StateError::Gap { expected: restoring.covered, got: start });
         }
-        if end > restoring.n_tokens && !self.layers.kind.can_cut() {
+        if end > restoring.n_tokens && upto > restoring.n_tokens && !self.layers.kind.can_cut() {
             return Err(StateError::CannotCut { n_tokens: restoring.n_tokens, end });
         }
         let before = self.known(restoring.seq)?.fold_before(start);
@@ -171,7 +171,10 @@ impl StubContext {
             let reason = "segment of another conversation";
             return Err(StateError::Malformed { reason, expected: before, got: segment.before });
         }
-        let wanted = end.min(restoring.n_tokens);
+        let wanted = end.min(restoring.n_tokens).min(upto);
+        if wanted <= start {
+            return Err(StateError::Gap { expected: restoring.covered, got: upto });
+        }
         if self.info.kv == KvLayout::Unified {
             self.check_room((wanted - start) as usize)?;
         }
