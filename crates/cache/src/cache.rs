@@ -14,7 +14,8 @@ use crate::key::{Key, Namespace};
 use crate::plan::RestorePlan;
 use crate::policy::Policy;
 use crate::pressure::PressureWatcher;
-use crate::save::{SaveBase, SaveRequest, Saved};
+use crate::rows::PayloadPart;
+use crate::save::{SaveBase, SaveOutcome, SaveRequest, Saved};
 use crate::stats::CounterSnapshot;
 use crate::store::Store;
 use crate::sync::thread::{self, JoinHandle};
@@ -137,6 +138,22 @@ impl Cache {
     /// A save that contradicts itself or can never fit. A save that cannot be done now is dropped instead.
     pub fn save(&self, request: SaveRequest<'_>) -> Result<Saved, CacheError> {
         self.store.save(request)
+    }
+
+    /// If a row's chain has at least `limit` links: the token from which on they are better joined into one
+    /// ([`Cache::compact`]).
+    #[must_use]
+    pub fn long_chain(&self, key: &Key, limit: usize) -> Option<u32> {
+        self.store.long_chain(key, limit)
+    }
+
+    /// Shortens the chain of a row: `parts` hold the attention state of its tokens from `start` on, and whatever other
+    /// parts the row has. The row keeps its name and is there all the time; it is given up for now if somebody reads it.
+    ///
+    /// # Errors
+    /// As [`Cache::save`].
+    pub fn compact(&self, key: &Key, start: u32, parts: Vec<PayloadPart>) -> Result<SaveOutcome, CacheError> {
+        self.store.compact(key, start, parts)
     }
 
     /// Whether a row of that name is readable.

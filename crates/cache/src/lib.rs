@@ -42,6 +42,7 @@
 
 mod cache;
 mod clock;
+mod compact;
 mod config;
 mod context_hash;
 mod error;

@@ -311,7 +311,7 @@ impl Pending<'_> {
     }
 
     fn job(self, row: RowId, done: Option<Arc<Done>>) -> Job {
-        Job { row, tier: self.tier, draft: self.draft, payload: self.payload, bytes: self.bytes, done }
+        Job { row, tier: self.tier, draft: self.draft, payload: self.payload, bytes: self.bytes, done, was: None }
     }
 
     fn new_row<'t>(&self, tokens: &'t [u32], parent: Option<RowId>) -> NewRow<'t> {
@@ -347,7 +347,7 @@ impl Pending<'_> {
 }
 
 /// Bytes of the file that a row becomes, a little on the safe side: records besides texts and tokens are short.
-fn file_bytes(payload: &Payload, tokens: usize, text: usize) -> u64 {
+pub(crate) fn file_bytes(payload: &Payload, tokens: usize, text: usize) -> u64 {
     const OTHER_RECORDS: usize = 512;
     payload_bytes(payload) + (HEADER_LENGTH + OTHER_RECORDS + tokens * 4 + text) as u64
 }

@@ -10,6 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::compact::OldPlace;
 use crate::publish::{Draft, PublishError};
 use crate::rows::{Payload, RowId};
 use crate::store::Store;
@@ -26,6 +27,8 @@ pub(crate) struct Job {
     pub(crate) bytes: u64,
     /// Told when the job is over.
     pub(crate) done: Option<Arc<Done>>,
+    /// If it replaces the file of a row whose chain becomes shorter: what is held until then.
+    pub(crate) was: Option<OldPlace>,
 }
 
 /// How a job ended.
@@ -151,12 +154,15 @@ impl Queue {
 impl Store {
     /// The life of a writer thread.
     pub(crate) fn write_jobs(&self) {
-        while let Some(job) = self.queue.next() {
+        while let Some(mut job) = self.queue.next() {
             let end = catch_unwind(AssertUnwindSafe(|| self.write_job(&job))).unwrap_or_else(|_| {
                 self.counters.save_failures.increment();
                 tracing::error!(key = %job.draft.key, "a cache writer panicked; the row is not saved");
                 JobEnd::Failed
             });
+            if let Some(was) = job.was.take() {
+                self.end_compaction(&job, was, end);
+            }
             self.end_job(&job, end);
         }
     }

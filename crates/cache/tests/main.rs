@@ -7,6 +7,9 @@
 mod chains;
 #[cfg(test)]
 #[cfg(not(feature = "shuttle"))]
+mod compaction;
+#[cfg(test)]
+#[cfg(not(feature = "shuttle"))]
 mod concurrency;
 #[cfg(test)]
 #[cfg(not(feature = "shuttle"))]

@@ -191,6 +191,19 @@ impl Index {
         (row.reason, row.mode, row.context_size, row.created) = (new.reason, new.mode, new.context_size, new.created);
     }
 
+    /// Hangs a row on another one, from which it takes the tokens before `start`.
+    pub(crate) fn rehang(&mut self, id: RowId, start: u32, parent: Option<RowId>) {
+        let Some(row) = self.row_mut(id).filter(|row| !row.doomed) else { return };
+        row.start = start;
+        let old = std::mem::replace(&mut row.parent, parent);
+        if let Some(old) = old.and_then(|old| self.row_mut(old)) {
+            old.children.retain(|child| *child != id);
+        }
+        if let Some(parent) = parent.and_then(|parent| self.row_mut(parent)) {
+            parent.children.push(id);
+        }
+    }
+
     fn namespace_id(&mut self, namespace: Namespace) -> Option<NamespaceId> {
         if let Some(id) = self.by_namespace.get(&namespace) {
             return Some(*id);

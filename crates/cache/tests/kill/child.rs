@@ -1,4 +1,4 @@
-//! The process that is killed: it saves, completes, looks up, reads and evicts until it dies.
+//! The process that is killed: it saves, completes, compacts, looks up, reads and evicts until it dies.
 //!
 //! It reports on its standard error, a line at a time: `P key` when a row is published, `E keys` before anything
 //! that may evict exactly those rows, `D keys` after it with those of them that are still there. Rows that it leases
@@ -17,7 +17,7 @@ use poncho_cache::{
 };
 
 use super::death::{DeadlyFs, Death, Witness, scatter};
-use crate::support::{conversation, namespace, reach, request};
+use crate::support::{at_end, attention, conversation, namespace, reach, request};
 
 /// No row of these tests is longer than this: tokens, state, ballast, records.
 const LONGEST_ROW: u64 = 80 << 10;
@@ -124,7 +124,8 @@ impl Worker {
 
     fn step(&mut self) {
         match self.below(20) {
-            0..10 => self.grow(),
+            0..8 => self.grow(),
+            8..10 => self.compact(),
             10..13 => self.complete(),
             13..17 => self.read(),
             17 => self.cache.flush(),
@@ -173,6 +174,35 @@ impl Worker {
         let base = self.cache.base_for(&namespace(1), &tokens[..row.start as usize], None);
         let new = self.request(&tokens, base.as_ref());
         self.save(new);
+    }
+
+    /// A row takes over the tokens of some of the rows that it hangs on: its file is replaced.
+    fn compact(&mut self) {
+        let Some(row) = self.pick().filter(|row| row.parent.is_some()) else { return };
+        let Some(tokens) = self.cache.tokens_of(&row.key) else { return };
+        let mut start = row.start;
+        let mut above = row.parent.and_then(|parent| self.cache.row(&parent));
+        while let Some(ancestor) = above.take() {
+            start = start.min(ancestor.start);
+            if self.below(3) > 0 {
+                above = ancestor.parent.and_then(|parent| self.cache.row(&parent));
+            }
+        }
+        let all = [
+            PayloadPart { kind: PartKind::Attention, bytes: attention(&tokens, start as usize).into() },
+            PayloadPart { kind: PartKind::Logits, bytes: at_end(&tokens, PartKind::Logits).into() },
+            PayloadPart { kind: PartKind::Partial, bytes: ballast(&row.key).into() },
+        ];
+        let parts: Vec<PayloadPart> = all.into_iter().filter(|part| row.parts.contains(&part.kind)).collect();
+        if !parts.iter().any(|part| part.kind == PartKind::Attention) {
+            return;
+        }
+        let waiting = self.cache.queue_depth() as u64 + 1;
+        let used = self.cache.counters().tier_bytes[self.tier.index()];
+        let compact = |cache: &Cache| cache.compact(&row.key, start, parts).unwrap();
+        let outcome = if used + waiting * LONGEST_ROW > QUOTA { self.evicting(compact) } else { compact(&self.cache) };
+        let fine = matches!(outcome, SaveOutcome::Queued | SaveOutcome::Dropped(_));
+        assert!(fine, "{outcome:?}");
     }
 
     fn request<'a>(&mut self, tokens: &'a [u32], base: Option<&'a poncho_cache::SaveBase>) -> SaveRequest<'a> {

@@ -1,0 +1,196 @@
+//! Shortening chains: a row that hangs on many small ones takes their tokens over, under its own name.
+//!
+//! The engine asks `long_chain` after a save, joins the bytes in the background, since only it knows their form, and hands
+//! them to `compact`. The file is replaced in one step and the old chain is held until then, so that there is no moment,
+//! a crash included, in which the row is missing. Rows that nothing builds on any more, and whose tokens the row now
+//! holds itself, leave afterwards. Never touches a row that somebody reads or writes.
+
+use std::sync::Arc;
+
+use crate::error::CacheError;
+use crate::index::{Gone, Index, Needs};
+use crate::key::Key;
+use crate::lease::Lease;
+use crate::publish::Draft;
+use crate::rows::{Payload, PayloadPart, Row, RowId, payload_bytes};
+use crate::save::{DropReason, SaveOutcome, file_bytes};
+use crate::store::Store;
+use crate::words::{PartKind, Tier};
+use crate::writer::{Job, JobEnd};
+
+/// Where a row hung before it was compacted, held until the new file is in its place.
+#[derive(Debug)]
+pub(crate) struct OldPlace {
+    start: u32,
+    parent: Option<RowId>,
+    /// `None` if the row hung on nothing.
+    _hold: Option<Lease>,
+}
+
+impl Store {
+    /// If the chain of a row has at least `limit` links: the token from which on they are better joined. Links that are
+    /// larger than all that follow, or that other rows build on too, stay as they are.
+    pub(crate) fn long_chain(&self, key: &Key, limit: usize) -> Option<u32> {
+        let index = self.index.lock();
+        let id = index.by_key(key)?;
+        let row = index.row(id)?;
+        let links = index.chain(id, row.token_count, Needs::ATTENTION)?.links;
+        if links.len() < limit.max(2) {
+            return None;
+        }
+        let (mut start, mut joined, mut count) = (row.token_count, 0_u32, 0);
+        for link in links.iter().rev() {
+            let tokens = link.to.saturating_sub(link.from);
+            let stays = |row: &Row| row.children.len() > 1 || !row.has_part(PartKind::Attention);
+            let stays = link.row != id && index.row(link.row).is_none_or(stays);
+            if count > 0 && (stays || tokens > joined) {
+                break;
+            }
+            (start, joined, count) = (link.from, joined.saturating_add(tokens), count + 1);
+        }
+        // Less would not shorten the chain by much.
+        (count > limit / 2 && count >= 2).then_some(start)
+    }
+
+    /// Gives a row the attention state of all its tokens from `start` on, and hangs it on the row that ends there.
+    pub(crate) fn compact(
+        self: &Arc<Self>,
+        key: &Key,
+        start: u32,
+        parts: Vec<PayloadPart>,
+    ) -> Result<SaveOutcome, CacheError> {
+        let payload: Payload = Arc::from(parts);
+        let mut index = self.index.lock();
+        let dropped = |reason| Ok(SaveOutcome::Dropped(reason));
+        let Some(id) = index.by_key(key) else { return dropped(DropReason::ParentGone) };
+        let Some(row) = index.row(id) else { return dropped(DropReason::ParentGone) };
+        if row.pins > 0 || row.pending.is_some() || !has_all(row, &payload) || row.start <= start {
+            return dropped(DropReason::Conflict);
+        }
+        let Some(parent) = ancestor_at(&index, row, start) else { return dropped(DropReason::ParentGone) };
+        let tier = match (row.in_ram, row.spot(Tier::RamFile).is_some(), row.spot(Tier::Disk).is_some()) {
+            (_, true, false) => Tier::RamFile,
+            (_, false, true) => Tier::Disk,
+            (true, false, false) => Tier::Ram,
+            // In two files, or in none: not worth the trouble.
+            _ => return dropped(DropReason::Conflict),
+        };
+        let suffix = index.tokens_of(id).and_then(|tokens| tokens.get(start as usize..).map(<[u32]>::to_vec));
+        let (Some(tokens), Some(namespace)) = (suffix, index.namespace_of(row)) else {
+            return dropped(DropReason::ParentGone);
+        };
+        let draft = Draft {
+            key: *key,
+            namespace,
+            mode: row.mode,
+            reason: row.reason,
+            reason_detail: None,
+            flags: row.flags,
+            context_size: row.context_size,
+            created: row.created,
+            parent: parent.and_then(|parent| index.row(parent)).map(|parent| parent.key),
+            start,
+            tokens,
+            text: String::new(),
+        };
+        let bytes = match tier {
+            Tier::Ram => payload_bytes(&payload).saturating_sub(row.bytes_in(Tier::Ram)),
+            Tier::RamFile | Tier::Disk => file_bytes(&payload, draft.tokens.len(), 0),
+        };
+        let (old_start, old_parent) = (row.start, row.parent);
+        if tier != Tier::Ram && (index.reservations.is_busy(*key, tier) || !self.queue.has_room(false)) {
+            return dropped(DropReason::QueueFull);
+        }
+        let hold = old_parent.map(|parent| Lease::take(self, &mut index, vec![parent]));
+        // It must not be evicted to make room for itself.
+        index.pin(id);
+        let evicted = index.make_room(tier, bytes);
+        index.unpin(id);
+        self.counters.evictions.add(evicted.rows);
+        let mut gone = evicted.gone;
+        if !evicted.enough {
+            drop(index);
+            drop(hold);
+            self.remove_files(&gone);
+            return dropped(DropReason::NoRoom);
+        }
+        let was = OldPlace { start: old_start, parent: old_parent, _hold: hold };
+        index.rehang(id, start, parent);
+        if tier == Tier::Ram {
+            index.set_ram(id, Some(payload));
+            drop(index);
+            let OldPlace { parent: old_parent, _hold: hold, .. } = was;
+            drop(hold);
+            gone.extend(remove_covered(&mut self.index.lock(), old_parent, start));
+            self.remove_files(&gone);
+            return Ok(SaveOutcome::Published);
+        }
+        index.leave_ram(id);
+        index.set_pending(id, tier, Arc::clone(&payload), bytes);
+        self.queue.push(Job { row: id, tier, draft, payload, bytes, done: None, was: Some(was) });
+        drop(index);
+        self.remove_files(&gone);
+        Ok(SaveOutcome::Queued)
+    }
+
+    /// The new file of a compacted row is in its place, or will never be.
+    pub(crate) fn end_compaction(&self, job: &Job, was: OldPlace, end: JobEnd) {
+        let mut index = self.index.lock();
+        if end == JobEnd::Failed {
+            // Its old file is what it has, unless its old chain was found damaged meanwhile.
+            index.rehang(job.row, was.start, was.parent);
+            let is_broken = was.parent.is_some_and(|parent| index.row(parent).is_none_or(|row| row.doomed));
+            let gone = if is_broken { index.remove_with_descendants(job.row) } else { Vec::new() };
+            drop(index);
+            self.remove_files(&gone);
+            return;
+        }
+        drop(index);
+        let old_parent = was.parent;
+        drop(was);
+        index = self.index.lock();
+        let gone = remove_covered(&mut index, old_parent, job.draft.start);
+        drop(index);
+        self.remove_files(&gone);
+    }
+}
+
+/// Whether a payload has every part that the row has.
+fn has_all(row: &Row, payload: &Payload) -> bool {
+    let given = |kind| payload.iter().any(|part| part.kind == kind);
+    given(PartKind::Attention) && PartKind::ALL.into_iter().all(|kind| !row.has_part(kind) || given(kind))
+}
+
+/// The row that holds the tokens before `start` in this row's chain: `Some(None)` if there are none.
+#[expect(clippy::option_option, reason = "nothing found, and nothing needed")]
+fn ancestor_at(index: &Index, row: &Row, start: u32) -> Option<Option<RowId>> {
+    if start == 0 {
+        return Some(None);
+    }
+    let mut next = row.parent;
+    while let Some(id) = next {
+        let ancestor = index.row(id)?;
+        if ancestor.start < start && start <= ancestor.token_count {
+            return Some(Some(id));
+        }
+        next = ancestor.parent;
+    }
+    None
+}
+
+/// Takes rows out that nothing builds on and whose tokens from `start` on another row now holds. One with a partial
+/// state stays: a model that cannot be cut can go on from nowhere else.
+fn remove_covered(index: &mut Index, from: Option<RowId>, start: u32) -> Vec<Gone> {
+    let mut gone = Vec::new();
+    let mut next = from;
+    while let Some(id) = next {
+        let Some(row) = index.row(id).filter(|row| !row.doomed) else { break };
+        let in_use = row.pins > 0 || row.pending.is_some() || !row.children.is_empty();
+        if in_use || row.start < start || row.has_part(PartKind::Partial) || row.has_part(PartKind::Whole) {
+            break;
+        }
+        next = row.parent;
+        gone.extend(index.remove_with_descendants(id));
+    }
+    gone
+}
