@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::compact::Compaction;
 use crate::config::CacheConfig;
 use crate::error::CacheError;
 use crate::explain::{self, Explanation};
@@ -14,7 +15,6 @@ use crate::key::{Key, Namespace};
 use crate::plan::RestorePlan;
 use crate::policy::Policy;
 use crate::pressure::PressureWatcher;
-use crate::rows::PayloadPart;
 use crate::save::{SaveBase, SaveOutcome, SaveRequest, Saved};
 use crate::stats::CounterSnapshot;
 use crate::store::Store;
@@ -147,13 +147,33 @@ impl Cache {
         self.store.long_chain(key, limit)
     }
 
-    /// Shortens the chain of a row: `parts` hold the attention state of its tokens from `start` on, and whatever other
-    /// parts the row has. The row keeps its name and is there all the time; it is given up for now if somebody reads it.
+    /// The attention state of all tokens of a row, pinned, whoever may need it. Does not count as a hit.
+    #[must_use]
+    pub fn chain_of(&self, key: &Key) -> Option<RestorePlan> {
+        self.store.chain_of(key)
+    }
+
+    /// Shortens the chain of a row. The row keeps its name and is there all the time; it is given up for now if somebody
+    /// reads it.
     ///
     /// # Errors
     /// As [`Cache::save`].
-    pub fn compact(&self, key: &Key, start: u32, parts: Vec<PayloadPart>) -> Result<SaveOutcome, CacheError> {
-        self.store.compact(key, start, parts)
+    pub fn compact(&self, compaction: Compaction<'_>) -> Result<SaveOutcome, CacheError> {
+        self.store.compact(compaction)
+    }
+
+    /// Drops a row that nobody holds and nothing builds on. Says whether it left.
+    pub fn remove(&self, key: &Key) -> bool {
+        self.store.remove_row(key)
+    }
+
+    /// The rows whose tokens begin these, shortest first.
+    #[must_use]
+    pub fn boundaries(&self, namespace: &Namespace, tokens: &[u32]) -> Vec<RowInfo> {
+        let index = self.store.index.lock();
+        let matched = index.match_tokens(namespace, tokens);
+        let rows = matched.iter().flat_map(|matched| matched.boundaries.iter());
+        rows.filter_map(|(_, id)| index.row(*id).and_then(|row| row_info(&index, row))).collect()
     }
 
     /// Whether a row of that name is readable.

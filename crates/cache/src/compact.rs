@@ -25,11 +25,25 @@ pub(crate) struct OldPlace {
     parent: Option<RowId>,
     /// `None` if the row hung on nothing.
     _hold: Option<Lease>,
+    give_up: Vec<Key>,
+}
+
+/// A row whose chain is to become shorter.
+#[derive(Debug)]
+pub struct Compaction<'a> {
+    /// The row.
+    pub key: Key,
+    /// Its own attention part covers the tokens from here on afterwards.
+    pub start: u32,
+    /// That part, and whatever other parts the row has.
+    pub parts: Vec<PayloadPart>,
+    /// Rows of its chain that may leave although a model could go on from their partial state. Others with one stay.
+    pub give_up: &'a [Key],
 }
 
 impl Store {
-    /// If the chain of a row has at least `limit` links: the token from which on they are better joined. Links that are
-    /// larger than all that follow, or that other rows build on too, stay as they are.
+    /// If the chain of a row has at least `limit` links: the token from which on they are better joined. A link that is
+    /// a large part of the row and larger than all that follows, or that other rows build on too, stays as it is.
     pub(crate) fn long_chain(&self, key: &Key, limit: usize) -> Option<u32> {
         let index = self.index.lock();
         let id = index.by_key(key)?;
@@ -43,7 +57,8 @@ impl Store {
             let tokens = link.to.saturating_sub(link.from);
             let stays = |row: &Row| row.children.len() > 1 || !row.has_part(PartKind::Attention);
             let stays = link.row != id && index.row(link.row).is_none_or(stays);
-            if count > 0 && (stays || tokens > joined) {
+            let is_large = tokens > joined && tokens > row.token_count / 4;
+            if count > 0 && (stays || is_large) {
                 break;
             }
             (start, joined, count) = (link.from, joined.saturating_add(tokens), count + 1);
@@ -53,16 +68,12 @@ impl Store {
     }
 
     /// Gives a row the attention state of all its tokens from `start` on, and hangs it on the row that ends there.
-    pub(crate) fn compact(
-        self: &Arc<Self>,
-        key: &Key,
-        start: u32,
-        parts: Vec<PayloadPart>,
-    ) -> Result<SaveOutcome, CacheError> {
+    pub(crate) fn compact(self: &Arc<Self>, compaction: Compaction<'_>) -> Result<SaveOutcome, CacheError> {
+        let Compaction { key, start, parts, give_up } = compaction;
         let payload: Payload = Arc::from(parts);
         let mut index = self.index.lock();
         let dropped = |reason| Ok(SaveOutcome::Dropped(reason));
-        let Some(id) = index.by_key(key) else { return dropped(DropReason::ParentGone) };
+        let Some(id) = index.by_key(&key) else { return dropped(DropReason::ParentGone) };
         let Some(row) = index.row(id) else { return dropped(DropReason::ParentGone) };
         if row.pins > 0 || row.pending.is_some() || !has_all(row, &payload) || row.start <= start {
             return dropped(DropReason::Conflict);
@@ -80,7 +91,7 @@ impl Store {
             return dropped(DropReason::ParentGone);
         };
         let draft = Draft {
-            key: *key,
+            key,
             namespace,
             mode: row.mode,
             reason: row.reason,
@@ -98,7 +109,7 @@ impl Store {
             Tier::RamFile | Tier::Disk => file_bytes(&payload, draft.tokens.len(), 0),
         };
         let (old_start, old_parent) = (row.start, row.parent);
-        if tier != Tier::Ram && (index.reservations.is_busy(*key, tier) || !self.queue.has_room(false)) {
+        if tier != Tier::Ram && (index.reservations.is_busy(key, tier) || !self.queue.has_room(false)) {
             return dropped(DropReason::QueueFull);
         }
         let hold = old_parent.map(|parent| Lease::take(self, &mut index, vec![parent]));
@@ -114,14 +125,14 @@ impl Store {
             self.remove_files(&gone);
             return dropped(DropReason::NoRoom);
         }
-        let was = OldPlace { start: old_start, parent: old_parent, _hold: hold };
+        let was = OldPlace { start: old_start, parent: old_parent, _hold: hold, give_up: give_up.to_vec() };
         index.rehang(id, start, parent);
         if tier == Tier::Ram {
             index.set_ram(id, Some(payload));
             drop(index);
-            let OldPlace { parent: old_parent, _hold: hold, .. } = was;
+            let OldPlace { _hold: hold, .. } = was;
             drop(hold);
-            gone.extend(remove_covered(&mut self.index.lock(), old_parent, start));
+            gone.extend(remove_covered(&mut self.index.lock(), old_parent, start, give_up));
             self.remove_files(&gone);
             return Ok(SaveOutcome::Published);
         }
@@ -131,6 +142,21 @@ impl Store {
         drop(index);
         self.remove_files(&gone);
         Ok(SaveOutcome::Queued)
+    }
+
+    /// Takes out a row that nobody holds and nothing builds on. Says whether it left.
+    pub(crate) fn remove_row(&self, key: &Key) -> bool {
+        let mut index = self.index.lock();
+        let Some(id) = index.by_key(key) else { return false };
+        let Some(row) = index.row(id) else { return false };
+        if row.pins > 0 || row.pending.is_some() || !row.children.is_empty() {
+            return false;
+        }
+        let gone = index.remove_with_descendants(id);
+        drop(index);
+        self.counters.evictions.increment();
+        self.remove_files(&gone);
+        true
     }
 
     /// The new file of a compacted row is in its place, or will never be.
@@ -146,10 +172,10 @@ impl Store {
             return;
         }
         drop(index);
-        let old_parent = was.parent;
-        drop(was);
+        let OldPlace { parent, _hold: hold, give_up, .. } = was;
+        drop(hold);
         index = self.index.lock();
-        let gone = remove_covered(&mut index, old_parent, job.draft.start);
+        let gone = remove_covered(&mut index, parent, job.draft.start, &give_up);
         drop(index);
         self.remove_files(&gone);
     }
@@ -179,14 +205,15 @@ fn ancestor_at(index: &Index, row: &Row, start: u32) -> Option<Option<RowId>> {
 }
 
 /// Takes rows out that nothing builds on and whose tokens from `start` on another row now holds. One with a partial
-/// state stays: a model that cannot be cut can go on from nowhere else.
-fn remove_covered(index: &mut Index, from: Option<RowId>, start: u32) -> Vec<Gone> {
+/// state stays unless it was named: a model that cannot be cut can go on from nowhere else.
+fn remove_covered(index: &mut Index, from: Option<RowId>, start: u32, give_up: &[Key]) -> Vec<Gone> {
     let mut gone = Vec::new();
     let mut next = from;
     while let Some(id) = next {
         let Some(row) = index.row(id).filter(|row| !row.doomed) else { break };
         let in_use = row.pins > 0 || row.pending.is_some() || !row.children.is_empty();
-        if in_use || row.start < start || row.has_part(PartKind::Partial) || row.has_part(PartKind::Whole) {
+        let is_boundary = row.has_part(PartKind::Partial) && !give_up.contains(&row.key);
+        if in_use || row.start < start || is_boundary || row.has_part(PartKind::Whole) {
             break;
         }
         next = row.parent;

@@ -82,6 +82,7 @@ pub use cache::{Cache, RowInfo};
 #[cfg(any(test, feature = "testing"))]
 pub use clock::PausedClock;
 pub use clock::{Clock, SystemClock};
+pub use compact::Compaction;
 pub use config::{CacheConfig, FileTierConfig};
 pub use context_hash::ContextFacts;
 pub use error::{BadSave, CacheError};

@@ -291,7 +291,7 @@ impl Store {
         self.counters.probes.increment();
         let mut index = self.index.lock();
         let found = index.find(namespace, tokens, needs);
-        let plan = found.map(|found| self.plan(&mut index, &found));
+        let plan = found.map(|found| self.plan(&mut index, &found, Use::Hit));
         drop(index);
         self.counters.lookup_nanos.add_nanos(started.elapsed());
         match &plan {
@@ -325,9 +325,17 @@ impl Store {
             return None;
         }
         let found = index.chain(id, count, needs)?;
-        let plan = self.plan(&mut index, &found);
+        let plan = self.plan(&mut index, &found, Use::Hit);
         self.counters.hits_resume.increment();
         Some(plan)
+    }
+
+    /// The attention state of all tokens of a row. Not a hit: nobody asked for it.
+    pub(crate) fn chain_of(self: &Arc<Self>, key: &Key) -> Option<RestorePlan> {
+        let mut index = self.index.lock();
+        let id = index.by_key(key)?;
+        let found = index.chain(id, index.row(id)?.token_count, Needs::ATTENTION)?;
+        Some(self.plan(&mut index, &found, Use::Extended))
     }
 
     /// The row that a new one should build on, pinned.
@@ -339,7 +347,7 @@ impl Store {
         Some(SaveBase { _lease: lease, row, key, start })
     }
 
-    fn plan(self: &Arc<Self>, index: &mut Index, found: &Found) -> RestorePlan {
+    fn plan(self: &Arc<Self>, index: &mut Index, found: &Found, kind: Use) -> RestorePlan {
         let mut links = found.links.clone();
         // A boundary row without tokens of its own still brings its partial state and logits.
         if let Some(boundary) = found.boundary
@@ -351,7 +359,7 @@ impl Store {
         let rows: Vec<RowId> = links.iter().map(|link| link.row).collect();
         let now = self.config.clock.unix_seconds();
         if let Some(last) = rows.last() {
-            index.touch_chain(*last, now, Use::Hit);
+            index.touch_chain(*last, now, kind);
         }
         let lease = Lease::take(self, index, rows);
         RestorePlan { segments, reach: found.reach, ends_on_row: found.boundary.is_some(), _lease: lease }

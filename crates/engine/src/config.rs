@@ -10,6 +10,7 @@ use poncho_cache::{Gates, Policy, Tier};
 
 use crate::backend::{Backend, ContextOptions, FlashAttention, KvLayout, ModelOptions};
 use crate::batch::Budget;
+use crate::compactor::Bounds;
 use crate::error::EngineError;
 use crate::exact::Grid;
 use crate::markers::MarkerSet;
@@ -67,6 +68,13 @@ pub enum RestoreRule {
 /// is computed efficiently.
 const DEFAULT_GRID: NonZeroUsize = NonZeroUsize::MIN.saturating_add(127);
 
+/// Some fifty turns: a chain of this many rows still restores nearly as fast as one row, and most conversations end
+/// before anything of them is written twice.
+const DEFAULT_CHAIN: usize = 96;
+
+/// Enough that a prompt which parts anywhere is read again by not much more than what follows.
+const DEFAULT_PARTIALS: usize = 24;
+
 /// Everything about one model.
 #[derive(Debug, Clone)]
 pub struct ModelConfig {
@@ -86,6 +94,10 @@ pub struct ModelConfig {
     pub queue_limit: usize,
     /// How prompts are sliced.
     pub prefill_chunk: PrefillChunk,
+    /// Rows in a chain before they are joined in the background; 0 never joins them.
+    pub chain_limit: usize,
+    /// Partial states (windows, recurrent states) that a conversation keeps, the older the further apart; 0 keeps all.
+    pub partial_limit: usize,
     /// Whether stored states are put back even where computing them is faster.
     pub restore_rule: RestoreRule,
     /// Whether replies can be made exact. If so, each sequence gets its own cells, and flash attention is off unless
@@ -118,6 +130,8 @@ impl ModelConfig {
             tier: None,
             queue_limit: 64,
             prefill_chunk: PrefillChunk::Default,
+            chain_limit: DEFAULT_CHAIN,
+            partial_limit: DEFAULT_PARTIALS,
             restore_rule: RestoreRule::Faster,
             exactness: Exactness::Off,
             exact_grid: DEFAULT_GRID,
@@ -150,6 +164,11 @@ impl ModelConfig {
             self.context.flash_attention = FlashAttention::Off;
         }
         Ok(())
+    }
+
+    /// What a conversation may have.
+    pub(crate) fn bounds(&self) -> Bounds {
+        Bounds { links: self.chain_limit, partials: self.partial_limit }
     }
 
     /// The grid of exact replies, if they are on.

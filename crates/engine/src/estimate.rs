@@ -14,6 +14,8 @@ use crate::config::RestoreRule;
 /// How far one whole measurement moves an estimate, on a logarithmic scale: fast enough to follow a disk that turns
 /// slow within a few reads, slow enough that one hiccup does not condemn it.
 const WEIGHT: f64 = 0.5;
+/// Two measurements in a row that are off by more than this factor, in the same direction, are believed at once.
+const FAR: f64 = 2.0;
 /// A measurement counts half at this size: shorter ones are mostly noise and fixed cost.
 const HALF_BYTES: f64 = 1_048_576.0;
 const HALF_TOKENS: f64 = 32.0;
@@ -65,11 +67,13 @@ struct Speed {
     log_rate: f64,
     half: f64,
     measured: bool,
+    /// The last measurement, if it was far off.
+    outlier: Option<f64>,
 }
 
 impl Speed {
     fn assumed(rate: f64, half: f64) -> Self {
-        Self { log_rate: rate.ln(), half, measured: false }
+        Self { log_rate: rate.ln(), half, measured: false, outlier: None }
     }
 
     fn rate(&self) -> f64 {
@@ -77,8 +81,21 @@ impl Speed {
     }
 
     fn observe(&mut self, units: f64, seconds: f64) {
-        let whole = if self.measured { WEIGHT } else { 1.0 };
-        self.log_rate += whole * units / (units + self.half) * ((units / seconds).ln() - self.log_rate);
+        let measured = (units / seconds).ln();
+        let off = measured - self.log_rate;
+        // A short one says little, also about those before it.
+        let is_telling = units * 8.0 >= self.half;
+        let before = if is_telling { self.outlier.take() } else { None };
+        let is_far = is_telling && off.abs() > FAR.ln();
+        match before.filter(|before| is_far && (before - self.log_rate).signum() == off.signum()) {
+            // Once may be a hiccup; twice is how it is now.
+            Some(before) => self.log_rate = if off > 0.0 { measured.min(before) } else { measured.max(before) },
+            None => {
+                let whole = if self.measured { WEIGHT } else { 1.0 };
+                self.log_rate += whole * units / (units + self.half) * off;
+                self.outlier = if is_telling { is_far.then_some(measured) } else { self.outlier };
+            }
+        }
         self.measured = true;
     }
 }

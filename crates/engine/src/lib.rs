@@ -78,6 +78,7 @@ pub mod thinning;
 
 mod adapters;
 mod command;
+mod compactor;
 mod config;
 mod engine;
 mod exact;

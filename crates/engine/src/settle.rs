@@ -296,14 +296,15 @@ impl Worker {
             tier: shared.config.tier,
             mode: shared.file.mode,
         };
-        saver.save(&Boundary {
+        let key = saver.save(&Boundary {
             seq: task.seq,
             tokens: task.tokens.get(..count)?,
             namespace: task.namespace,
             logits: task.logits_at(count),
             reason,
             grid,
-        })
+        });
+        key.inspect(|key| self.compactor.saved(*key))
     }
 
     /// Ends every request that is over.

@@ -18,6 +18,7 @@ use crate::admission::{Admission, Next, Place, Refusal, Submitted, Ticket};
 use crate::backend::{Batch, Context, Grammar};
 use crate::batch::{Budget, Plan, Work};
 use crate::command::Command;
+use crate::compactor::Compactor;
 use crate::error::EngineError;
 use crate::estimate::Estimates;
 use crate::event::StreamEvent;
@@ -80,6 +81,8 @@ pub(crate) struct Worker {
     pub(crate) embedder: Option<Box<dyn Context>>,
     /// When the last decode call was over, unless the worker had nothing to do since.
     pub(crate) decoded_at: Option<Instant>,
+    /// Joins rows of long chains in the background.
+    pub(crate) compactor: Compactor,
     /// Where stored states are read into.
     pub(crate) staging: Staging,
     /// Decode calls that failed one after the other.
@@ -112,6 +115,7 @@ impl Worker {
         let hashes = ContextHashes { plain, exact: shared.config.grid().map_or(plain, on_grid) };
         let none = Arc::new(AdapterSet::new(Vec::new(), &shared.file, hashes)?);
         let n_seq = info.n_seq_max;
+        let compactor = Compactor::new(Arc::clone(&shared.cache), &*context, shared.config.bounds());
         shared.context_hash.get_or_init(|| plain);
         Ok(Self {
             admission: Admission::new(n_seq, shared.config.queue_limit),
@@ -130,6 +134,7 @@ impl Worker {
             embedder: None,
             failures: 0,
             decoded_at: None,
+            compactor,
             staging: Staging::default(),
             turn: 0,
             batch: Batch::default(),

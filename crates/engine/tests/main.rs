@@ -17,6 +17,8 @@ mod replies;
 #[cfg(test)]
 mod rows;
 #[cfg(test)]
+mod segments;
+#[cfg(test)]
 mod sessions;
 #[cfg(test)]
 mod smollm2;

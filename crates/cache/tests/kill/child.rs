@@ -12,8 +12,8 @@ use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use poncho_cache::{
-    Cache, CacheConfig, DropReason, FileTierConfig, Key, Needs, PartKind, PayloadPart, RestorePlan, RowInfo,
-    SaveOutcome, SaveReason, SaveRequest, Tier,
+    Cache, CacheConfig, Compaction, DropReason, FileTierConfig, Key, Needs, PartKind, PayloadPart, RestorePlan,
+    RowInfo, SaveOutcome, SaveReason, SaveRequest, Tier,
 };
 
 use super::death::{DeadlyFs, Death, Witness, scatter};
@@ -199,7 +199,7 @@ impl Worker {
         }
         let waiting = self.cache.queue_depth() as u64 + 1;
         let used = self.cache.counters().tier_bytes[self.tier.index()];
-        let compact = |cache: &Cache| cache.compact(&row.key, start, parts).unwrap();
+        let compact = |cache: &Cache| cache.compact(Compaction { key: row.key, start, parts, give_up: &[] }).unwrap();
         let outcome = if used + waiting * LONGEST_ROW > QUOTA { self.evicting(compact) } else { compact(&self.cache) };
         let fine = matches!(outcome, SaveOutcome::Queued | SaveOutcome::Dropped(_));
         assert!(fine, "{outcome:?}");

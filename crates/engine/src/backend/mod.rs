@@ -426,8 +426,21 @@ pub trait Context: Send {
         self.restore_finish()
     }
 
+    /// Joins what [`Context::pack_range`] packs; `None` for a kind without segments.
+    fn joiner(&self) -> Option<Arc<dyn SegmentJoiner>>;
+
     /// Waits until the computation of the last decode is over. Reading logits does the same.
     fn synchronize(&mut self);
+}
+
+/// Joins segments into one. It belongs to no context and may be used from any thread.
+pub trait SegmentJoiner: Send + Sync {
+    /// The segment of the positions `range`, out of segments that follow each other and cover it. Each counts as far as
+    /// the next one starts.
+    ///
+    /// # Errors
+    /// [`StateError`] for bytes that are not such segments.
+    fn join(&self, segments: &[&[u8]], range: Range<u32>) -> Result<Vec<u8>, StateError>;
 }
 
 /// When a lazy grammar starts to constrain.

@@ -19,7 +19,7 @@ use super::params::{context_params, window_ring};
 use super::state::RestoreInProgress;
 use crate::backend::{
     Adapter, AdapterError, AdapterUse, Batch, BatchRow, Context, ContextError, ContextInfo, ContextOptions,
-    DecodeOutcome, HostBuffer, KvLayout, MemoryKind, ModelInfo, SeqId, StateError, StatePart,
+    DecodeOutcome, HostBuffer, KvLayout, MemoryKind, ModelInfo, SegmentJoiner, SeqId, StateError, StatePart,
 };
 
 /// A llama context with everything that must live as long as it.
@@ -445,6 +445,11 @@ impl Context for LlamaContext {
 
     fn restore_segment(&mut self, segment: &[u8], end: u32) -> Result<(), StateError> {
         self.add_segment(segment, end)
+    }
+
+    fn joiner(&self) -> Option<Arc<dyn SegmentJoiner>> {
+        let shape = self.shape.clone().filter(|shape| !shape.attention.is_empty())?;
+        Some(Arc::new(super::state::Joiner { shape }))
     }
 
     fn restore_finish(&mut self) -> Result<(), StateError> {

@@ -14,7 +14,7 @@ use super::layout::{STATE_HEADER, StateShape};
 use super::log;
 use super::partial;
 use super::segment::{self, Frame, FrameSpec, Packed, SEGMENT_HEADER, Segment};
-use crate::backend::{Context, HostBuffer, MemoryKind, SeqId, StateError, StatePart};
+use crate::backend::{Context, HostBuffer, MemoryKind, SegmentJoiner, SeqId, StateError, StatePart};
 
 /// A staging buffer larger than this is given back after use; the common saves stay below it.
 const STAGING_KEPT: usize = 256 << 20;
@@ -508,6 +508,40 @@ fn take_range(
     let out = out.get_mut(..len).ok_or(StateError::BufferTooSmall { needed: len, given })?;
     fill_attention(out, shape, range, |frame| packed.copy_into(frame))?;
     Ok(len)
+}
+
+/// See [`SegmentJoiner`]: all that is needed is the shape of the state.
+pub(super) struct Joiner {
+    pub(super) shape: StateShape,
+}
+
+impl SegmentJoiner for Joiner {
+    fn join(&self, segments: &[&[u8]], range: Range<u32>) -> Result<Vec<u8>, StateError> {
+        let segments: Vec<Segment<'_>> =
+            segments.iter().map(|bytes| Segment::read(bytes, &self.shape)).collect::<Result<_, _>>()?;
+        let mut covered = range.start;
+        let starts = segments.iter().skip(1).map(|segment| segment.range.start).chain(std::iter::once(range.end));
+        let mut wanted = Vec::with_capacity(segments.len());
+        for (segment, end) in segments.iter().zip(starts) {
+            if segment.range.start > covered || segment.range.end < end || end <= covered {
+                return Err(StateError::Gap { expected: covered, got: segment.range.start });
+            }
+            wanted.push(covered..end);
+            covered = end;
+        }
+        if covered != range.end || range.is_empty() {
+            return Err(StateError::Gap { expected: range.end, got: covered });
+        }
+        let blob_len = self.shape.attention_blob_len((range.end - range.start) as usize);
+        let mut joined = vec![0; SEGMENT_HEADER + blob_len];
+        fill_attention(joined.get_mut(SEGMENT_HEADER..).unwrap_or_default(), &self.shape, &range, |frame| {
+            for (segment, wanted) in segments.iter().zip(&wanted) {
+                segment.copy_into(wanted, frame);
+            }
+        })?;
+        segment::write_header(&mut joined, &self.shape, &range, blob_len);
+        Ok(joined)
+    }
 }
 
 /// Frames a blob for the attention cells of a range and has its rows filled.

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::backend::{
     AdapterError, AdapterUse, Batch, BatchRow, Context, ContextInfo, DecodeOutcome, KvLayout, MemoryKind, Pooling,
-    SeqId, StateError, StatePart,
+    SegmentJoiner, SeqId, StateError, StatePart,
 };
 
 use super::digest::{mix, mix_all};
@@ -19,7 +19,7 @@ use super::faults::{DecodeFault, StubCall, StubFaults};
 use super::memory::{Layers, Pool, Sequence};
 use super::model::{ModelFacts, StubAdapter};
 use super::output;
-use super::restore::Restoring;
+use super::restore::{Restoring, StubJoiner};
 use super::vocab::N_VOCAB;
 
 /// A context of the stub.
@@ -297,6 +297,10 @@ impl Context for StubContext {
 
     fn restore_segment(&mut self, segment: &[u8], end: u32) -> Result<(), StateError> {
         self.next_segment(segment, end)
+    }
+
+    fn joiner(&self) -> Option<Arc<dyn SegmentJoiner>> {
+        self.layers.kind.has_segments().then(|| Arc::new(StubJoiner { layers: self.layers }) as Arc<dyn SegmentJoiner>)
     }
 
     fn restore_finish(&mut self) -> Result<(), StateError> {

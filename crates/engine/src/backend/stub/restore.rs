@@ -6,12 +6,40 @@
 
 use std::ops::Range;
 
-use crate::backend::{Context, KvLayout, MemoryKind, SeqId, StateError, StatePart};
+use crate::backend::{Context, KvLayout, MemoryKind, SegmentJoiner, SeqId, StateError, StatePart};
 
 use super::context::StubContext;
 use super::faults::StubCall;
-use super::memory::Sequence;
+use super::memory::{Layers, Sequence};
 use super::state;
+
+/// Joins segments as the context reads them.
+pub(super) struct StubJoiner {
+    pub(super) layers: Layers,
+}
+
+impl SegmentJoiner for StubJoiner {
+    fn join(&self, segments: &[&[u8]], range: Range<u32>) -> Result<Vec<u8>, StateError> {
+        let mut cells = Vec::new();
+        let mut before = None;
+        for bytes in segments {
+            let segment = state::read_segment(bytes, self.layers)?;
+            let expected = range.start + u32::try_from(cells.len()).unwrap_or(u32::MAX);
+            if segment.range.start > expected || segment.range.start < range.start {
+                return Err(StateError::Gap { expected, got: segment.range.start });
+            }
+            before.get_or_insert(segment.before);
+            // A segment counts as far as the next one starts.
+            cells.truncate((segment.range.start - range.start) as usize);
+            cells.extend(segment.cells);
+        }
+        cells.truncate((range.end - range.start) as usize);
+        if cells.len() != (range.end - range.start) as usize {
+            return Err(StateError::Gap { expected: range.end, got: range.start });
+        }
+        Ok(state::write_segment(self.layers, &range, before.unwrap_or_default(), &cells))
+    }
+}
 
 /// A sequence that is being put back.
 pub(super) struct Restoring {
