@@ -84,6 +84,10 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) threads: Option<u32>,
 
+    /// Byte-identical replies to those of a cold, idle server: for all requests, or for those that ask for it
+    #[arg(long, value_name = "WHEN", num_args = 0..=1, require_equals = true, default_missing_value = "always")]
+    pub(crate) exact: Option<ExactArg>,
+
     /// A key that clients must send; may be given several times [env: PONCHO_API_KEY]
     #[arg(long, value_name = "KEY")]
     pub(crate) api_key: Vec<String>,
@@ -91,6 +95,15 @@ pub(crate) struct ServeArgs {
     /// Listen beyond this machine without a key
     #[arg(long)]
     pub(crate) open: bool,
+}
+
+/// When replies are exact.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum ExactArg {
+    /// Every reply
+    Always,
+    /// Replies to requests with `exact: true`
+    Request,
 }
 
 #[derive(Debug, clap::Args)]

@@ -11,7 +11,7 @@ use anyhow::{Context, bail};
 use poncho_cache::{Cache, CacheConfig};
 use poncho_engine::backend::ContextOptions;
 use poncho_engine::backend::llama::LlamaBackend;
-use poncho_engine::{Engine, ModelConfig};
+use poncho_engine::{Engine, Exactness, ModelConfig};
 use poncho_server::{ServerConfig, check_bind};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -94,7 +94,12 @@ fn model_config(args: &ServeArgs, id: &str) -> ModelConfig {
         threads: args.threads,
         ..ContextOptions::default()
     };
-    ModelConfig { context, ..ModelConfig::new(id, &args.model) }
+    let exactness = match args.exact {
+        None => Exactness::Off,
+        Some(ExactArg::Always) => Exactness::Always,
+        Some(ExactArg::Request) => Exactness::OnRequest,
+    };
+    ModelConfig { context, exactness, ..ModelConfig::new(id, &args.model) }
 }
 
 fn greet(

@@ -32,6 +32,8 @@ fn main() {
     throughput(&path, 1, 64, REPLIES);
     throughput(&path, 4, 64, REPLIES);
     hits(&path);
+    chains(&path);
+    exactness(&path);
 }
 
 fn model_path() -> PathBuf {
@@ -190,6 +192,93 @@ fn engine_loop(model: &Model, prompts: &[Vec<u32>]) -> Ours {
         generation: done.iter().map(|done| done.generation_time).max().unwrap(),
         overhead: spent / (after.decode_nanos - before.decode_nanos) as f64,
     }
+}
+
+/// A prompt stored as 40 rows against the same prompt stored as one.
+fn chains(path: &std::path::Path) {
+    const ROWS: usize = 40;
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    for name in ["ram", "disk"] {
+        let open = |kind: &str| {
+            let config = match name {
+                "ram" => CacheConfig::in_memory(4 << 30),
+                _ => CacheConfig { ram_quota: 0, ..CacheConfig::on_disk(folder.path().join(kind), 4 << 30) },
+            };
+            Arc::new(Cache::open(config).unwrap())
+        };
+        let (tokens, other) = (prompt(1, PROMPT), prompt(2, 600));
+        let model = |cache: &Arc<Cache>| {
+            let mut config = ModelConfig { chain_limit: 0, ..config(path, 1) };
+            (config.gates.min_tokens, config.gates.cold_min_tokens) = (1, 1);
+            Model::load(config, Arc::new(LlamaBackend), Arc::clone(cache)).unwrap()
+        };
+        let (cache_of_many, cache_of_one) = (open("many"), open("one"));
+        let (many, one) = (model(&cache_of_many), model(&cache_of_one));
+        let read = |model: &Model, tokens: &[u32]| {
+            let mode = poncho_engine::Mode::PrefillOnly;
+            model.submit(Request { mode, ..request(tokens.to_vec(), 1) }).unwrap().wait().unwrap();
+        };
+        (1..=ROWS).for_each(|row| read(&many, &tokens[..PROMPT * row / ROWS]));
+        read(&one, &tokens);
+        cache_of_many.flush();
+        cache_of_one.flush();
+        let rows = |cache: &Cache, model: &Model| {
+            cache.lookup(&model.namespace(), &tokens, Needs::ATTENTION).unwrap().segments().len()
+        };
+        let counts = (rows(&cache_of_many, &many), rows(&cache_of_one, &one));
+        let mut ratios = Vec::new();
+        for round in 0..HITS {
+            let hit = |model: &Model| {
+                first_token(model, &other);
+                first_token(model, &tokens).0.as_secs_f64()
+            };
+            let (whole, chained) = if round % 2 == 0 {
+                let whole = hit(&one);
+                (whole, hit(&many))
+            } else {
+                let chained = hit(&many);
+                (hit(&one), chained)
+            };
+            ratios.push(whole / chained);
+        }
+        println!("restore of {} rows from {name}: {} of the speed of {}", counts.0, shown(ratios), counts.1);
+    }
+}
+
+/// What exact replies cost: the same four requests, exact and not, on a context that can do both.
+fn exactness(path: &std::path::Path) {
+    let exactness = poncho_engine::Exactness::OnRequest;
+    let cache = Arc::new(Cache::open(CacheConfig::in_memory(1 << 20)).unwrap());
+    let exact = ModelConfig { exactness, ..no_saves(config(path, 4)) };
+    let exact = Model::load(exact, Arc::new(LlamaBackend), Arc::clone(&cache)).unwrap();
+    let plain = Model::load(no_saves(config(path, 4)), Arc::new(LlamaBackend), cache).unwrap();
+    let (mut against_plain, mut rates) = (Vec::new(), Vec::new());
+    for round in 0..=PREFILLS {
+        let run = |model: &Model, exact: bool| {
+            let started = Instant::now();
+            let number = |seq: u32| u32::try_from(round).unwrap() * 16 + seq;
+            let request = |seq| Request { exact, ..request(prompt(number(seq), 256), REPLY) };
+            let streams: Vec<_> = (0..4).map(|seq| model.submit(request(seq)).unwrap()).collect();
+            streams.into_iter().for_each(|stream| drop(stream.wait().unwrap()));
+            started.elapsed().as_secs_f64()
+        };
+        let (with, without) = if round % 2 == 0 {
+            let with = run(&exact, true);
+            (with, run(&plain, false))
+        } else {
+            let without = run(&plain, false);
+            (run(&exact, true), without)
+        };
+        if round > 0 {
+            against_plain.push(without / with);
+            rates.push(4.0 * (256.0 + f64::from(REPLY)) / with);
+        }
+    }
+    println!(
+        "exact replies, 4 requests of 256 + {REPLY} tokens: {} of the throughput without; tokens/s {}",
+        shown(against_plain),
+        shown(rates)
+    );
 }
 
 fn first_token(model: &Model, tokens: &[u32]) -> (Duration, HitKind) {
