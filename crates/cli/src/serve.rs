@@ -17,7 +17,7 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::Outcome;
-use crate::args::{FolderArgs, ServeArgs};
+use crate::args::{ExactArg, FolderArgs, ServeArgs};
 use crate::cache::folder::chosen_folder;
 
 /// Where a key may come from besides the flag: an argument is visible to every user of the machine.
