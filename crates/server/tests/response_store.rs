@@ -152,7 +152,7 @@ async fn a_conversation_that_is_too_long_is_refused_or_loses_its_oldest_turns() 
         items.push(json!({"role": "user", "content": "Hello"}));
         with(asking(&json!(items)), &json!({"instructions": "Be kind."}))
     };
-    let long = turns(&[('a', 1500), ('b', 1500), ('m', 1500)]);
+    let long = turns(&[('a', 1500), ('b', 2700), ('m', 1500)]);
     let refused = server.post(PATH, &long).await;
     assert_eq!((refused.status, &refused.json()["error"]["code"]), (400, &json!("context_length_exceeded")));
     let auto = |body: Value| with(body, &json!({"truncation": "auto"}));

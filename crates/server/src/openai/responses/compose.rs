@@ -225,7 +225,7 @@ impl Composer {
             Item::Message { status, content, .. } => {
                 *status = ending;
                 let part = json!(content.first());
-                let done = json!({"text": part["text"], "logprobs": part["logprobs"]});
+                let done = json!({"text": part.get("text"), "logprobs": part.get("logprobs")});
                 vec![
                     ("response.output_text.done", done, false),
                     ("response.content_part.done", json!({"part": part}), false),

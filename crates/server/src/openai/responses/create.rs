@@ -136,8 +136,8 @@ impl Events for Maker {
 
     fn failed(&mut self, error: &ApiError) -> Vec<Frame> {
         let body = error.body(Family::OpenAi);
-        let said = body.get("error").cloned().unwrap_or_default();
-        let fields = json!({"code": said["code"], "message": said["message"], "param": said["param"]});
+        let said = |name: &str| body.get("error").and_then(|error| error.get(name));
+        let fields = json!({"code": said("code"), "message": said("message"), "param": said("param")});
         let mut frames = vec![self.composer.event("error", fields)];
         // What was begun stays as it is: it is told in the object, not as finished items.
         self.response.fail(error, self.composer.take_items());
