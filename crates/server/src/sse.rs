@@ -41,10 +41,10 @@ impl From<String> for Frame {
 
 impl From<Frame> for Event {
     fn from(frame: Frame) -> Self {
-        let event = Self::default().data(frame.data);
+        let event = Self::default();
         match frame.event {
-            Some(name) => event.event(name),
-            None => event,
+            Some(name) => event.event(name).data(frame.data),
+            None => event.data(frame.data),
         }
     }
 }

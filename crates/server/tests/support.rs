@@ -80,9 +80,8 @@ impl Answer {
         assert_eq!(self.headers["content-type"], "text/event-stream", "{}", self.text);
         let blocks = self.text.split("\n\n").filter(|block| !block.is_empty() && !block.starts_with(':'));
         let read = |block: &str| {
-            let mut lines: Vec<&str> = block.lines().collect();
-            lines.sort_unstable();
-            let [data, event] = lines[..] else { panic!("{block:?}") };
+            let lines: Vec<&str> = block.lines().collect();
+            let [event, data] = lines[..] else { panic!("{block:?}") };
             let data: Value = serde_json::from_str(data.strip_prefix("data: ").unwrap()).unwrap();
             assert_eq!(Some(data["type"].as_str().unwrap()), event.strip_prefix("event: "), "{block}");
             data

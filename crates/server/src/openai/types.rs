@@ -8,7 +8,7 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use serde::de::{self, Deserialize, Deserializer, SeqAccess, Visitor};
-use serde::{Deserialize as DeserializeDerive, Serialize};
+use serde::{Deserialize as DeserializeDerive, Serialize, Serializer};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
@@ -383,10 +383,17 @@ pub(crate) struct ChatLogprobs {
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct TokenOut {
     pub(crate) token: String,
+    #[serde(serialize_with = "shortest")]
     pub(crate) logprob: f32,
     pub(crate) bytes: Vec<u8>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) top_logprobs: Option<Vec<TokenOut>>,
+}
+
+/// Writes a number with its own digits, also where it goes through a JSON value, which would widen it to 64 bits.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands fields over by reference")]
+fn shortest<S: Serializer>(number: &f32, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(number.to_string().parse().unwrap_or_else(|_| (*number).into()))
 }
 
 /// A choice of a completion, whole or in pieces.
