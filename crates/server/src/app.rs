@@ -17,6 +17,7 @@ use crate::auth::Keys;
 use crate::config::ServerConfig;
 use crate::metrics::Metrics;
 use crate::models::Models;
+use crate::openai::responses::ResponseStore;
 
 /// How handlers hold it.
 pub(crate) type SharedApp = Arc<App>;
@@ -31,6 +32,8 @@ pub(crate) struct App {
     pub(crate) keys: Keys,
     /// What was measured.
     pub(crate) metrics: Arc<Metrics>,
+    /// Past responses of `/v1/responses`.
+    pub(crate) responses: ResponseStore,
     /// Shutdown and the requests it waits for.
     pub(crate) life: Life,
 }
@@ -41,6 +44,7 @@ impl App {
             models: Models::new(engine, config.aliases.clone(), config.any_model),
             keys: Keys::new(&config.keys),
             metrics: Arc::default(),
+            responses: ResponseStore::default(),
             life: Life::default(),
             config,
         }

@@ -20,7 +20,7 @@ use crate::app::SharedApp;
 use crate::error::ApiError;
 
 /// A struct that must come as an object; by itself serde would also take a list with its fields in order.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 #[serde(transparent)]
 pub(crate) struct Object<T>(pub(crate) T);
 

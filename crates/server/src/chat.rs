@@ -52,6 +52,8 @@ pub(crate) enum Choice {
     Required,
     /// This one.
     Named(String),
+    /// Only these, if any; at least one of them if `required`.
+    Among { names: Vec<String>, required: bool },
 }
 
 /// A tool as templates want it.
@@ -115,12 +117,17 @@ pub(crate) fn render(model: &Model, turn: &ChatTurn) -> Result<Rendered, ApiErro
 pub(crate) fn prepare_chat(model: &Model, turn: &ChatTurn) -> Result<Prepared, ApiError> {
     let Rendered { prompt, tokens, boundaries } = render(model, turn)?;
     // All tools stay in the prompt, so that naming one does not change its tokens; only the answer is narrowed.
-    let answer = match &turn.choice {
-        Choice::Named(name) => {
-            let only = turn.tools.iter().filter(|tool| tool.name == *name);
+    let chosen: Option<Vec<&str>> = match &turn.choice {
+        Choice::Named(name) => Some(vec![name.as_str()]),
+        Choice::Among { names, .. } => Some(names.iter().map(String::as_str).collect()),
+        Choice::Auto | Choice::None | Choice::Required => None,
+    };
+    let answer = match chosen {
+        Some(names) => {
+            let only = turn.tools.iter().filter(|tool| names.contains(&tool.name.as_str()));
             model.apply_chat_template(&template_request(turn, only)?)?
         }
-        Choice::Auto | Choice::None | Choice::Required => prompt,
+        None => prompt,
     };
     let mut request = turn.generation.request(tokens);
     request.thinking = turn.thinking;
@@ -177,9 +184,9 @@ fn template_request<'t>(turn: &ChatTurn, tools: impl Iterator<Item = &'t Tool>) 
         messages_json,
         tools_json: if tools.is_empty() { String::new() } else { format!("[{}]", tools.join(",")) },
         tool_choice: match turn.choice {
-            Choice::Auto => ToolChoice::Auto,
+            Choice::Auto | Choice::Among { required: false, .. } => ToolChoice::Auto,
             Choice::None => ToolChoice::None,
-            Choice::Required | Choice::Named(_) => ToolChoice::Required,
+            Choice::Required | Choice::Named(_) | Choice::Among { required: true, .. } => ToolChoice::Required,
         },
         parallel_tool_calls: turn.parallel_calls,
         json_schema: turn.json_schema.clone().unwrap_or_default(),

@@ -48,8 +48,17 @@ pub(crate) enum ApiError {
     #[error("there is nothing at {path}; check the path")]
     Path { path: String },
     /// A path of the family that this server does not answer yet.
-    #[error("{path} is not part of this server yet; use /v1/chat/completions or /v1/completions")]
+    #[error("{path} is not part of this server yet; use /v1/chat/completions or /v1/responses")]
     NotBuilt { path: String },
+    /// No stored response of that id.
+    #[error("Response with id '{id}' not found; only stored ones can be asked for, and the oldest are dropped")]
+    NoResponse { id: String },
+    /// The response that a request goes on from is not there.
+    #[error("Previous response with id '{id}' not found; send the conversation as input instead")]
+    NoPrevious { id: String },
+    /// An item that a request refers to is not there.
+    #[error("Item with id '{id}' not found; only items of stored responses can be referred to, send the item itself")]
+    NoItem { id: String },
     /// No key, or a wrong one.
     #[error("a valid API key is needed; send it as Authorization: Bearer KEY")]
     Unauthorized,
@@ -202,6 +211,11 @@ impl ApiError {
                 Facts::new(StatusCode::METHOD_NOT_ALLOWED, InvalidRequest).code("method_not_allowed")
             }
             Self::Path { .. } => Facts::new(StatusCode::NOT_FOUND, NotFound).code("unknown_path"),
+            Self::NoResponse { .. } => {
+                Facts::new(StatusCode::NOT_FOUND, NotFound).code("response_not_found").param("id")
+            }
+            Self::NoPrevious { .. } => bad().code("previous_response_not_found").param("previous_response_id"),
+            Self::NoItem { .. } => Facts::new(StatusCode::NOT_FOUND, NotFound).code("item_not_found").param("input"),
             Self::NotBuilt { .. } => Facts::new(StatusCode::NOT_IMPLEMENTED, Server).code("not_implemented"),
             Self::Unauthorized => Facts::new(StatusCode::UNAUTHORIZED, Authentication).code("invalid_api_key"),
             Self::Timeout { .. } => Facts::new(StatusCode::GATEWAY_TIMEOUT, Kind::Timeout).code("request_timeout"),

@@ -10,14 +10,18 @@
 //! | `GET /metrics` | Prometheus text: cache counters, tiers, models, times by model and hit kind |
 //! | `GET /v1/models`, `GET /v1/models/{id}` | loaded models and the aliases of loaded models |
 //! | `POST /v1/chat/completions` | chat: tools, structured output, thinking, logprobs, `n`, streams |
-//! | `POST /v1/completions` | prompts as text or tokens, `echo`, logprobs, `n`, streams |
+//! | `POST /v1/completions` | prompts as text or tokens, `suffix`, `echo`, logprobs, `n`, streams |
+//! | `POST /v1/responses` | the same as chat in items and typed events; `previous_response_id`, `store` |
+//! | `GET`, `DELETE /v1/responses/{id}`, `GET /v1/responses/{id}/input_items` | stored responses, kept in memory |
+//! | `POST /v1/responses/{id}/cancel` | refused: no response is made in the background |
+//! | `POST /v1/embeddings` | texts or tokens to vectors of length 1 |
 //! | `POST /tokenize`, `/detokenize`, `/apply-template` | tokens, texts, and a conversation as the model reads it |
 //! | `GET /api/cache`, `GET /api/version` | the cache's counters and tiers; the version |
 //!
-//! Beside OpenAI's fields both completions take `top_k`, `min_p`, `repetition_penalty`, `ignore_eos`, `exact`,
+//! Beside OpenAI's fields completions and responses take `top_k`, `min_p`, `repetition_penalty`, `ignore_eos`, `exact`,
 //! `session_id` (or the header `x-session-id`), and `poncho: true` (or `x-poncho: 1`), which adds an object with the hit
 //! kind, the tokens read and created, the prefill time and the key of the saved row, of the first reply if there are
-//! several. Chat also takes `chat_template_kwargs` and `reasoning_effort`. Sampling that is left out has the engine's
+//! several. Chat and responses also take `chat_template_kwargs`, chat `reasoning_effort`. Sampling that is left out has the engine's
 //! defaults, not OpenAI's.
 
 mod app;

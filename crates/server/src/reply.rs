@@ -62,6 +62,8 @@ pub(crate) struct Finished {
     pub(crate) output: ChatOutput,
     pub(crate) finish: Finish,
     pub(crate) completion: Completion,
+    /// Generated tokens that were thinking, without its marks.
+    pub(crate) reasoning_tokens: usize,
     /// One for each generated token but those that only end the reply.
     pub(crate) logprobs: Vec<TokenLogprob>,
 }
@@ -191,9 +193,19 @@ impl Reply {
             FinishReason::Stop | FinishReason::Cancelled if output.tool_calls.is_empty() => Finish::Stop,
             FinishReason::Stop | FinishReason::Cancelled => Finish::ToolCalls,
         };
+        let reasoning_tokens = self.tokens_of(&output.reasoning, &completion.generated);
         let mut logprobs = std::mem::take(&mut completion.logprobs);
         logprobs.retain(|logprob| !self.facts.model.is_end_of_generation(logprob.token.id));
-        ReplyEvent::Done(Box::new(Finished { rest, output, finish, completion, logprobs }))
+        ReplyEvent::Done(Box::new(Finished { rest, output, finish, completion, reasoning_tokens, logprobs }))
+    }
+
+    /// How many of the generated tokens spell a text.
+    fn tokens_of(&self, text: &str, generated: &[u32]) -> usize {
+        if text.is_empty() {
+            return 0;
+        }
+        let pieces: Vec<Vec<u8>> = generated.iter().map(|token| self.facts.model.token_bytes(*token)).collect();
+        tokens_spelling(text.as_bytes(), &pieces)
     }
 
     /// The reply so far; `None` if it cannot be read yet, such as in the middle of a marker.
@@ -241,6 +253,19 @@ impl Reply {
         }
         delta
     }
+}
+
+/// How many of the pieces a text touches where it first occurs in them; all of them if it does not.
+fn tokens_spelling(text: &[u8], pieces: &[Vec<u8>]) -> usize {
+    let whole = pieces.concat();
+    let Some(start) = whole.windows(text.len().max(1)).position(|window| window == text) else { return pieces.len() };
+    let mut at = 0;
+    let touched = pieces.iter().filter(|piece| {
+        let from = at;
+        at += piece.len();
+        from < start + text.len() && at > start
+    });
+    touched.count()
 }
 
 /// What a text gained. One that changed in its middle waits until it agrees again.
@@ -308,6 +333,16 @@ mod tests {
         assert_eq!(grown(&mut told, "Hx"), "", "what was sent is not taken back");
         assert_eq!(grown(&mut told, "Héllo"), "llo");
         assert_eq!(told, "Héllo");
+    }
+
+    #[test]
+    fn the_tokens_of_a_text_are_counted_where_it_stands() {
+        let pieces = ["<think>", "h", "", "m ", "so", "</think>", "h", "m"].map(|piece| piece.as_bytes().to_vec());
+        assert_eq!(tokens_spelling(b"hm so", &pieces), 4);
+        assert_eq!(tokens_spelling(b"m s", &pieces), 2);
+        assert_eq!(tokens_spelling(b"so</think>h", &pieces), 3);
+        assert_eq!(tokens_spelling(b"nowhere", &pieces), 8);
+        assert_eq!(tokens_spelling(b"x", &[]), 0);
     }
 
     #[test]

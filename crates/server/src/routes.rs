@@ -15,14 +15,12 @@ use crate::app::{CountedBody, SharedApp};
 use crate::auth::authorize;
 use crate::error::{ApiError, Family};
 use crate::ids::random_id;
-use crate::openai::{chat, completions, models};
+use crate::openai::responses::{create, stored};
+use crate::openai::{chat, completions, embeddings, models};
 use crate::poncho;
 
 /// Paths that clients of a family may try and that say so instead of "not found".
-const NOT_BUILT: [&str; 17] = [
-    "/v1/embeddings",
-    "/v1/responses",
-    "/v1/responses/{id}",
+const NOT_BUILT: [&str; 14] = [
     "/v1/messages",
     "/v1/messages/count_tokens",
     "/api/generate",
@@ -44,6 +42,8 @@ pub(crate) fn router(app: &SharedApp) -> Router {
     let work = Router::new()
         .route("/v1/chat/completions", post(chat::create))
         .route("/v1/completions", post(completions::create))
+        .route("/v1/responses", post(create::create))
+        .route("/v1/embeddings", post(embeddings::create))
         .route("/tokenize", post(poncho::tokenize))
         .route("/detokenize", post(poncho::detokenize))
         .route("/apply-template", post(poncho::apply_template))
@@ -51,6 +51,9 @@ pub(crate) fn router(app: &SharedApp) -> Router {
     let read = Router::new()
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::get))
+        .route("/v1/responses/{id}", get(stored::get).delete(stored::delete))
+        .route("/v1/responses/{id}/input_items", get(stored::input_items))
+        .route("/v1/responses/{id}/cancel", post(stored::cancel))
         .route("/metrics", get(poncho::metrics))
         .route("/api/cache", get(poncho::cache))
         .route("/api/version", get(poncho::version));

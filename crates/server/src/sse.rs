@@ -19,16 +19,50 @@ use crate::reply::{Delta, Finished, Reply, ReplyEvent};
 /// client should see that its request was taken.
 const STATUS_WAIT: Duration = Duration::from_millis(250);
 
-/// How a dialect writes the events of its streams. Each text is the data of one event.
+/// One event: its data, and its name in dialects whose events have names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Frame {
+    pub(crate) event: Option<&'static str>,
+    pub(crate) data: String,
+}
+
+impl Frame {
+    /// An event with a name.
+    pub(crate) fn named(event: &'static str, data: String) -> Self {
+        Self { event: Some(event), data }
+    }
+}
+
+impl From<String> for Frame {
+    fn from(data: String) -> Self {
+        Self { event: None, data }
+    }
+}
+
+impl From<Frame> for Event {
+    fn from(frame: Frame) -> Self {
+        let event = Self::default();
+        match frame.event {
+            Some(name) => event.event(name).data(frame.data),
+            None => event.data(frame.data),
+        }
+    }
+}
+
+/// How a dialect writes the events of its streams.
 pub(crate) trait Events: Send + 'static {
+    /// The stream begins: the requests were taken.
+    fn start(&mut self) -> Vec<Frame> {
+        Vec::new()
+    }
     /// More of the reply with this number.
-    fn delta(&mut self, index: usize, delta: Delta) -> Vec<String>;
+    fn delta(&mut self, index: usize, delta: Delta) -> Vec<Frame>;
     /// The reply with this number ended.
-    fn done(&mut self, index: usize, finished: Box<Finished>) -> Vec<String>;
+    fn done(&mut self, index: usize, finished: Box<Finished>) -> Vec<Frame>;
     /// All replies ended.
-    fn end(&mut self) -> Vec<String>;
+    fn end(&mut self) -> Vec<Frame>;
     /// Something failed; nothing follows.
-    fn failed(&mut self, error: &ApiError) -> Vec<String>;
+    fn failed(&mut self, error: &ApiError) -> Vec<Frame>;
 }
 
 type Merged = SelectAll<BoxStream<'static, (usize, ReplyEvent)>>;
@@ -37,7 +71,7 @@ struct Writer<E> {
     replies: Merged,
     events: E,
     /// Written and not yet sent.
-    queue: VecDeque<String>,
+    queue: VecDeque<Frame>,
     open: bool,
 }
 
@@ -49,11 +83,13 @@ pub(crate) async fn respond<E: Events>(
 ) -> Result<Response, ApiError> {
     let mut replies: Merged = stream::select_all(replies.into_iter().enumerate().map(numbered));
     let early = tokio::time::timeout(STATUS_WAIT, replies.next()).await;
+    if let Ok(Some((_, ReplyEvent::Failed(error)))) = early {
+        return Err(error);
+    }
     let mut writer = Writer { replies, events, queue: VecDeque::new(), open: true };
-    match early {
-        Ok(Some((_, ReplyEvent::Failed(error)))) => return Err(error),
-        Ok(event) => writer.write(event),
-        Err(_) => {}
+    writer.queue.extend(writer.events.start());
+    if let Ok(event) = early {
+        writer.write(event);
     }
     let keep_alive = KeepAlive::new().interval(keep_alive).text("waiting");
     let mut response = Sse::new(writer.into_events()).keep_alive(keep_alive).into_response();
@@ -70,8 +106,8 @@ impl<E: Events> Writer<E> {
     fn into_events(self) -> impl Stream<Item = Result<Event, Infallible>> {
         stream::unfold(self, |mut writer| async move {
             loop {
-                if let Some(data) = writer.queue.pop_front() {
-                    return Some((Ok(Event::default().data(data)), writer));
+                if let Some(frame) = writer.queue.pop_front() {
+                    return Some((Ok(frame.into()), writer));
                 }
                 if !writer.open {
                     return None;
@@ -83,7 +119,7 @@ impl<E: Events> Writer<E> {
     }
 
     fn write(&mut self, event: Option<(usize, ReplyEvent)>) {
-        let data = match event {
+        let frames = match event {
             Some((index, ReplyEvent::Delta(delta))) => self.events.delta(index, delta),
             Some((index, ReplyEvent::Done(finished))) => self.events.done(index, finished),
             Some((_, ReplyEvent::Failed(error))) => {
@@ -96,6 +132,6 @@ impl<E: Events> Writer<E> {
                 self.events.end()
             }
         };
-        self.queue.extend(data);
+        self.queue.extend(frames);
     }
 }

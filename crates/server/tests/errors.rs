@@ -168,7 +168,6 @@ async fn unknown_paths_and_methods_have_the_shape_of_their_family() {
     let server = Server::plain().await;
     is_error(&server.get("/").await, 404, "unknown_path");
     is_error(&server.get("/v1/chat/completion").await, 404, "unknown_path");
-    is_error(&server.post("/v1/embeddings", &json!({})).await, 501, "not_implemented");
     let wrong = server.get(PATH).await;
     is_error(&wrong, 405, "method_not_allowed");
     assert_eq!(wrong.headers["allow"], "POST");

@@ -5,11 +5,19 @@ mod chat;
 #[cfg(test)]
 mod completions;
 #[cfg(test)]
+mod embeddings;
+#[cfg(test)]
 mod endpoints;
 #[cfg(test)]
 mod errors;
 #[cfg(test)]
 mod life;
+#[cfg(test)]
+mod response_fields;
+#[cfg(test)]
+mod response_store;
+#[cfg(test)]
+mod responses;
 #[cfg(test)]
 mod support;
 #[cfg(test)]

@@ -26,6 +26,8 @@ pub(crate) struct Setup {
     /// What the models say after a rendered prompt.
     pub(crate) replies: Vec<(String, String)>,
     pub(crate) models: Vec<&'static str>,
+    /// What the model files say beside the usual.
+    pub(crate) metadata: Vec<(&'static str, &'static str)>,
     pub(crate) queue_limit: usize,
     pub(crate) sequences: u32,
     pub(crate) config: ServerConfig,
@@ -37,6 +39,7 @@ impl Default for Setup {
             memory: MemoryKind::Attention,
             replies: Vec::new(),
             models: vec!["stub"],
+            metadata: Vec::new(),
             queue_limit: 64,
             sequences: 8,
             config: ServerConfig::default(),
@@ -72,6 +75,20 @@ impl Answer {
         blocks.map(|block| block.strip_prefix("data: ").unwrap_or_else(|| panic!("{block:?}")).to_owned()).collect()
     }
 
+    /// The events of a stream whose events have names, which their data repeat.
+    pub(crate) fn named_events(&self) -> Vec<Value> {
+        assert_eq!(self.headers["content-type"], "text/event-stream", "{}", self.text);
+        let blocks = self.text.split("\n\n").filter(|block| !block.is_empty() && !block.starts_with(':'));
+        let read = |block: &str| {
+            let lines: Vec<&str> = block.lines().collect();
+            let [event, data] = lines[..] else { panic!("{block:?}") };
+            let data: Value = serde_json::from_str(data.strip_prefix("data: ").unwrap()).unwrap();
+            assert_eq!(Some(data["type"].as_str().unwrap()), event.strip_prefix("event: "), "{block}");
+            data
+        };
+        blocks.map(read).collect()
+    }
+
     /// The chunks of a stream that ended well.
     pub(crate) fn chunks(&self) -> Vec<Value> {
         let mut events = self.events();
@@ -85,6 +102,9 @@ impl Server {
         let mut backend = StubBackend::new(setup.memory);
         for (prompt, reply) in &setup.replies {
             backend = backend.with_reply(&vocab::tokens(prompt), &vocab::tokens(reply));
+        }
+        for (key, value) in &setup.metadata {
+            backend = backend.with_metadata(key, value);
         }
         let faults = backend.faults();
         let cache = Arc::new(Cache::open(CacheConfig::in_memory(1 << 28)).unwrap());

@@ -20,6 +20,7 @@
 //! assert_eq!(poncho_engine::sample::argmax(logits), Ok(u32::from(b' ')));
 //! ```
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::{Backend, HostBuffer, LoadError, MemoryKind, Model, ModelOptions, Token};
@@ -45,6 +46,7 @@ pub use faults::{DecodeFault, StubCall, StubCounts, StubFaults};
 pub struct StubBackend {
     memory: MemoryKind,
     replies: Vec<(Vec<Token>, Vec<Token>)>,
+    metadata: BTreeMap<String, String>,
     faults: StubFaults,
 }
 
@@ -52,7 +54,7 @@ impl StubBackend {
     /// A stub whose models have this memory kind.
     #[must_use]
     pub fn new(memory: MemoryKind) -> Self {
-        Self { memory, replies: Vec::new(), faults: StubFaults::new() }
+        Self { memory, replies: Vec::new(), metadata: BTreeMap::new(), faults: StubFaults::new() }
     }
 
     /// Makes `reply` what the models most likely say after `prompt`, one token after the other, as long as no adapter
@@ -60,6 +62,13 @@ impl StubBackend {
     #[must_use]
     pub fn with_reply(mut self, prompt: &[Token], reply: &[Token]) -> Self {
         self.replies.push((prompt.to_vec(), reply.to_vec()));
+        self
+    }
+
+    /// Adds a metadata value to the models' files, such as the token ids of marks.
+    #[must_use]
+    pub fn with_metadata(mut self, key: &str, value: &str) -> Self {
+        self.metadata.insert(key.to_owned(), value.to_owned());
         self
     }
 
@@ -90,7 +99,7 @@ impl Backend for StubBackend {
         }
         let faults = self.faults.clone();
         let model = model::StubModel::new(&options.path, self.memory, options.vocab_only, &self.replies, faults);
-        Ok(Arc::new(model))
+        Ok(Arc::new(model.with_metadata(self.metadata.clone())))
     }
 
     fn host_buffer(&self, len: usize) -> HostBuffer {

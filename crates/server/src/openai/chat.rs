@@ -17,7 +17,7 @@ use crate::body::Json;
 use crate::chat::prepare_chat;
 use crate::error::{ApiError, Family};
 use crate::reply::{Delta, Finished};
-use crate::sse::{self, Events};
+use crate::sse::{self, Events, Frame};
 
 /// Answers a conversation.
 pub(crate) async fn create(
@@ -128,30 +128,30 @@ impl ChatEvents {
 }
 
 impl Events for ChatEvents {
-    fn delta(&mut self, index: usize, delta: Delta) -> Vec<String> {
+    fn delta(&mut self, index: usize, delta: Delta) -> Vec<Frame> {
         let opening = self.opening(index);
-        opening.into_iter().chain([self.piece(index, delta)]).collect()
+        opening.into_iter().chain([self.piece(index, delta)]).map(Frame::from).collect()
     }
 
-    fn done(&mut self, index: usize, finished: Box<Finished>) -> Vec<String> {
+    fn done(&mut self, index: usize, finished: Box<Finished>) -> Vec<Frame> {
         self.totals.add(&self.call, index, &finished);
         self.left = self.left.saturating_sub(1);
-        let mut written: Vec<String> = self.opening(index).into_iter().collect();
+        let mut written: Vec<Frame> = self.opening(index).into_iter().map(Frame::from).collect();
         let finish_reason = Some(finished.finish.as_openai());
         if !finished.rest.is_empty() {
-            written.push(self.piece(index, finished.rest));
+            written.push(self.piece(index, finished.rest).into());
         }
         let end = ChunkChoice { index, delta: ChunkDelta::default(), logprobs: None, finish_reason };
-        written.push(self.chunk(&[end], self.left == 0 && !self.call.include_usage));
+        written.push(self.chunk(&[end], self.left == 0 && !self.call.include_usage).into());
         written
     }
 
-    fn end(&mut self) -> Vec<String> {
+    fn end(&mut self) -> Vec<Frame> {
         let usage = self.call.include_usage.then(|| self.chunk(&[], true));
-        usage.into_iter().chain(["[DONE]".to_owned()]).collect()
+        usage.into_iter().chain(["[DONE]".to_owned()]).map(Frame::from).collect()
     }
 
-    fn failed(&mut self, error: &ApiError) -> Vec<String> {
-        vec![error.body(Family::OpenAi).to_string()]
+    fn failed(&mut self, error: &ApiError) -> Vec<Frame> {
+        vec![error.body(Family::OpenAi).to_string().into()]
     }
 }

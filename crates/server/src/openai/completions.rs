@@ -1,56 +1,37 @@
 //! `POST /v1/completions`: prompts that are used as they are, without a template.
 //!
-//! A text prompt is tokenized with special tokens recognised: whoever writes a whole prompt writes its marks too.
+//! A text prompt is tokenized with special tokens recognised: whoever writes a whole prompt writes its marks too. With
+//! a `suffix` the marks are ours, and the prompt is only text.
 
 use std::collections::BTreeMap;
 
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
-use poncho_engine::backend::{SpecialText, TokenizeMode};
+use poncho_engine::backend::TokenizeMode;
 use poncho_engine::{Model, TokenLogprob};
-use serde_json::Value;
 use tokio::time::Instant;
 
 use super::call::{Call, Totals, model_name, poncho_header, session_header};
 use super::convert::{choices, envelope, finite, generation, token_text};
+use super::fill::Fill;
+use super::prompt::{Prompt, PromptForm};
 use super::types::{Answer, CompletionRequestBody, Envelope, TextChoice, TextLogprobs};
 use crate::app::SharedApp;
 use crate::body::Json;
 use crate::chat::prepare_text;
 use crate::error::{ApiError, Family};
 use crate::reply::{Delta, Finished};
-use crate::sse::{self, Events};
+use crate::sse::{self, Events, Frame};
 
+/// Whoever writes a whole prompt writes its marks too.
+const WRITTEN: TokenizeMode = TokenizeMode { add_special: true, parse_special: true };
 /// What OpenAI's reference says.
 const DEFAULT_MAX_TOKENS: u32 = 16;
 /// Each prompt is a request of its own; more of them belong into more calls.
 const MAX_PROMPTS: usize = 64;
 /// The most alternatives of this endpoint, as OpenAI's reference has it.
 const MAX_LOGPROBS: u8 = 5;
-
-/// A prompt as it came.
-#[derive(Debug, PartialEq, Eq)]
-enum Prompt {
-    Text(String),
-    Tokens(Vec<u32>),
-}
-
-impl Prompt {
-    fn tokens(&self, model: &Model) -> Result<Vec<u32>, ApiError> {
-        match self {
-            Self::Text(text) => Ok(model.tokenize(text, TokenizeMode { add_special: true, parse_special: true })?),
-            Self::Tokens(tokens) => Ok(tokens.clone()),
-        }
-    }
-
-    fn text(&self, model: &Model) -> String {
-        match self {
-            Self::Text(text) => text.clone(),
-            Self::Tokens(tokens) => model.detokenize(tokens, SpecialText::Render),
-        }
-    }
-}
 
 /// Goes on with some prompts.
 pub(crate) async fn create(
@@ -65,7 +46,10 @@ pub(crate) async fn create(
     let model = app.models.resolve(model_name(body.model.as_deref())?)?;
     let n = choices(body.n, body.session_id.as_deref())?;
     check_options(&body)?;
-    let prompts = prompts(&body.prompt)?;
+    let fill = body.suffix.as_deref().filter(|suffix| !suffix.is_empty());
+    let fill = fill.map(|suffix| Fill::new(&model, suffix)).transpose()?;
+    let form = PromptForm { field: "prompt", most: MAX_PROMPTS, may_be_empty: fill.is_some() };
+    let prompts = form.read(&body.prompt)?;
     if prompts.len() > 1 && body.session_id.is_some() {
         return Err(ApiError::field("prompt", "a session holds one prompt; send one or leave the session out"));
     }
@@ -81,7 +65,11 @@ pub(crate) async fn create(
     let poncho = body.poncho.unwrap_or(false) || poncho_header(&headers);
     let call = Call { app, model, arrived, n, poncho, include_usage };
     let prepare = move |model: &Model| {
-        prompts.iter().map(|prompt| Ok(prepare_text(prompt.tokens(model)?, &generation))).collect()
+        let tokens = |prompt: &Prompt| match &fill {
+            Some(fill) => fill.tokens(model, prompt),
+            None => prompt.tokens(model, WRITTEN),
+        };
+        prompts.iter().map(|prompt| Ok(prepare_text(tokens(prompt)?, &generation))).collect()
     };
     let replies = call.start(prepare).await?;
     let texts = Texts { echo, n: usize::try_from(n).unwrap_or(1), wants_logprobs: body.logprobs.is_some() };
@@ -114,9 +102,6 @@ pub(crate) async fn create(
 }
 
 fn check_options(body: &CompletionRequestBody) -> Result<(), ApiError> {
-    if body.suffix.as_ref().is_some_and(|suffix| !suffix.is_empty()) {
-        return Err(ApiError::field("suffix", "filling in the middle is not supported; leave it out"));
-    }
     if body.best_of.is_some_and(|best_of| best_of != body.n.unwrap_or(1)) {
         return Err(ApiError::field("best_of", "replies are not ranked; leave it out or set it to n"));
     }
@@ -130,44 +115,6 @@ fn check_options(body: &CompletionRequestBody) -> Result<(), ApiError> {
         ));
     }
     Ok(())
-}
-
-/// Reads the four shapes of a prompt.
-fn prompts(prompt: &Value) -> Result<Vec<Prompt>, ApiError> {
-    let shape = "it must be a string, a list of strings, a list of tokens or a list of token lists";
-    let prompts = match prompt {
-        Value::String(text) => vec![Prompt::Text(text.clone())],
-        Value::Array(items) => match items.first() {
-            Some(Value::Number(_)) => vec![Prompt::Tokens(tokens("prompt", items)?)],
-            Some(_) => items.iter().enumerate().map(|(at, item)| element(at, item)).collect::<Result<_, _>>()?,
-            None => return Err(ApiError::field("prompt", "it is empty")),
-        },
-        _ => return Err(ApiError::field("prompt", shape)),
-    };
-    if prompts.len() > MAX_PROMPTS {
-        return Err(ApiError::field("prompt", format!("it has {} prompts and may have {MAX_PROMPTS}", prompts.len())));
-    }
-    let empty = prompts.iter().any(|prompt| match prompt {
-        Prompt::Text(text) => text.is_empty(),
-        Prompt::Tokens(tokens) => tokens.is_empty(),
-    });
-    if empty { Err(ApiError::field("prompt", "it is empty")) } else { Ok(prompts) }
-}
-
-fn element(at: usize, item: &Value) -> Result<Prompt, ApiError> {
-    match item {
-        Value::String(text) => Ok(Prompt::Text(text.clone())),
-        Value::Array(items) => Ok(Prompt::Tokens(tokens(&format!("prompt[{at}]"), items)?)),
-        _ => Err(ApiError::field(format!("prompt[{at}]"), "it must be a string or a list of tokens")),
-    }
-}
-
-fn tokens(field: &str, items: &[Value]) -> Result<Vec<u32>, ApiError> {
-    let read = |(at, item): (usize, &Value)| {
-        let token = item.as_u64().and_then(|token| u32::try_from(token).ok());
-        token.ok_or_else(|| ApiError::field(format!("{field}[{at}]"), "it is no token"))
-    };
-    items.iter().enumerate().map(read).collect()
 }
 
 /// What the choices' texts are made of.
@@ -233,55 +180,25 @@ impl TextEvents {
 }
 
 impl Events for TextEvents {
-    fn delta(&mut self, index: usize, delta: Delta) -> Vec<String> {
+    fn delta(&mut self, index: usize, delta: Delta) -> Vec<Frame> {
         let piece = self.piece(index, &delta);
-        vec![self.chunk(&[piece], false)]
+        vec![self.chunk(&[piece], false).into()]
     }
 
-    fn done(&mut self, index: usize, finished: Box<Finished>) -> Vec<String> {
+    fn done(&mut self, index: usize, finished: Box<Finished>) -> Vec<Frame> {
         self.totals.add(&self.call, index, &finished);
         self.left = self.left.saturating_sub(1);
         let mut last = self.piece(index, &finished.rest);
         last.finish_reason = Some(finished.finish.as_openai());
-        vec![self.chunk(&[last], self.left == 0 && !self.call.include_usage)]
+        vec![self.chunk(&[last], self.left == 0 && !self.call.include_usage).into()]
     }
 
-    fn end(&mut self) -> Vec<String> {
+    fn end(&mut self) -> Vec<Frame> {
         let usage = self.call.include_usage.then(|| self.chunk(&[], true));
-        usage.into_iter().chain(["[DONE]".to_owned()]).collect()
+        usage.into_iter().chain(["[DONE]".to_owned()]).map(Frame::from).collect()
     }
 
-    fn failed(&mut self, error: &ApiError) -> Vec<String> {
-        vec![error.body(Family::OpenAi).to_string()]
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn a_prompt_has_four_shapes_and_no_other() {
-        assert_eq!(prompts(&json!("a")).unwrap(), [Prompt::Text("a".into())]);
-        assert_eq!(prompts(&json!(["a", "b"])).unwrap().len(), 2);
-        assert_eq!(prompts(&json!([1, 2])).unwrap(), [Prompt::Tokens(vec![1, 2])]);
-        assert_eq!(prompts(&json!([[1], "b"])).unwrap(), [Prompt::Tokens(vec![1]), Prompt::Text("b".into())]);
-        for (wrong, field) in [
-            (json!(5), "prompt: "),
-            (json!([]), "prompt: "),
-            (json!(""), "prompt: "),
-            (json!([[]]), "prompt: "),
-            (json!([1, -2]), "prompt[1]: "),
-            (json!([1, "a"]), "prompt[1]: "),
-            (json!(["a", {}]), "prompt[1]: "),
-            (json!([[1, 2.5]]), "prompt[0][1]: "),
-            (json!([4_294_967_296_u64]), "prompt[0]: "),
-            (json!(vec!["a"; MAX_PROMPTS + 1]), "prompt: "),
-        ] {
-            let said = prompts(&wrong).unwrap_err().to_string();
-            assert!(said.starts_with(field), "{wrong}: {said}");
-        }
+    fn failed(&mut self, error: &ApiError) -> Vec<Frame> {
+        vec![error.body(Family::OpenAi).to_string().into()]
     }
 }

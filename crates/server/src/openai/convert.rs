@@ -3,14 +3,16 @@
 //! Every refusal names the field. Messages are written anew, field by field, so that a template sees only what is
 //! known here; the order inside schemas is kept, because replies follow it.
 
+use std::collections::BTreeMap;
+
 use poncho_engine::request::MAX_TOP_LOGPROBS;
 use poncho_engine::{Completion, Model, Sampling, Thinking, TokenLogprob, TokenProbability};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use super::types::{
-    CallOut, ChatLogprobs, ChatRequestBody, Content, Envelope, FunctionOut, Message, PonchoFacts, PromptDetails,
-    ResponseFormat, Shared, TokenOut, ToolCallBody, ToolDefinition, Usage,
+    CallOut, ChatLogprobs, ChatRequestBody, Content, Envelope, FunctionDefinition, FunctionOut, Message, PonchoFacts,
+    PromptDetails, ResponseFormat, Shared, TokenOut, ToolCallBody, ToolDefinition, Usage,
 };
 use crate::chat::{ChatTurn, Choice, Generation, Tool};
 use crate::error::ApiError;
@@ -21,6 +23,9 @@ use crate::reply::{CallDelta, Finish};
 const MAX_CHOICES: u32 = 8;
 /// What JSON can hold of minus infinity, as OpenAI writes it.
 const LOWEST_LOGPROB: f32 = -9999.0;
+
+/// The schema of any object.
+pub(crate) const ANY_OBJECT: &str = r#"{"type":"object"}"#;
 
 /// How many replies are asked for.
 pub(crate) fn choices(n: Option<u32>, session: Option<&str>) -> Result<u32, ApiError> {
@@ -85,7 +90,8 @@ pub(crate) fn chat_turn(body: &ChatRequestBody) -> Result<ChatTurn, ApiError> {
         (false, None | Some(0)) => None,
         (false, Some(_)) => return Err(ApiError::field("top_logprobs", "it needs logprobs; set logprobs to true")),
     };
-    let (thinking, template_kwargs) = template_kwargs(body)?;
+    let (thinking, template_kwargs) =
+        template_kwargs(body.chat_template_kwargs.as_ref(), body.reasoning_effort.as_deref())?;
     Ok(ChatTurn {
         messages: messages.collect::<Result<_, _>>()?,
         choice: tool_choice(body.tool_choice.as_ref(), &tools)?,
@@ -172,17 +178,23 @@ fn tool_json(at: usize, tool: &ToolDefinition) -> Result<Tool, ApiError> {
     if tool.kind != "function" {
         return Err(ApiError::field(field("type"), format!("it is {:?}; only functions can be called", tool.kind)));
     }
-    if tool.function.name.is_empty() {
-        return Err(ApiError::field(field("function.name"), "it is empty"));
-    }
-    if let Some(parameters) = &tool.function.parameters {
-        object_text(parameters, || field("function.parameters"))?;
-    }
-    let json = serde_json::to_string(tool).map_err(|_| ApiError::Internal { doing: "wrote a tool" })?;
-    Ok(Tool { name: tool.function.name.clone(), json })
+    function_tool(&tool.function, |name| field(&format!("function.{name}")))
 }
 
-fn object_text(raw: &RawValue, field: impl FnOnce() -> String) -> Result<String, ApiError> {
+/// A function as templates want it; `field` names its fields as the request has them.
+pub(crate) fn function_tool(function: &FunctionDefinition, field: impl Fn(&str) -> String) -> Result<Tool, ApiError> {
+    if function.name.is_empty() {
+        return Err(ApiError::field(field("name"), "it is empty"));
+    }
+    if let Some(parameters) = &function.parameters {
+        object_text(parameters, || field("parameters"))?;
+    }
+    let json = serde_json::to_string(function).map_err(|_| ApiError::Internal { doing: "wrote a tool" })?;
+    Ok(Tool { name: function.name.clone(), json: format!(r#"{{"type":"function","function":{json}}}"#) })
+}
+
+/// The text of a schema, as it was written.
+pub(crate) fn object_text(raw: &RawValue, field: impl FnOnce() -> String) -> Result<String, ApiError> {
     if raw.get().starts_with('{') {
         return Ok(raw.get().to_owned());
     }
@@ -212,7 +224,7 @@ fn json_schema(format: Option<&ResponseFormat>) -> Result<Option<String>, ApiErr
     let Some(format) = format else { return Ok(None) };
     match format.kind.as_str() {
         "text" => Ok(None),
-        "json_object" => Ok(Some(r#"{"type":"object"}"#.to_owned())),
+        "json_object" => Ok(Some(ANY_OBJECT.to_owned())),
         "json_schema" => {
             let field = || "response_format.json_schema.schema".to_owned();
             let schema = format.json_schema.as_ref().and_then(|format| format.schema.as_ref());
@@ -227,15 +239,18 @@ fn json_schema(format: Option<&ResponseFormat>) -> Result<Option<String>, ApiErr
 }
 
 /// The template's variables, and what they say about thinking.
-fn template_kwargs(body: &ChatRequestBody) -> Result<(Thinking, String), ApiError> {
-    let mut kwargs = body.chat_template_kwargs.clone().unwrap_or_default();
+pub(crate) fn template_kwargs(
+    kwargs: Option<&BTreeMap<String, Value>>,
+    effort: Option<&str>,
+) -> Result<(Thinking, String), ApiError> {
+    let mut kwargs = kwargs.cloned().unwrap_or_default();
     let mut thinking = match kwargs.get("enable_thinking") {
         None => Thinking::Default,
         Some(Value::Bool(true)) => Thinking::On,
         Some(Value::Bool(false)) => Thinking::Off,
         Some(_) => return Err(ApiError::field("chat_template_kwargs.enable_thinking", "it must be true or false")),
     };
-    match body.reasoning_effort.as_deref() {
+    match effort {
         None => {}
         Some("none") => thinking = Thinking::Off,
         Some(effort) => drop(kwargs.entry("reasoning_effort".to_owned()).or_insert_with(|| effort.into())),

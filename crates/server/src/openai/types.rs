@@ -5,9 +5,10 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::marker::PhantomData;
 
 use serde::de::{self, Deserialize, Deserializer, SeqAccess, Visitor};
-use serde::{Deserialize as DeserializeDerive, Serialize};
+use serde::{Deserialize as DeserializeDerive, Serialize, Serializer};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
@@ -148,7 +149,7 @@ pub(crate) struct CalledFunction {
 }
 
 /// A tool that may be called.
-#[derive(Debug, DeserializeDerive, Serialize)]
+#[derive(Debug, DeserializeDerive)]
 pub(crate) struct ToolDefinition {
     #[serde(rename = "type")]
     pub(crate) kind: String,
@@ -200,9 +201,16 @@ pub(crate) struct Part {
 }
 
 /// Reads a text or a list; both go through a visitor so that errors name the element.
-struct TextOrList<T>(std::marker::PhantomData<T>);
+pub(crate) struct TextOrList<T>(PhantomData<T>);
 
-enum Either<T> {
+impl<T> Default for TextOrList<T> {
+    fn default() -> Self {
+        Self(PhantomData)
+    }
+}
+
+/// What it read.
+pub(crate) enum Either<T> {
     Text(String),
     List(Vec<T>),
 }
@@ -233,7 +241,7 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for TextOrList<T> {
 
 impl<'de> Deserialize<'de> for Texts {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Ok(Self(match deserializer.deserialize_any(TextOrList::<String>(std::marker::PhantomData))? {
+        Ok(Self(match deserializer.deserialize_any(TextOrList::<String>::default())? {
             Either::Text(text) => vec![text],
             Either::List(texts) => texts,
         }))
@@ -242,7 +250,7 @@ impl<'de> Deserialize<'de> for Texts {
 
 impl<'de> Deserialize<'de> for Content {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Ok(match deserializer.deserialize_any(TextOrList::<Object<Part>>(std::marker::PhantomData))? {
+        Ok(match deserializer.deserialize_any(TextOrList::<Object<Part>>::default())? {
             Either::Text(text) => Self::Text(text),
             Either::List(parts) => Self::Parts(parts),
         })
@@ -372,13 +380,20 @@ pub(crate) struct ChatLogprobs {
 }
 
 /// A token with its log probability.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 pub(crate) struct TokenOut {
     pub(crate) token: String,
+    #[serde(serialize_with = "shortest")]
     pub(crate) logprob: f32,
     pub(crate) bytes: Vec<u8>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) top_logprobs: Option<Vec<TokenOut>>,
+}
+
+/// Writes a number with its own digits, also where it goes through a JSON value, which would widen it to 64 bits.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands fields over by reference")]
+fn shortest<S: Serializer>(number: &f32, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(number.to_string().parse().unwrap_or_else(|_| (*number).into()))
 }
 
 /// A choice of a completion, whole or in pieces.

@@ -3,7 +3,7 @@
 //! Made by `StubBackend`. Its weights are a single number, taken from the content of the file at its path, or from the
 //! path itself if there is no file; so two models differ and one model loaded twice does not. It must never need a file.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
@@ -47,6 +47,8 @@ pub(super) struct ModelFacts {
 pub(super) struct StubModel {
     info: ModelInfo,
     layers: Layers,
+    /// What a test put into the file beside what every stub has.
+    metadata: BTreeMap<String, String>,
     facts: Arc<ModelFacts>,
 }
 
@@ -90,7 +92,12 @@ impl StubModel {
         };
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         let facts = ModelFacts { id, replies: learn_replies(replies, layers), faults };
-        Self { info, layers, facts: Arc::new(facts) }
+        Self { info, layers, metadata: BTreeMap::new(), facts: Arc::new(facts) }
+    }
+
+    /// The same model with more in its file.
+    pub(super) fn with_metadata(self, metadata: BTreeMap<String, String>) -> Self {
+        Self { metadata, ..self }
     }
 }
 
@@ -131,7 +138,7 @@ impl Model for StubModel {
         match key {
             "general.name" | "general.architecture" => Some("stub".to_owned()),
             "tokenizer.chat_template" => Some(chat::TEMPLATE.to_owned()),
-            _ => None,
+            other => self.metadata.get(other).cloned(),
         }
     }
 

@@ -1,0 +1,128 @@
+//! `POST /v1/embeddings`: texts or tokens in, vectors of length 1 out, in the same order.
+//!
+//! Each input goes to the engine by itself, so that replies in flight go on between two of them, and a client that goes
+//! away costs at most one more.
+
+use axum::extract::State;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use poncho_engine::Model;
+use poncho_engine::backend::TokenizeMode;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::call::model_name;
+use super::prompt::{Prompt, PromptForm};
+use crate::app::SharedApp;
+use crate::body::Json;
+use crate::error::ApiError;
+
+/// Texts of a client never become special tokens; the model's own stand at their ends.
+const PLAIN: TokenizeMode = TokenizeMode { add_special: true, parse_special: false };
+/// What OpenAI's reference says.
+const INPUT: PromptForm = PromptForm { field: "input", most: 2048, may_be_empty: false };
+
+/// What comes in.
+#[derive(Debug, Deserialize)]
+pub(crate) struct EmbeddingsBody {
+    model: Option<String>,
+    /// A text, texts, tokens or lists of tokens.
+    input: Value,
+    encoding_format: Option<String>,
+    dimensions: Option<u32>,
+    /// Who asks; accepted and not used.
+    #[expect(dead_code, reason = "read so that a wrong type is refused")]
+    user: Option<String>,
+}
+
+/// What goes out.
+#[derive(Debug, Serialize)]
+pub(crate) struct EmbeddingsOut {
+    object: &'static str,
+    data: Vec<EmbeddingOut>,
+    model: String,
+    usage: EmbeddingUsage,
+}
+
+#[derive(Debug, Serialize)]
+struct EmbeddingOut {
+    object: &'static str,
+    index: usize,
+    embedding: Encoded,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum Encoded {
+    Floats(Vec<f32>),
+    Base64(String),
+}
+
+#[derive(Debug, Default, Serialize)]
+struct EmbeddingUsage {
+    prompt_tokens: usize,
+    total_tokens: usize,
+}
+
+/// How a vector is written.
+#[derive(Debug, Clone, Copy)]
+enum Encoding {
+    Floats,
+    Base64,
+}
+
+impl Encoding {
+    fn read(word: Option<&str>) -> Result<Self, ApiError> {
+        match word {
+            None | Some("float") => Ok(Self::Floats),
+            Some("base64") => Ok(Self::Base64),
+            Some(other) => {
+                Err(ApiError::field("encoding_format", format!("it is {other:?} and must be float or base64")))
+            }
+        }
+    }
+
+    fn write(self, vector: Vec<f32>) -> Encoded {
+        match self {
+            Self::Floats => Encoded::Floats(vector),
+            Self::Base64 => {
+                let bytes: Vec<u8> = vector.iter().flat_map(|value| value.to_le_bytes()).collect();
+                Encoded::Base64(STANDARD.encode(bytes))
+            }
+        }
+    }
+}
+
+/// Embeds some inputs.
+pub(crate) async fn create(
+    State(app): State<SharedApp>,
+    Json(body): Json<EmbeddingsBody>,
+) -> Result<Json<EmbeddingsOut>, ApiError> {
+    let model = app.models.resolve(model_name(body.model.as_deref())?)?;
+    let encoding = Encoding::read(body.encoding_format.as_deref())?;
+    let width = model.info().n_embd_out;
+    if let Some(dimensions) = body.dimensions.filter(|dimensions| *dimensions != width) {
+        let reason = format!("it is {dimensions} and this model makes vectors of {width}; leave it out");
+        return Err(ApiError::field("dimensions", reason));
+    }
+    let prompts = INPUT.read(&body.input)?;
+    let mut data = Vec::with_capacity(prompts.len());
+    let mut usage = EmbeddingUsage::default();
+    for (index, prompt) in prompts.into_iter().enumerate() {
+        let model = model.clone();
+        let embedded = tokio::task::spawn_blocking(move || embed(&model, &prompt)).await;
+        let (vector, tokens) = embedded.map_err(|_| ApiError::Internal { doing: "embedded a text" })??;
+        usage.prompt_tokens += tokens;
+        data.push(EmbeddingOut { object: "embedding", index, embedding: encoding.write(vector) });
+    }
+    usage.total_tokens = usage.prompt_tokens;
+    Ok(Json(EmbeddingsOut { object: "list", data, model: model.id().to_owned(), usage }))
+}
+
+/// The vector of an input and how many tokens it has.
+fn embed(model: &Model, prompt: &Prompt) -> Result<(Vec<f32>, usize), ApiError> {
+    let tokens = prompt.tokens(model, PLAIN)?;
+    let count = tokens.len();
+    let vector = model.embed(vec![tokens], true)?.pop();
+    vector.map(|vector| (vector, count)).ok_or(ApiError::Internal { doing: "embedded a text" })
+}

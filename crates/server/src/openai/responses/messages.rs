@@ -1,0 +1,190 @@
+//! Items as the messages of a chat: what a template can render.
+//!
+//! Called by `turn`. What one assistant's turn was made of (thinking, text, calls) becomes one message again, as the
+//! template wrote it, so that the prompt of the next turn starts with the tokens of the last one.
+
+use std::borrow::Borrow;
+
+use serde_json::{Map, Value, json};
+
+use super::item::{CallOutput, ContentPart, Item, Role};
+
+/// The messages of a conversation. Instructions and the system messages right after them become one message: many
+/// templates know only one, and only at the start.
+pub(crate) fn messages<I: Borrow<Item>>(instructions: Option<&str>, items: &[I]) -> Vec<Value> {
+    let mut written = Vec::new();
+    let mut system: Vec<&str> = instructions.into_iter().collect();
+    let mut rest = items.iter().map(Borrow::borrow).peekable();
+    if !system.is_empty() {
+        while let Some(Item::Message { content, .. }) = rest.next_if(|item| is_system(item)) {
+            system.extend(content.iter().map(ContentPart::text));
+        }
+        written.push(json!({"role": "system", "content": system.join("\n\n")}));
+    }
+    let mut assistant = Assistant::default();
+    for item in rest {
+        match item {
+            Item::Reasoning { .. } => {
+                assistant.end_if(|open| open.content.is_some() || !open.calls.is_empty(), &mut written);
+                assistant.thinking = item.thinking().filter(|text| !text.is_empty());
+            }
+            Item::Message { role: Role::Assistant, content, .. } => {
+                assistant.end_if(|open| open.content.is_some() || !open.calls.is_empty(), &mut written);
+                assistant.content = Some(text_value(content));
+            }
+            Item::FunctionCall { call_id, name, arguments, .. } => {
+                let function = json!({"name": name, "arguments": arguments});
+                assistant.calls.push(json!({"id": call_id, "type": "function", "function": function}));
+            }
+            Item::FunctionCallOutput { call_id, output, .. } => {
+                assistant.end_if(|_| true, &mut written);
+                let content = match output {
+                    CallOutput::Text(text) => Value::from(text.as_str()),
+                    CallOutput::Parts(parts) => text_value(parts),
+                };
+                written.push(json!({"role": "tool", "tool_call_id": call_id, "content": content}));
+            }
+            Item::Message { role, content, .. } => {
+                assistant.end_if(|_| true, &mut written);
+                // Templates know one role for instructions.
+                let role = if *role == Role::User { "user" } else { "system" };
+                written.push(json!({"role": role, "content": text_value(content)}));
+            }
+        }
+    }
+    assistant.end_if(|_| true, &mut written);
+    written
+}
+
+fn is_system(item: &Item) -> bool {
+    matches!(item, Item::Message { role: Role::System | Role::Developer, .. })
+}
+
+/// One text as such, several as parts: some templates read only the first form.
+fn text_value(parts: &[ContentPart]) -> Value {
+    match parts {
+        [] => Value::from(""),
+        [only] => Value::from(only.text()),
+        several => several.iter().map(|part| json!({"type": "text", "text": part.text()})).collect(),
+    }
+}
+
+/// An assistant's message that may still grow.
+#[derive(Default)]
+struct Assistant {
+    thinking: Option<String>,
+    content: Option<Value>,
+    calls: Vec<Value>,
+}
+
+impl Assistant {
+    fn end_if(&mut self, ends: impl FnOnce(&Self) -> bool, written: &mut Vec<Value>) {
+        let is_empty = self.content.is_none() && self.calls.is_empty();
+        if !ends(self) {
+            return;
+        }
+        let Self { thinking, content, calls } = std::mem::take(self);
+        // Thinking that led to nothing is no message.
+        if is_empty {
+            return;
+        }
+        let mut message = Map::from_iter([("role".to_owned(), Value::from("assistant"))]);
+        message.insert("content".to_owned(), content.unwrap_or(Value::Null));
+        if let Some(thinking) = thinking {
+            message.insert("reasoning_content".to_owned(), Value::from(thinking));
+        }
+        if !calls.is_empty() {
+            message.insert("tool_calls".to_owned(), Value::Array(calls));
+        }
+        written.push(Value::Object(message));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::item::{Status, ThinkingPart};
+    use super::*;
+
+    fn says(role: Role, texts: &[&str]) -> Item {
+        let part = |text: &&str| ContentPart::InputText { text: (*text).to_owned() };
+        Item::Message { id: "m".into(), status: Status::Completed, role, content: texts.iter().map(part).collect() }
+    }
+
+    fn thinks(text: &str) -> Item {
+        let content = vec![ThinkingPart::ReasoningText { text: text.to_owned() }];
+        Item::Reasoning {
+            id: "r".into(),
+            summary: Vec::new(),
+            content,
+            encrypted_content: None,
+            status: Status::Completed,
+        }
+    }
+
+    fn calls(call_id: &str) -> Item {
+        let (name, arguments) = ("f".to_owned(), "{}".to_owned());
+        Item::FunctionCall { id: "c".into(), call_id: call_id.into(), name, arguments, status: Status::Completed }
+    }
+
+    fn gives(call_id: &str) -> Item {
+        let output = CallOutput::Text("ok".into());
+        Item::FunctionCallOutput { id: "o".into(), call_id: call_id.into(), output, status: Status::Completed }
+    }
+
+    #[test]
+    fn a_turn_of_the_assistant_is_one_message() {
+        let items = [
+            says(Role::User, &["a", "b"]),
+            thinks("hm"),
+            says(Role::Assistant, &["Let me look."]),
+            calls("1"),
+            calls("2"),
+            gives("1"),
+            gives("2"),
+            thinks("so"),
+            says(Role::Assistant, &["Fine."]),
+        ];
+        let call = |id: &str| json!({"id": id, "type": "function", "function": {"name": "f", "arguments": "{}"}});
+        assert_eq!(
+            messages(None, &items),
+            [
+                json!({"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}),
+                json!({"role": "assistant", "content": "Let me look.", "reasoning_content": "hm",
+                    "tool_calls": [call("1"), call("2")]}),
+                json!({"role": "tool", "tool_call_id": "1", "content": "ok"}),
+                json!({"role": "tool", "tool_call_id": "2", "content": "ok"}),
+                json!({"role": "assistant", "content": "Fine.", "reasoning_content": "so"}),
+            ]
+        );
+    }
+
+    #[test]
+    fn neighbouring_turns_stay_apart() {
+        let items = [says(Role::Assistant, &["a"]), says(Role::Assistant, &["b"]), calls("1"), thinks("x"), calls("2")];
+        let written = messages(None, &items);
+        let texts: Vec<&Value> = written.iter().map(|message| &message["content"]).collect();
+        assert_eq!(texts, [&json!("a"), &json!("b"), &Value::Null]);
+        assert_eq!(
+            (written[1]["tool_calls"][0]["id"].as_str(), written[2]["tool_calls"][0]["id"].as_str()),
+            (Some("1"), Some("2"))
+        );
+        assert!(messages(None, &[thinks("for nothing")]).is_empty());
+    }
+
+    #[test]
+    fn instructions_and_what_follows_them_are_one_system_message() {
+        let items = [
+            says(Role::Developer, &["Be kind."]),
+            says(Role::System, &["Be short."]),
+            says(Role::User, &["Hi"]),
+            says(Role::Developer, &["Now be long."]),
+        ];
+        let roles = |written: &[Value]| -> Vec<String> {
+            written.iter().map(|message| message["role"].as_str().unwrap().to_owned()).collect()
+        };
+        let written = messages(Some("You are Poncho."), &items);
+        assert_eq!(written[0], json!({"role": "system", "content": "You are Poncho.\n\nBe kind.\n\nBe short."}));
+        assert_eq!(roles(&written), ["system", "user", "system"]);
+        assert_eq!(roles(&messages(None, &items)), ["system", "system", "user", "system"], "nothing to merge into");
+    }
+}

@@ -1,0 +1,221 @@
+//! Past responses, so that a client can name one instead of sending its conversation again.
+//!
+//! Written by `create` when a response ends, read by `create` and `stored`. In memory, bounded in count and bytes; what
+//! was used least recently is dropped first. A response holds the whole conversation before it, shared with others, so
+//! dropping or deleting an earlier one never breaks a later one. It must never hold what was asked not to be stored.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::item::Item;
+
+/// How much is kept.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct StoreLimits {
+    pub(crate) responses: usize,
+    /// Counted as if nothing was shared, so the memory in use is less.
+    pub(crate) bytes: usize,
+}
+
+impl Default for StoreLimits {
+    fn default() -> Self {
+        // An agent makes some hundred responses in an hour, of up to a megabyte of conversation each.
+        Self { responses: 4096, bytes: 256 << 20 }
+    }
+}
+
+/// A response that ended.
+#[derive(Debug)]
+pub(crate) struct StoredResponse {
+    pub(crate) id: String,
+    /// The response object as it was sent.
+    pub(crate) json: String,
+    /// What it was made from: the earlier conversation and the request's own items.
+    pub(crate) input: Vec<Arc<Item>>,
+    pub(crate) output: Vec<Arc<Item>>,
+}
+
+impl StoredResponse {
+    /// The conversation after it.
+    pub(crate) fn conversation(&self) -> impl Iterator<Item = &Arc<Item>> {
+        self.input.iter().chain(&self.output)
+    }
+
+    fn cost(&self) -> usize {
+        let item = |item: &Arc<Item>| serde_json::to_vec(&**item).map_or(0, |json| json.len()) + size_of::<Item>();
+        self.json.len() + self.conversation().map(item).sum::<usize>() + size_of::<Self>()
+    }
+}
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct ResponseStore {
+    limits: StoreLimits,
+    shelf: Mutex<Shelf>,
+}
+
+#[derive(Default)]
+struct Shelf {
+    entries: HashMap<String, Entry>,
+    /// From the time of last use to the id.
+    by_use: BTreeMap<u64, String>,
+    clock: u64,
+    bytes: usize,
+}
+
+struct Entry {
+    response: Arc<StoredResponse>,
+    used: u64,
+    cost: usize,
+}
+
+impl ResponseStore {
+    #[cfg(test)]
+    pub(crate) fn new(limits: StoreLimits) -> Self {
+        Self { limits, shelf: Mutex::default() }
+    }
+
+    fn shelf(&self) -> MutexGuard<'_, Shelf> {
+        // No step in here can panic half-way and leave the numbers wrong.
+        self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Remembers a response. One that is larger than the whole store is not kept.
+    pub(crate) fn put(&self, response: StoredResponse) {
+        let cost = response.cost();
+        if cost > self.limits.bytes {
+            tracing::warn!(id = response.id, cost, limit = self.limits.bytes, "the response is too large to be stored");
+            return;
+        }
+        let mut shelf = self.shelf();
+        shelf.take(&response.id);
+        while shelf.bytes + cost > self.limits.bytes || shelf.entries.len() >= self.limits.responses {
+            let Some((_, oldest)) = shelf.by_use.pop_first() else { break };
+            shelf.take(&oldest);
+        }
+        let (id, used) = (response.id.clone(), shelf.tick());
+        shelf.bytes += cost;
+        shelf.by_use.insert(used, id.clone());
+        shelf.entries.insert(id, Entry { response: Arc::new(response), used, cost });
+    }
+
+    /// The response of that id; it counts as used now.
+    pub(crate) fn get(&self, id: &str) -> Option<Arc<StoredResponse>> {
+        let mut shelf = self.shelf();
+        let now = shelf.tick();
+        let entry = shelf.entries.get_mut(id)?;
+        let response = Arc::clone(&entry.response);
+        let before = std::mem::replace(&mut entry.used, now);
+        shelf.by_use.remove(&before);
+        shelf.by_use.insert(now, id.to_owned());
+        Some(response)
+    }
+
+    /// Forgets a response; says whether it was there.
+    pub(crate) fn remove(&self, id: &str) -> bool {
+        self.shelf().take(id)
+    }
+
+    /// An item of any stored response, the latest used ones first.
+    pub(crate) fn item(&self, id: &str) -> Option<Arc<Item>> {
+        let shelf = self.shelf();
+        let mut newest = shelf.by_use.values().rev().filter_map(|name| shelf.entries.get(name));
+        newest.find_map(|entry| entry.response.conversation().find(|item| item.id() == id).cloned())
+    }
+}
+
+impl Shelf {
+    fn tick(&mut self) -> u64 {
+        self.clock += 1;
+        self.clock
+    }
+
+    fn take(&mut self, id: &str) -> bool {
+        let Some(entry) = self.entries.remove(id) else { return false };
+        self.by_use.remove(&entry.used);
+        self.bytes -= entry.cost;
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::item::{ContentPart, Role, Status};
+    use super::*;
+
+    fn item(id: &str, text: &str) -> Arc<Item> {
+        let content = vec![ContentPart::InputText { text: text.to_owned() }];
+        Arc::new(Item::Message { id: id.to_owned(), status: Status::Completed, role: Role::User, content })
+    }
+
+    fn response(id: &str, bytes: usize) -> StoredResponse {
+        StoredResponse {
+            id: id.to_owned(),
+            json: "x".repeat(bytes),
+            input: vec![item(&format!("msg_{id}"), "hello")],
+            output: Vec::new(),
+        }
+    }
+
+    fn store(responses: usize, bytes: usize) -> ResponseStore {
+        ResponseStore::new(StoreLimits { responses, bytes })
+    }
+
+    #[test]
+    fn the_least_recently_used_goes_first() {
+        let store = store(2, usize::MAX / 2);
+        store.put(response("a", 1));
+        store.put(response("b", 1));
+        assert!(store.get("a").is_some());
+        store.put(response("c", 1));
+        assert!(store.get("a").is_some() && store.get("b").is_none() && store.get("c").is_some());
+        assert!(store.item("msg_b").is_none() && store.item("msg_c").is_some());
+        assert!(store.remove("a") && !store.remove("a") && store.get("a").is_none());
+    }
+
+    #[test]
+    fn bytes_are_bounded_and_a_giant_pushes_nobody_out() {
+        let one = response("a", 1000).cost();
+        let store = store(100, 2 * one);
+        for id in ["a", "b", "c"] {
+            store.put(response(id, 1000));
+        }
+        assert!(store.get("a").is_none() && store.get("b").is_some() && store.get("c").is_some());
+        store.put(response("giant", 3 * one));
+        assert!(store.get("giant").is_none() && store.get("b").is_some());
+        store.put(StoredResponse { json: "y".repeat(999), ..response("b", 0) });
+        assert!(store.get("b").unwrap().json.starts_with('y') && store.get("c").is_some(), "written over, not twice");
+    }
+
+    #[test]
+    fn a_dropped_ancestor_lives_on_in_its_descendants() {
+        let store = store(1, usize::MAX / 2);
+        store.put(response("a", 1));
+        let before: Vec<Arc<Item>> = store.get("a").unwrap().conversation().cloned().collect();
+        store.put(StoredResponse { input: before, ..response("b", 1) });
+        assert!(store.get("a").is_none());
+        assert_eq!(store.get("b").unwrap().input[0].id(), "msg_a");
+    }
+
+    proptest! {
+        #[test]
+        fn the_numbers_always_agree_with_what_is_there(steps in prop::collection::vec((0_u8..3, 0_u8..6, 0_usize..2000), 0..80)) {
+            let store = store(4, 5000);
+            for (step, name, bytes) in steps {
+                let id = name.to_string();
+                match step {
+                    0 => store.put(response(&id, bytes)),
+                    1 => drop(store.get(&id)),
+                    _ => drop(store.remove(&id)),
+                }
+                let shelf = store.shelf();
+                prop_assert!(shelf.bytes <= 5000 && shelf.entries.len() <= 4);
+                prop_assert_eq!(shelf.bytes, shelf.entries.values().map(|entry| entry.cost).sum::<usize>());
+                prop_assert_eq!(shelf.by_use.len(), shelf.entries.len());
+                prop_assert!(shelf.by_use.iter().all(|(used, id)| shelf.entries[id].used == *used));
+            }
+        }
+    }
+}
