@@ -276,7 +276,7 @@ fn request_param(error: &RequestError) -> Option<&'static str> {
         RequestError::PromptTooLong { .. } => Field::Tokens,
         RequestError::NothingToGenerate => Field::MaxTokens,
         RequestError::SessionMissing => Field::SessionId,
-        RequestError::ExactUnavailable => Field::Exact,
+        RequestError::ExactUnavailable | RequestError::ExactContinue => Field::Exact,
     };
     match field {
         // Clients send texts, not these.
