@@ -1,4 +1,4 @@
-//! Replies as server-sent events: several replies merged into one stream of JSON lines.
+//! Replies as server-sent events: several replies merged into one stream of JSON texts, with names where a dialect has them.
 //!
 //! A dialect says what its events look like (`Events`); order, errors, keep-alive and cancelling are the same for all.
 //! The response owns the replies, so a client that goes away drops them, and that cancels them.
@@ -13,22 +13,56 @@ use axum::response::{IntoResponse, Response};
 use futures_util::stream::{self, BoxStream, SelectAll, Stream, StreamExt};
 
 use crate::error::ApiError;
-use crate::reply::{Delta, Finished, Reply, ReplyEvent};
+use crate::reply::{Delta, Finished, Reply, ReplyEvent, Started};
 
 /// An error that comes this early becomes the status of the response; a later one becomes an event, because by then the
 /// client should see that its request was taken.
 const STATUS_WAIT: Duration = Duration::from_millis(250);
 
-/// How a dialect writes the events of its streams. Each text is the data of one event.
+/// One event: its data, and its name if the dialect names its events.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Frame {
+    pub(crate) name: Option<&'static str>,
+    pub(crate) data: String,
+}
+
+impl From<String> for Frame {
+    fn from(data: String) -> Self {
+        Self { name: None, data }
+    }
+}
+
+impl From<Frame> for Event {
+    fn from(frame: Frame) -> Self {
+        // The name first: that is the order in which everybody writes them.
+        let event = match frame.name {
+            Some(name) => Self::default().event(name),
+            None => Self::default(),
+        };
+        event.data(frame.data)
+    }
+}
+
+/// How a dialect writes the events of its streams.
 pub(crate) trait Events: Send + 'static {
+    /// `String` for events that have only data.
+    type Out: Into<Frame>;
+    /// What a quiet stream gets from time to time; `None` for a comment.
+    fn keep_alive() -> Option<Frame> {
+        None
+    }
+    /// The reply with this number is being worked on.
+    fn started(&mut self, _index: usize, _started: Started) -> Vec<Self::Out> {
+        Vec::new()
+    }
     /// More of the reply with this number.
-    fn delta(&mut self, index: usize, delta: Delta) -> Vec<String>;
+    fn delta(&mut self, index: usize, delta: Delta) -> Vec<Self::Out>;
     /// The reply with this number ended.
-    fn done(&mut self, index: usize, finished: Box<Finished>) -> Vec<String>;
+    fn done(&mut self, index: usize, finished: Box<Finished>) -> Vec<Self::Out>;
     /// All replies ended.
-    fn end(&mut self) -> Vec<String>;
+    fn end(&mut self) -> Vec<Self::Out>;
     /// Something failed; nothing follows.
-    fn failed(&mut self, error: &ApiError) -> Vec<String>;
+    fn failed(&mut self, error: &ApiError) -> Vec<Self::Out>;
 }
 
 type Merged = SelectAll<BoxStream<'static, (usize, ReplyEvent)>>;
@@ -37,7 +71,7 @@ struct Writer<E> {
     replies: Merged,
     events: E,
     /// Written and not yet sent.
-    queue: VecDeque<String>,
+    queue: VecDeque<Frame>,
     open: bool,
 }
 
@@ -47,15 +81,21 @@ pub(crate) async fn respond<E: Events>(
     events: E,
     keep_alive: Duration,
 ) -> Result<Response, ApiError> {
-    let mut replies: Merged = stream::select_all(replies.into_iter().enumerate().map(numbered));
-    let early = tokio::time::timeout(STATUS_WAIT, replies.next()).await;
+    let replies: Merged = stream::select_all(replies.into_iter().enumerate().map(numbered));
     let mut writer = Writer { replies, events, queue: VecDeque::new(), open: true };
-    match early {
-        Ok(Some((_, ReplyEvent::Failed(error)))) => return Err(error),
-        Ok(event) => writer.write(event),
-        Err(_) => {}
+    let deadline = tokio::time::Instant::now() + STATUS_WAIT;
+    while let Ok(event) = tokio::time::timeout_at(deadline, writer.replies.next()).await {
+        let only_started = matches!(event, Some((_, ReplyEvent::Started(_))));
+        if let Some((_, ReplyEvent::Failed(error))) = event {
+            return Err(error);
+        }
+        writer.write(event);
+        if !only_started {
+            break;
+        }
     }
-    let keep_alive = KeepAlive::new().interval(keep_alive).text("waiting");
+    let quiet = E::keep_alive().map_or_else(|| Event::default().comment("waiting"), Event::from);
+    let keep_alive = KeepAlive::new().interval(keep_alive).event(quiet);
     let mut response = Sse::new(writer.into_events()).keep_alive(keep_alive).into_response();
     // Proxies that collect a response before they pass it on would turn a stream into a wait.
     response.headers_mut().insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
@@ -70,8 +110,8 @@ impl<E: Events> Writer<E> {
     fn into_events(self) -> impl Stream<Item = Result<Event, Infallible>> {
         stream::unfold(self, |mut writer| async move {
             loop {
-                if let Some(data) = writer.queue.pop_front() {
-                    return Some((Ok(Event::default().data(data)), writer));
+                if let Some(frame) = writer.queue.pop_front() {
+                    return Some((Ok(frame.into()), writer));
                 }
                 if !writer.open {
                     return None;
@@ -83,7 +123,8 @@ impl<E: Events> Writer<E> {
     }
 
     fn write(&mut self, event: Option<(usize, ReplyEvent)>) {
-        let data = match event {
+        let written = match event {
+            Some((index, ReplyEvent::Started(started))) => self.events.started(index, started),
             Some((index, ReplyEvent::Delta(delta))) => self.events.delta(index, delta),
             Some((index, ReplyEvent::Done(finished))) => self.events.done(index, finished),
             Some((_, ReplyEvent::Failed(error))) => {
@@ -96,6 +137,6 @@ impl<E: Events> Writer<E> {
                 self.events.end()
             }
         };
-        self.queue.extend(data);
+        self.queue.extend(written.into_iter().map(Into::into));
     }
 }

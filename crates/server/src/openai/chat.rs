@@ -128,6 +128,8 @@ impl ChatEvents {
 }
 
 impl Events for ChatEvents {
+    type Out = String;
+
     fn delta(&mut self, index: usize, delta: Delta) -> Vec<String> {
         let opening = self.opening(index);
         opening.into_iter().chain([self.piece(index, delta)]).collect()

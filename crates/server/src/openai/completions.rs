@@ -233,6 +233,8 @@ impl TextEvents {
 }
 
 impl Events for TextEvents {
+    type Out = String;
+
     fn delta(&mut self, index: usize, delta: Delta) -> Vec<String> {
         let piece = self.piece(index, &delta);
         vec![self.chunk(&[piece], false)]

@@ -64,6 +64,7 @@ pub(crate) fn generation(shared: &Shared<'_>) -> Result<Generation, ApiError> {
         session_id: shared.session_id.map(str::to_owned),
         exact: shared.exact,
         ignore_eos: shared.ignore_eos,
+        ..Generation::default()
     })
 }
 
@@ -95,6 +96,7 @@ pub(crate) fn chat_turn(body: &ChatRequestBody) -> Result<ChatTurn, ApiError> {
         template_kwargs,
         thinking,
         generation,
+        reply_start: String::new(),
     })
 }
 
@@ -178,8 +180,8 @@ fn tool_json(at: usize, tool: &ToolDefinition) -> Result<Tool, ApiError> {
     if let Some(parameters) = &tool.function.parameters {
         object_text(parameters, || field("function.parameters"))?;
     }
-    let json = serde_json::to_string(tool).map_err(|_| ApiError::Internal { doing: "wrote a tool" })?;
-    Ok(Tool { name: tool.function.name.clone(), json })
+    let function = &tool.function;
+    Tool::function(&function.name, function.description.as_deref(), function.parameters.as_deref())
 }
 
 fn object_text(raw: &RawValue, field: impl FnOnce() -> String) -> Result<String, ApiError> {

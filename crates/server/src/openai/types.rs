@@ -148,7 +148,7 @@ pub(crate) struct CalledFunction {
 }
 
 /// A tool that may be called.
-#[derive(Debug, DeserializeDerive, Serialize)]
+#[derive(Debug, DeserializeDerive)]
 pub(crate) struct ToolDefinition {
     #[serde(rename = "type")]
     pub(crate) kind: String,
@@ -156,12 +156,10 @@ pub(crate) struct ToolDefinition {
 }
 
 /// The function of a tool. Its parameters stay text, so that their order stays what it was.
-#[derive(Debug, DeserializeDerive, Serialize)]
+#[derive(Debug, DeserializeDerive)]
 pub(crate) struct FunctionDefinition {
     pub(crate) name: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) description: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) parameters: Option<Box<RawValue>>,
 }
 
@@ -200,11 +198,22 @@ pub(crate) struct Part {
 }
 
 /// Reads a text or a list; both go through a visitor so that errors name the element.
-struct TextOrList<T>(std::marker::PhantomData<T>);
+pub(crate) struct TextOrList<T>(std::marker::PhantomData<T>);
 
-enum Either<T> {
+/// A text or a list.
+pub(crate) enum Either<T> {
     Text(String),
     List(Vec<T>),
+}
+
+impl<T> TextOrList<T> {
+    /// Reads one.
+    pub(crate) fn read<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Either<T>, D::Error>
+    where
+        T: Deserialize<'de>,
+    {
+        deserializer.deserialize_any(Self(std::marker::PhantomData))
+    }
 }
 
 impl<'de, T: Deserialize<'de>> Visitor<'de> for TextOrList<T> {
@@ -233,7 +242,7 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for TextOrList<T> {
 
 impl<'de> Deserialize<'de> for Texts {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Ok(Self(match deserializer.deserialize_any(TextOrList::<String>(std::marker::PhantomData))? {
+        Ok(Self(match TextOrList::<String>::read(deserializer)? {
             Either::Text(text) => vec![text],
             Either::List(texts) => texts,
         }))
@@ -242,7 +251,7 @@ impl<'de> Deserialize<'de> for Texts {
 
 impl<'de> Deserialize<'de> for Content {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Ok(match deserializer.deserialize_any(TextOrList::<Object<Part>>(std::marker::PhantomData))? {
+        Ok(match TextOrList::<Object<Part>>::read(deserializer)? {
             Either::Text(text) => Self::Text(text),
             Either::List(parts) => Self::Parts(parts),
         })
