@@ -123,7 +123,7 @@ impl Blocks {
             all.push_str(&more);
         }
         if style.display == Display::Full {
-            self.delta(DeltaOut::ThinkingDelta { thinking: more }, frames);
+            self.delta(DeltaOut::Thinking { thinking: more }, frames);
         }
     }
 
@@ -140,7 +140,7 @@ impl Blocks {
             }
             self.start(style, Open::Text, BlockOut::Text { text: String::new() }, frames);
         }
-        self.delta(DeltaOut::TextDelta { text }, frames);
+        self.delta(DeltaOut::Text { text }, frames);
     }
 
     fn call(&mut self, style: &Style, call: CallDelta, frames: &mut Vec<Frame>) {
@@ -150,7 +150,7 @@ impl Blocks {
         }
         // A call that was closed cannot grow any more.
         if self.open == Open::Call(call.index) && !call.arguments.is_empty() {
-            self.delta(DeltaOut::InputJsonDelta { partial_json: call.arguments }, frames);
+            self.delta(DeltaOut::InputJson { partial_json: call.arguments }, frames);
         }
     }
 
@@ -167,7 +167,7 @@ impl Blocks {
         }
         if let Open::Thinking(all) = closed {
             let signature = sign(style.signing_key.as_ref(), &all);
-            self.delta(DeltaOut::SignatureDelta { signature }, frames);
+            self.delta(DeltaOut::Signature { signature }, frames);
         }
         frames.push(EventOut::ContentBlockStop { index: self.index }.into());
         self.index += 1;
