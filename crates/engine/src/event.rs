@@ -14,6 +14,13 @@ use crate::error::EngineError;
 /// One event of a stream.
 #[derive(Debug, Clone, PartialEq)]
 pub enum StreamEvent {
+    /// The request got its sequence and what is known of its prompt was found; sent once, before any token.
+    Started {
+        /// Tokens of the prompt.
+        prompt: usize,
+        /// How many of them need not be computed.
+        read: usize,
+    },
     /// More of the reply.
     Text(String),
     /// A token was drawn; sent for every token, also for those that yield no text yet.

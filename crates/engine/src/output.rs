@@ -42,6 +42,8 @@ impl Output {
             Thinking::Off => Some(0),
             Thinking::On | Thinking::Default => request.thinking_budget,
         };
+        let own = request.thinking_markers.clone().map(|own| MarkerSet { thinking: Some(own), ..markers.clone() });
+        let markers = own.as_ref().unwrap_or(markers);
         let machine = MarkerMachine::new(markers, markers.start_after(&request.tokens), budget);
         Self {
             trivial: machine.is_trivial(),

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use poncho_cache::Key;
 
 use crate::error::{Field, RequestError};
+use crate::markers::ThinkingMarkers;
 
 /// More stop sequences than any client sends; each costs a comparison for every byte of the reply.
 pub const MAX_STOPS: usize = 64;
@@ -208,6 +209,8 @@ pub struct Request {
     pub thinking: Thinking,
     /// The most thinking tokens in the reply; the block is closed when they are used up.
     pub thinking_budget: Option<u32>,
+    /// What encloses thinking in this reply; `None` for the markers that the model was loaded with.
+    pub thinking_markers: Option<ThinkingMarkers>,
     /// The reply must be byte-identical to that of a cold, idle server.
     pub exact: bool,
     /// Token offsets at which messages end: good places to save. Only advice.

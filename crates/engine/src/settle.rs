@@ -66,6 +66,7 @@ impl Worker {
             request = %id, seq = task.seq, hit = task.hit.as_str(), read = task.read, prompt = task.prompt_len,
             us = submitted.elapsed().as_micros(), "request admitted"
         );
+        task.events.send(StreamEvent::Started { prompt: task.prompt_len, read: task.read });
         if let Some(logits) = restored.logits {
             task.draw(&logits, &*self.shared.model);
             add(&self.shared.status.generated, task.generated() as u64);

@@ -143,6 +143,34 @@ fn markers_of_several_tokens_are_found_and_what_only_looks_like_one_is_text() {
 }
 
 #[test]
+fn a_request_may_bring_its_own_thinking_markers() {
+    let markers = ThinkingMarkers { open: words("[T]"), close: vec![words("[/T]")] };
+    let own = Request { thinking_markers: Some(markers), thinking_budget: Some(2), ..ask(14) };
+    for config in [roomy(), thinking(None)] {
+        let said = say(config, "[T]abcdefgh", own.clone());
+        assert_eq!(said.done.generated[..9], words("[T]ab[/T]"));
+        assert_eq!(said.thinking(), "ab");
+    }
+    let said = say(roomy(), "[T]ab[/T]c</s>", ask(14));
+    assert_eq!((said.thinking().as_str(), said.text().as_str()), ("", "[T]ab[/T]c"), "others are not asked");
+}
+
+#[test]
+fn the_first_event_says_what_was_found_of_the_prompt() {
+    let prompt = words(&"A long enough prompt. ".repeat(8));
+    let bench = bench_with(roomy(), &StubBackend::new(MemoryKind::Attention), &memory_cache());
+    let first = || {
+        let events: Vec<StreamEvent> = bench.model.submit(greedy(&prompt, 3)).unwrap().collect();
+        let Some(StreamEvent::Done(done)) = events.last() else { panic!("{events:?}") };
+        assert_eq!(events.iter().filter(|event| matches!(event, StreamEvent::Started { .. })).count(), 1);
+        assert_eq!(events[0], StreamEvent::Started { prompt: prompt.len(), read: done.cache_delta.read });
+        done.cache_delta.read
+    };
+    assert_eq!(first(), 0);
+    assert!(first() >= prompt.len() - 1);
+}
+
+#[test]
 fn a_budget_closes_the_block_and_off_closes_it_at_once() {
     let reply = "<think>abcdefgh</think>Answer.</s>";
     let said = say(thinking(None), reply, Request { thinking_budget: Some(3), ..ask(12) });

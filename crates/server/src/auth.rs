@@ -28,7 +28,8 @@ impl Keys {
         }
         let bearer = headers.get(header::AUTHORIZATION).and_then(|value| bearer_token(value.as_bytes()));
         let plain = headers.get("x-api-key").map(|value| value.as_bytes());
-        bearer.or(plain).is_some_and(|key| self.contains(key))
+        // Some clients send both, of which one is meant for somebody else.
+        bearer.into_iter().chain(plain).fold(false, |allowed, key| allowed | self.contains(key))
     }
 
     fn contains(&self, key: &[u8]) -> bool {
@@ -70,6 +71,10 @@ mod tests {
         for wrong in ["Bearer on", "Bearer onee", "Bearer ", "Bearer", "one", "Basic one", ""] {
             assert!(!keys.allow(&headers("authorization", wrong)), "{wrong:?}");
         }
+        let mut both = headers("authorization", "Bearer else");
+        assert!(!keys.allow(&both));
+        both.insert("x-api-key", "two".parse().unwrap());
+        assert!(keys.allow(&both), "either will do");
         assert!(!keys.allow(&HeaderMap::new()));
         assert!(Keys::new(&[]).allow(&HeaderMap::new()), "no keys, no lock");
     }

@@ -6,9 +6,13 @@
 
 use std::sync::Arc;
 
+use poncho_engine::backend::chat::PromptPart;
 use poncho_engine::backend::{ChatParser, ChatPrompt, ChatRequest, GrammarTrigger, ToolChoice};
-use poncho_engine::{EngineError, Grammar, GrammarSource, Model, Request, Sampling, Stream, Thinking, Trigger};
+use poncho_engine::markers::ThinkingMarkers;
+use poncho_engine::{EngineError, Grammar, GrammarSource, Mode, Model, Request, Sampling, Stream, Thinking, Trigger};
+use serde::Serialize;
 use serde_json::Value;
+use serde_json::value::RawValue;
 
 use crate::boundary;
 use crate::error::ApiError;
@@ -23,11 +27,17 @@ pub(crate) struct Generation {
     pub(crate) session_id: Option<String>,
     pub(crate) exact: bool,
     pub(crate) ignore_eos: bool,
+    /// The most tokens of thinking.
+    pub(crate) thinking_budget: Option<u32>,
+    /// Read the prompt and keep its state, say nothing.
+    pub(crate) prefill_only: bool,
 }
 
 impl Generation {
     fn request(&self, tokens: Vec<u32>) -> Request {
         Request {
+            mode: if self.prefill_only { Mode::PrefillOnly } else { Mode::Complete },
+            thinking_budget: self.thinking_budget,
             max_tokens: self.max_tokens,
             sampling: self.sampling.clone(),
             stop: self.stop.clone(),
@@ -64,6 +74,32 @@ pub(crate) struct Tool {
     pub(crate) json: String,
 }
 
+impl Tool {
+    /// A function; its parameters are a JSON schema whose order is kept, because replies follow it.
+    pub(crate) fn function(
+        name: &str,
+        description: Option<&str>,
+        parameters: Option<&RawValue>,
+    ) -> Result<Self, ApiError> {
+        #[derive(Serialize)]
+        struct Definition<'t> {
+            r#type: &'static str,
+            function: Function<'t>,
+        }
+        #[derive(Serialize)]
+        struct Function<'t> {
+            name: &'t str,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            description: Option<&'t str>,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            parameters: Option<&'t RawValue>,
+        }
+        let definition = Definition { r#type: "function", function: Function { name, description, parameters } };
+        let json = serde_json::to_string(&definition).map_err(|_| ApiError::Internal { doing: "wrote a tool" })?;
+        Ok(Self { name: name.to_owned(), json })
+    }
+}
+
 /// A turn: a conversation that waits for the assistant.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ChatTurn {
@@ -77,6 +113,8 @@ pub(crate) struct ChatTurn {
     /// Further variables of the template, as a JSON object.
     pub(crate) template_kwargs: String,
     pub(crate) thinking: Thinking,
+    /// What the reply already begins with; the model goes on from there.
+    pub(crate) reply_start: String,
     pub(crate) generation: Generation,
 }
 
@@ -89,6 +127,8 @@ pub(crate) struct ReplyForm {
     pub(crate) thinking_end: String,
     /// Whether the prompt itself opened a thinking block.
     pub(crate) starts_thinking: bool,
+    /// What the ids of tool calls begin with, if the dialect has a rule; else the model's own ids are kept.
+    pub(crate) call_prefix: Option<&'static str>,
 }
 
 /// A request that can be submitted, and how to read what comes back.
@@ -107,7 +147,11 @@ pub(crate) struct Rendered {
 /// Renders a turn with the model's template.
 pub(crate) fn render(model: &Model, turn: &ChatTurn) -> Result<Rendered, ApiError> {
     let request = template_request(turn, turn.tools.iter())?;
-    let prompt = model.apply_chat_template(&request)?;
+    let mut prompt = model.apply_chat_template(&request)?;
+    if !turn.reply_start.is_empty() {
+        prompt.text.push_str(&turn.reply_start);
+        prompt.parts.push(PromptPart { text: turn.reply_start.clone(), is_input: true });
+    }
     let tokens = model.tokenize_prompt(&prompt)?;
     let boundaries = boundary::hints(model, &request, &turn.messages, &tokens);
     Ok(Rendered { prompt, tokens, boundaries })
@@ -134,6 +178,9 @@ pub(crate) fn prepare_chat(model: &Model, turn: &ChatTurn) -> Result<Prepared, A
     request.boundary_hints = boundaries;
     request.stop.extend(answer.stops.iter().cloned());
     request.shown_tokens = shown_tokens(model, &answer)?;
+    if request.thinking_budget.is_some() && model.config().markers.thinking.is_none() {
+        request.thinking_markers = thinking_markers(model, &answer)?;
+    }
     request.grammar = grammar(model, &answer, turn.json_schema.as_deref())?;
     let starts_thinking =
         !answer.thinking_start.is_empty() && answer.generation_prompt.trim_end().ends_with(&answer.thinking_start);
@@ -142,6 +189,7 @@ pub(crate) fn prepare_chat(model: &Model, turn: &ChatTurn) -> Result<Prepared, A
         thinking_start: answer.thinking_start,
         thinking_end: answer.thinking_ends.into_iter().next().unwrap_or_default(),
         starts_thinking,
+        call_prefix: None,
     };
     Ok(Prepared { request, form })
 }
@@ -205,6 +253,17 @@ fn shown_tokens(model: &Model, prompt: &ChatPrompt) -> Result<Vec<u32>, EngineEr
         }
     }
     Ok(shown)
+}
+
+/// What encloses thinking, as the template has it.
+fn thinking_markers(model: &Model, prompt: &ChatPrompt) -> Result<Option<ThinkingMarkers>, EngineError> {
+    if prompt.thinking_start.is_empty() || prompt.thinking_ends.is_empty() {
+        return Ok(None);
+    }
+    // Models write the marks without the white space that templates put around them.
+    let open = template_tokens(model, prompt.thinking_start.trim())?;
+    let close = prompt.thinking_ends.iter().map(|end| template_tokens(model, end.trim()));
+    Ok(Some(ThinkingMarkers { open, close: close.collect::<Result<_, _>>()? }))
 }
 
 fn grammar(model: &Model, prompt: &ChatPrompt, schema: Option<&str>) -> Result<Option<Grammar>, EngineError> {

@@ -14,6 +14,9 @@ use serde_json::{Value, json};
 /// Seconds after which a refused client may try again: a queue moves within about that time.
 const RETRY_SECONDS: u32 = 1;
 
+/// Anthropic's own status for "try again later".
+const ANTHROPIC_OVERLOADED: u16 = 529;
+
 /// Why a request was not answered.
 #[derive(Debug, Clone, thiserror::Error)]
 pub(crate) enum ApiError {
@@ -60,7 +63,7 @@ pub(crate) enum ApiError {
     #[error("Item with id '{id}' not found; only items of stored responses can be referred to, send the item itself")]
     NoItem { id: String },
     /// No key, or a wrong one.
-    #[error("a valid API key is needed; send it as Authorization: Bearer KEY")]
+    #[error("a valid API key is needed; send it as Authorization: Bearer KEY or as x-api-key: KEY")]
     Unauthorized,
     /// The request took longer than it may.
     #[error("the request took longer than {} s; ask for fewer tokens or raise the server's limit", limit.as_secs())]
@@ -166,7 +169,7 @@ impl ApiError {
     /// The body in a family's shape.
     pub(crate) fn body(&self, family: Family) -> Value {
         let facts = self.facts();
-        let message = self.to_string();
+        let message = self.message(family);
         match family {
             Family::OpenAi => json!({"error": {
                 "message": message, "type": facts.kind.openai(), "param": facts.param, "code": facts.code,
@@ -178,10 +181,38 @@ impl ApiError {
         }
     }
 
-    /// The whole answer in a family's shape.
-    pub(crate) fn respond(&self, family: Family) -> Response {
+    fn message(&self, family: Family) -> String {
+        let (Self::Engine(EngineError::PromptTooLong { tokens, limit })
+        | Self::Engine(EngineError::BadRequest(RequestError::PromptTooLong { tokens, limit }))) = self
+        else {
+            return match (family, self) {
+                (Family::Anthropic, Self::Field { field, reason }) => {
+                    // Anthropic writes `messages.0.content`.
+                    format!("{}: {reason}", field.replace('[', ".").replace(']', ""))
+                }
+                _ => self.to_string(),
+            };
+        };
+        match family {
+            // Clients of this family look for these words and then shorten the conversation by themselves.
+            Family::Anthropic => format!(
+                "prompt is too long: {tokens} tokens > {limit} maximum; shorten the conversation or load the model with \
+                 a larger context"
+            ),
+            Family::OpenAi | Family::Ollama => self.to_string(),
+        }
+    }
+
+    /// The whole answer in a family's shape, with the request's id where the family has a place for it.
+    pub(crate) fn respond(&self, family: Family, request: Option<&str>) -> Response {
         let facts = self.facts();
-        let mut response = (facts.status, self.body(family).to_string()).into_response();
+        let mut body = self.body(family);
+        if family == Family::Anthropic
+            && let (Some(body), Some(request)) = (body.as_object_mut(), request)
+        {
+            body.insert("request_id".to_owned(), request.into());
+        }
+        let mut response = (facts.kind.status(family, facts.status), body.to_string()).into_response();
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         if facts.retry {
@@ -287,6 +318,14 @@ fn request_param(error: &RequestError) -> Option<&'static str> {
 }
 
 impl Kind {
+    /// The status in a family; only one differs.
+    fn status(self, family: Family, status: StatusCode) -> StatusCode {
+        match (family, self) {
+            (Family::Anthropic, Self::Unavailable) => StatusCode::from_u16(ANTHROPIC_OVERLOADED).unwrap_or(status),
+            _ => status,
+        }
+    }
+
     const fn openai(self) -> &'static str {
         match self {
             Self::InvalidRequest | Self::TooLarge | Self::NotFound | Self::Conflict => "invalid_request_error",
@@ -314,7 +353,7 @@ impl Kind {
 impl IntoResponse for ApiError {
     /// OpenAI's shape; the outer layer knows the path and gives it its family's.
     fn into_response(self) -> Response {
-        self.respond(Family::OpenAi)
+        self.respond(Family::OpenAi, None)
     }
 }
 
@@ -348,7 +387,7 @@ mod tests {
             );
             let keys: Vec<&String> = body["error"].as_object().unwrap().keys().collect();
             assert_eq!(keys, ["code", "message", "param", "type"]);
-            let wait = error.respond(Family::OpenAi).headers().contains_key(header::RETRY_AFTER);
+            let wait = error.respond(Family::OpenAi, None).headers().contains_key(header::RETRY_AFTER);
             assert_eq!(wait, matches!(status, 409 | 429 | 503), "{error}");
         }
     }
@@ -364,6 +403,27 @@ mod tests {
             ["/v1/messages/count_tokens", "/api/chat", "/api/cache", "/v1/messagesx", "/"].map(Family::of_path);
         let expected = [Family::Anthropic, Family::Ollama, Family::OpenAi, Family::OpenAi, Family::OpenAi];
         assert_eq!(families, expected);
+    }
+
+    #[test]
+    fn anthropics_clients_find_its_words() {
+        let body = |error: ApiError| error.body(Family::Anthropic)["error"]["message"].as_str().unwrap().to_owned();
+        let too_long = [
+            EngineError::PromptTooLong { tokens: 9, limit: 8 }.into(),
+            ApiError::from(RequestError::PromptTooLong { tokens: 9, limit: 8 }),
+        ];
+        for error in too_long {
+            assert!(error.to_string().starts_with("the prompt"), "others keep the engine's sentence: {error}");
+            assert!(body(error).starts_with("prompt is too long: 9 tokens > 8 maximum"));
+        }
+        assert_eq!(body(ApiError::field("messages[3].content[0].text", "no")), "messages.3.content.0.text: no");
+        let status = |error: ApiError, family| error.respond(family, None).status().as_u16();
+        assert_eq!(
+            (status(ApiError::NotReady, Family::Anthropic), status(ApiError::NotReady, Family::OpenAi)),
+            (529, 503)
+        );
+        assert_eq!(status(EngineError::Overloaded { queued: 1, limit: 1 }.into(), Family::Anthropic), 429);
+        assert!(ApiError::NotReady.respond(Family::Anthropic, None).headers().contains_key(header::RETRY_AFTER));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Poncho's HTTP server: OpenAI-compatible endpoints, health, metrics and a few of its own over [`poncho_engine`].
+//! Poncho's HTTP server: endpoints compatible with OpenAI and Anthropic, health, metrics and a few of its own over [`poncho_engine`].
 //!
 //! [`serve`] runs it on a listener until it is told to stop; [`check_bind`] says whether an address may be used.
 //! Request text becomes engine requests here and engine events become JSON here; no inference state lives in this
@@ -15,6 +15,7 @@
 //! | `GET`, `DELETE /v1/responses/{id}`, `GET /v1/responses/{id}/input_items` | stored responses, kept in memory |
 //! | `POST /v1/responses/{id}/cancel` | refused: no response is made in the background |
 //! | `POST /v1/embeddings` | texts or tokens to vectors of length 1 |
+//! | `POST /v1/messages`, `POST /v1/messages/count_tokens` | Anthropic's chat: tools, thinking, streams; and its tokens |
 //! | `POST /tokenize`, `/detokenize`, `/apply-template` | tokens, texts, and a conversation as the model reads it |
 //! | `GET /api/cache`, `GET /api/version` | the cache's counters and tiers; the version |
 //!
@@ -23,7 +24,15 @@
 //! kind, the tokens read and created, the prefill time and the key of the saved row, of the first reply if there are
 //! several. Chat and responses also take `chat_template_kwargs`, chat `reasoning_effort`. Sampling that is left out has the engine's
 //! defaults, not OpenAI's.
+//!
+//! Anthropic's messages take the same fields beside Anthropic's own. The three input figures of their `usage` add up to
+//! the tokens of the prompt: `cache_read_input_tokens` had their state already, `cache_creation_input_tokens` were
+//! computed and stored, `input_tokens` were computed and not stored, because the prompt is too short to be worth a row.
+//! A stream's `message_start` already tells what was read and expects all of the rest to be stored; `message_delta` has
+//! the final figures. Where `thinking` is not asked for, the model is told not to think and what it thinks all the same
+//! is not shown, so that the first block is the text.
 
+mod anthropic;
 mod app;
 mod auth;
 mod body;

@@ -68,8 +68,19 @@ pub(crate) struct Finished {
     pub(crate) logprobs: Vec<TokenLogprob>,
 }
 
+/// What was found of the prompt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Started {
+    /// Tokens of the prompt.
+    pub(crate) prompt: usize,
+    /// How many of them need not be computed.
+    pub(crate) read: usize,
+}
+
 /// What a reader of a reply gets.
 pub(crate) enum ReplyEvent {
+    /// The request is being worked on; comes first, or not at all.
+    Started(Started),
     Delta(Delta),
     Done(Box<Finished>),
     Failed(ApiError),
@@ -118,6 +129,8 @@ impl Reply {
             // What has piled up meanwhile becomes one piece: a slow reader does not make more work.
             while let Some(known) = event {
                 match self.absorb(known) {
+                    // The engine's first event: nothing was taken in before it.
+                    Some(event @ ReplyEvent::Started(_)) => return Some(event),
                     Some(last) => {
                         self.ended = true;
                         return Some(last);
@@ -140,7 +153,7 @@ impl Reply {
         loop {
             let event = self.wait().await;
             match self.absorb(event) {
-                None => {}
+                None | Some(ReplyEvent::Started(_)) => {}
                 Some(ReplyEvent::Done(finished)) => return Ok(*finished),
                 Some(ReplyEvent::Failed(error)) => return Err(error),
                 Some(ReplyEvent::Delta(_)) => return Err(ApiError::Internal { doing: "read a reply" }),
@@ -157,12 +170,13 @@ impl Reply {
         }
     }
 
-    /// Takes an event in; returns the reader's last event if this was the last one.
+    /// Takes an event in; returns what the reader must hear of at once: the start and the end.
     fn absorb(&mut self, event: Result<StreamEvent, ApiError>) -> Option<ReplyEvent> {
         match event {
             Err(error) => return Some(ReplyEvent::Failed(error)),
             Ok(StreamEvent::Error(error)) => return Some(ReplyEvent::Failed(error.into())),
             Ok(StreamEvent::Done(completion)) => return Some(self.end(*completion)),
+            Ok(StreamEvent::Started { prompt, read }) => return Some(ReplyEvent::Started(Started { prompt, read })),
             Ok(StreamEvent::Token { id, logprob }) => {
                 self.first_token.get_or_insert_with(|| self.facts.arrived.elapsed());
                 self.logprobs.extend(logprob.filter(|_| !self.facts.model.is_end_of_generation(id)));
@@ -238,7 +252,11 @@ impl Reply {
                 break;
             }
             if is_new {
-                let id = if call.id.is_empty() { random_id("call_") } else { call.id.clone() };
+                let id = match self.facts.form.call_prefix {
+                    Some(prefix) => random_id(prefix),
+                    None if call.id.is_empty() => random_id("call_"),
+                    None => call.id.clone(),
+                };
                 self.call_ids.push(id);
                 self.told
                     .tool_calls

@@ -11,6 +11,7 @@ use axum::response::Response;
 use axum::routing::{any, get, post};
 use tokio::time::Instant;
 
+use crate::anthropic::messages;
 use crate::app::{CountedBody, SharedApp};
 use crate::auth::authorize;
 use crate::error::{ApiError, Family};
@@ -20,9 +21,7 @@ use crate::openai::{chat, completions, embeddings, models};
 use crate::poncho;
 
 /// Paths that clients of a family may try and that say so instead of "not found".
-const NOT_BUILT: [&str; 14] = [
-    "/v1/messages",
-    "/v1/messages/count_tokens",
+const NOT_BUILT: [&str; 12] = [
     "/api/generate",
     "/api/chat",
     "/api/embed",
@@ -44,6 +43,8 @@ pub(crate) fn router(app: &SharedApp) -> Router {
         .route("/v1/completions", post(completions::create))
         .route("/v1/responses", post(create::create))
         .route("/v1/embeddings", post(embeddings::create))
+        .route("/v1/messages", post(messages::create))
+        .route("/v1/messages/count_tokens", post(messages::count_tokens))
         .route("/tokenize", post(poncho::tokenize))
         .route("/detokenize", post(poncho::detokenize))
         .route("/apply-template", post(poncho::apply_template))
@@ -104,9 +105,12 @@ async fn outermost(State(app): State<SharedApp>, request: Request, next: Next) -
     if let Some(error) = &error
         && family != Family::OpenAi
     {
-        response = error.respond(family);
+        response = error.respond(family, Some(&id));
     }
     if let Ok(value) = HeaderValue::from_str(&id) {
+        if family == Family::Anthropic {
+            response.headers_mut().insert(HeaderName::from_static("request-id"), value.clone());
+        }
         response.headers_mut().insert(HeaderName::from_static("x-request-id"), value);
     }
     let status = response.status().as_u16();

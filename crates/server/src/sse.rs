@@ -1,4 +1,4 @@
-//! Replies as server-sent events: several replies merged into one stream of JSON lines.
+//! Replies as server-sent events: several replies merged into one stream of JSON texts, with names where a dialect has them.
 //!
 //! A dialect says what its events look like (`Events`); order, errors, keep-alive and cancelling are the same for all.
 //! The response owns the replies, so a client that goes away drops them, and that cancels them.
@@ -13,7 +13,7 @@ use axum::response::{IntoResponse, Response};
 use futures_util::stream::{self, BoxStream, SelectAll, Stream, StreamExt};
 
 use crate::error::ApiError;
-use crate::reply::{Delta, Finished, Reply, ReplyEvent};
+use crate::reply::{Delta, Finished, Reply, ReplyEvent, Started};
 
 /// An error that comes this early becomes the status of the response; a later one becomes an event, because by then the
 /// client should see that its request was taken.
@@ -41,11 +41,12 @@ impl From<String> for Frame {
 
 impl From<Frame> for Event {
     fn from(frame: Frame) -> Self {
-        let event = Self::default();
-        match frame.event {
-            Some(name) => event.event(name).data(frame.data),
-            None => event.data(frame.data),
-        }
+        // The name first: that is the order in which everybody writes them.
+        let event = match frame.event {
+            Some(name) => Self::default().event(name),
+            None => Self::default(),
+        };
+        event.data(frame.data)
     }
 }
 
@@ -53,6 +54,14 @@ impl From<Frame> for Event {
 pub(crate) trait Events: Send + 'static {
     /// The stream begins: the requests were taken.
     fn start(&mut self) -> Vec<Frame> {
+        Vec::new()
+    }
+    /// What a quiet stream gets from time to time; `None` for a comment.
+    fn keep_alive() -> Option<Frame> {
+        None
+    }
+    /// The reply with this number is being worked on.
+    fn started(&mut self, _index: usize, _started: Started) -> Vec<Frame> {
         Vec::new()
     }
     /// More of the reply with this number.
@@ -81,17 +90,22 @@ pub(crate) async fn respond<E: Events>(
     events: E,
     keep_alive: Duration,
 ) -> Result<Response, ApiError> {
-    let mut replies: Merged = stream::select_all(replies.into_iter().enumerate().map(numbered));
-    let early = tokio::time::timeout(STATUS_WAIT, replies.next()).await;
-    if let Ok(Some((_, ReplyEvent::Failed(error)))) = early {
-        return Err(error);
-    }
+    let replies: Merged = stream::select_all(replies.into_iter().enumerate().map(numbered));
     let mut writer = Writer { replies, events, queue: VecDeque::new(), open: true };
     writer.queue.extend(writer.events.start());
-    if let Ok(event) = early {
+    let deadline = tokio::time::Instant::now() + STATUS_WAIT;
+    while let Ok(event) = tokio::time::timeout_at(deadline, writer.replies.next()).await {
+        let only_started = matches!(event, Some((_, ReplyEvent::Started(_))));
+        if let Some((_, ReplyEvent::Failed(error))) = event {
+            return Err(error);
+        }
         writer.write(event);
+        if !only_started {
+            break;
+        }
     }
-    let keep_alive = KeepAlive::new().interval(keep_alive).text("waiting");
+    let quiet = E::keep_alive().map_or_else(|| Event::default().comment("waiting"), Event::from);
+    let keep_alive = KeepAlive::new().interval(keep_alive).event(quiet);
     let mut response = Sse::new(writer.into_events()).keep_alive(keep_alive).into_response();
     // Proxies that collect a response before they pass it on would turn a stream into a wait.
     response.headers_mut().insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
@@ -120,6 +134,7 @@ impl<E: Events> Writer<E> {
 
     fn write(&mut self, event: Option<(usize, ReplyEvent)>) {
         let frames = match event {
+            Some((index, ReplyEvent::Started(started))) => self.events.started(index, started),
             Some((index, ReplyEvent::Delta(delta))) => self.events.delta(index, delta),
             Some((index, ReplyEvent::Done(finished))) => self.events.done(index, finished),
             Some((_, ReplyEvent::Failed(error))) => {

@@ -172,9 +172,9 @@ async fn unknown_paths_and_methods_have_the_shape_of_their_family() {
     is_error(&wrong, 405, "method_not_allowed");
     assert_eq!(wrong.headers["allow"], "POST");
     is_error(&server.send(Method::DELETE, "/v1/models", &[], Vec::new()).await, 405, "method_not_allowed");
-    let anthropic = server.post("/v1/messages", &json!({})).await;
-    assert_eq!((anthropic.status, &anthropic.json()["type"]), (501, &json!("error")));
-    assert_eq!(anthropic.json()["error"]["type"], "api_error");
+    let anthropic = server.get("/v1/messages").await;
+    assert_eq!((anthropic.status, &anthropic.json()["type"]), (405, &json!("error")));
+    assert_eq!(anthropic.json()["error"]["type"], "invalid_request_error");
     let ollama = server.post("/api/chat", &json!({})).await;
     assert_eq!((ollama.status, ollama.json()["error"].is_string()), (501, true), "{}", ollama.text);
 }

@@ -1,6 +1,12 @@
 //! The server over real sockets, on stub models: every endpoint, every refusal, and what happens when somebody leaves.
 
 #[cfg(test)]
+mod anthropic;
+#[cfg(test)]
+mod anthropic_errors;
+#[cfg(test)]
+mod anthropic_stream;
+#[cfg(test)]
 mod chat;
 #[cfg(test)]
 mod completions;

@@ -10,6 +10,7 @@ use hyper_util::rt::TokioIo;
 use poncho_cache::{Cache, CacheConfig, Gates};
 use poncho_engine::backend::stub::{StubBackend, StubFaults, vocab};
 use poncho_engine::backend::{ContextOptions, MemoryKind};
+use poncho_engine::signature::SigningKey;
 use poncho_engine::{Engine, FingerprintSource, Model, ModelConfig};
 use poncho_server::{ConfigError, ServerConfig, serve};
 use serde_json::{Value, json};
@@ -30,6 +31,8 @@ pub(crate) struct Setup {
     pub(crate) metadata: Vec<(&'static str, &'static str)>,
     pub(crate) queue_limit: usize,
     pub(crate) sequences: u32,
+    /// Signs thinking.
+    pub(crate) signing_key: Option<SigningKey>,
     pub(crate) config: ServerConfig,
 }
 
@@ -42,6 +45,7 @@ impl Default for Setup {
             metadata: Vec::new(),
             queue_limit: 64,
             sequences: 8,
+            signing_key: None,
             config: ServerConfig::default(),
         }
     }
@@ -232,6 +236,7 @@ pub(crate) fn load(engine: &Engine, id: &str, setup: &Setup) {
         gates,
         context,
         queue_limit: setup.queue_limit,
+        signing_key: setup.signing_key.clone(),
         ..ModelConfig::new(id, "stub")
     };
     engine.load(config).unwrap();

@@ -69,6 +69,7 @@ pub(crate) fn generation(shared: &Shared<'_>) -> Result<Generation, ApiError> {
         session_id: shared.session_id.map(str::to_owned),
         exact: shared.exact,
         ignore_eos: shared.ignore_eos,
+        ..Generation::default()
     })
 }
 
@@ -101,6 +102,7 @@ pub(crate) fn chat_turn(body: &ChatRequestBody) -> Result<ChatTurn, ApiError> {
         template_kwargs,
         thinking,
         generation,
+        reply_start: String::new(),
     })
 }
 
@@ -189,8 +191,7 @@ pub(crate) fn function_tool(function: &FunctionDefinition, field: impl Fn(&str) 
     if let Some(parameters) = &function.parameters {
         object_text(parameters, || field("parameters"))?;
     }
-    let json = serde_json::to_string(function).map_err(|_| ApiError::Internal { doing: "wrote a tool" })?;
-    Ok(Tool { name: function.name.clone(), json: format!(r#"{{"type":"function","function":{json}}}"#) })
+    Tool::function(&function.name, function.description.as_deref(), function.parameters.as_deref())
 }
 
 /// The text of a schema, as it was written.

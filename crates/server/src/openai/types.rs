@@ -157,12 +157,10 @@ pub(crate) struct ToolDefinition {
 }
 
 /// The function of a tool. Its parameters stay text, so that their order stays what it was.
-#[derive(Debug, DeserializeDerive, Serialize)]
+#[derive(Debug, DeserializeDerive)]
 pub(crate) struct FunctionDefinition {
     pub(crate) name: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) description: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) parameters: Option<Box<RawValue>>,
 }
 
@@ -215,6 +213,16 @@ pub(crate) enum Either<T> {
     List(Vec<T>),
 }
 
+impl<T> TextOrList<T> {
+    /// Reads one.
+    pub(crate) fn read<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Either<T>, D::Error>
+    where
+        T: Deserialize<'de>,
+    {
+        deserializer.deserialize_any(Self(PhantomData))
+    }
+}
+
 impl<'de, T: Deserialize<'de>> Visitor<'de> for TextOrList<T> {
     type Value = Either<T>;
 
@@ -241,7 +249,7 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for TextOrList<T> {
 
 impl<'de> Deserialize<'de> for Texts {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Ok(Self(match deserializer.deserialize_any(TextOrList::<String>::default())? {
+        Ok(Self(match TextOrList::<String>::read(deserializer)? {
             Either::Text(text) => vec![text],
             Either::List(texts) => texts,
         }))
@@ -250,7 +258,7 @@ impl<'de> Deserialize<'de> for Texts {
 
 impl<'de> Deserialize<'de> for Content {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Ok(match deserializer.deserialize_any(TextOrList::<Object<Part>>::default())? {
+        Ok(match TextOrList::<Object<Part>>::read(deserializer)? {
             Either::Text(text) => Self::Text(text),
             Either::List(parts) => Self::Parts(parts),
         })

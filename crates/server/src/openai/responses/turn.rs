@@ -128,6 +128,7 @@ pub(crate) fn chat_turn(body: &ResponseRequestBody, messages: Vec<Value>) -> Res
         parallel_calls: body.parallel_tool_calls.unwrap_or(true),
         json_schema: format.map(schema).transpose()?.flatten(),
         template_kwargs,
+        reply_start: String::new(),
         thinking,
         generation,
     })
