@@ -16,22 +16,15 @@ use crate::auth::authorize;
 use crate::error::{ApiError, Family};
 use crate::ids::random_id;
 use crate::openai::{chat, completions, models};
-use crate::poncho;
+use crate::{ollama, poncho};
 
 /// Paths that clients of a family may try and that say so instead of "not found".
-const NOT_BUILT: [&str; 17] = [
+const NOT_BUILT: [&str; 10] = [
     "/v1/embeddings",
     "/v1/responses",
     "/v1/responses/{id}",
     "/v1/messages",
     "/v1/messages/count_tokens",
-    "/api/generate",
-    "/api/chat",
-    "/api/embed",
-    "/api/embeddings",
-    "/api/tags",
-    "/api/show",
-    "/api/ps",
     "/api/pull",
     "/api/push",
     "/api/copy",
@@ -44,6 +37,10 @@ pub(crate) fn router(app: &SharedApp) -> Router {
     let work = Router::new()
         .route("/v1/chat/completions", post(chat::create))
         .route("/v1/completions", post(completions::create))
+        .route("/api/generate", post(ollama::generate::create))
+        .route("/api/chat", post(ollama::chat::create))
+        .route("/api/embed", post(ollama::embed::embed))
+        .route("/api/embeddings", post(ollama::embed::embeddings))
         .route("/tokenize", post(poncho::tokenize))
         .route("/detokenize", post(poncho::detokenize))
         .route("/apply-template", post(poncho::apply_template))
@@ -51,6 +48,9 @@ pub(crate) fn router(app: &SharedApp) -> Router {
     let read = Router::new()
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::get))
+        .route("/api/tags", get(ollama::models::tags))
+        .route("/api/ps", get(ollama::models::ps))
+        .route("/api/show", post(ollama::models::show))
         .route("/metrics", get(poncho::metrics))
         .route("/api/cache", get(poncho::cache))
         .route("/api/version", get(poncho::version));

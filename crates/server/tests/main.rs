@@ -11,6 +11,12 @@ mod errors;
 #[cfg(test)]
 mod life;
 #[cfg(test)]
+mod ollama;
+#[cfg(test)]
+mod ollama_errors;
+#[cfg(test)]
+mod ollama_models;
+#[cfg(test)]
 mod support;
 #[cfg(test)]
 mod tools;

@@ -1,5 +1,6 @@
 //! A server on a free port, stub models that say what a test scripted, and a small HTTP client.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,6 +30,10 @@ pub(crate) struct Setup {
     pub(crate) queue_limit: usize,
     pub(crate) sequences: u32,
     pub(crate) config: ServerConfig,
+    /// The models' file; the stub needs none.
+    pub(crate) file: PathBuf,
+    /// Whether the models can fill a gap.
+    pub(crate) fills_gaps: bool,
 }
 
 impl Default for Setup {
@@ -40,6 +45,8 @@ impl Default for Setup {
             queue_limit: 64,
             sequences: 8,
             config: ServerConfig::default(),
+            file: PathBuf::from("stub"),
+            fills_gaps: false,
         }
     }
 }
@@ -72,6 +79,13 @@ impl Answer {
         blocks.map(|block| block.strip_prefix("data: ").unwrap_or_else(|| panic!("{block:?}")).to_owned()).collect()
     }
 
+    /// The lines of a stream of JSON lines.
+    pub(crate) fn lines(&self) -> Vec<Value> {
+        assert_eq!(self.headers["content-type"], "application/x-ndjson", "{}", self.text);
+        assert!(self.text.ends_with('\n'), "{}", self.text);
+        self.text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|_| panic!("{line:?}"))).collect()
+    }
+
     /// The chunks of a stream that ended well.
     pub(crate) fn chunks(&self) -> Vec<Value> {
         let mut events = self.events();
@@ -85,6 +99,9 @@ impl Server {
         let mut backend = StubBackend::new(setup.memory);
         for (prompt, reply) in &setup.replies {
             backend = backend.with_reply(&vocab::tokens(prompt), &vocab::tokens(reply));
+        }
+        if setup.fills_gaps {
+            backend = backend.with_fill_tokens();
         }
         let faults = backend.faults();
         let cache = Arc::new(Cache::open(CacheConfig::in_memory(1 << 28)).unwrap());
@@ -212,7 +229,7 @@ pub(crate) fn load(engine: &Engine, id: &str, setup: &Setup) {
         gates,
         context,
         queue_limit: setup.queue_limit,
-        ..ModelConfig::new(id, "stub")
+        ..ModelConfig::new(id, &setup.file)
     };
     engine.load(config).unwrap();
 }

@@ -46,13 +46,14 @@ pub struct StubBackend {
     memory: MemoryKind,
     replies: Vec<(Vec<Token>, Vec<Token>)>,
     faults: StubFaults,
+    fills_gaps: bool,
 }
 
 impl StubBackend {
     /// A stub whose models have this memory kind.
     #[must_use]
     pub fn new(memory: MemoryKind) -> Self {
-        Self { memory, replies: Vec::new(), faults: StubFaults::new() }
+        Self { memory, replies: Vec::new(), faults: StubFaults::new(), fills_gaps: false }
     }
 
     /// Makes `reply` what the models most likely say after `prompt`, one token after the other, as long as no adapter
@@ -60,6 +61,13 @@ impl StubBackend {
     #[must_use]
     pub fn with_reply(mut self, prompt: &[Token], reply: &[Token]) -> Self {
         self.replies.push((prompt.to_vec(), reply.to_vec()));
+        self
+    }
+
+    /// Gives the models the marks of [`vocab::FILL`].
+    #[must_use]
+    pub fn with_fill_tokens(mut self) -> Self {
+        self.fills_gaps = true;
         self
     }
 
@@ -90,7 +98,7 @@ impl Backend for StubBackend {
         }
         let faults = self.faults.clone();
         let model = model::StubModel::new(&options.path, self.memory, options.vocab_only, &self.replies, faults);
-        Ok(Arc::new(model))
+        Ok(Arc::new(if self.fills_gaps { model.with_fill_tokens() } else { model }))
     }
 
     fn host_buffer(&self, len: usize) -> HostBuffer {

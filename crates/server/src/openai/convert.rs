@@ -9,10 +9,10 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use super::types::{
-    CallOut, ChatLogprobs, ChatRequestBody, Content, Envelope, FunctionOut, Message, PonchoFacts, PromptDetails,
-    ResponseFormat, Shared, TokenOut, ToolCallBody, ToolDefinition, Usage,
+    CallOut, ChatLogprobs, ChatRequestBody, Content, Envelope, FunctionOut, Message, PromptDetails, ResponseFormat,
+    Shared, TokenOut, ToolCallBody, ToolDefinition, Usage,
 };
-use crate::chat::{ChatTurn, Choice, Generation, Tool};
+use crate::chat::{ANY_OBJECT, ChatTurn, Choice, Generation, Tool};
 use crate::error::ApiError;
 use crate::ids::{random_id, unix_seconds};
 use crate::reply::{CallDelta, Finish};
@@ -167,7 +167,8 @@ fn call_json(call: &ToolCallBody) -> Value {
     json!({"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}})
 }
 
-fn tool_json(at: usize, tool: &ToolDefinition) -> Result<Tool, ApiError> {
+/// A tool as templates want it.
+pub(crate) fn tool_json(at: usize, tool: &ToolDefinition) -> Result<Tool, ApiError> {
     let field = |name: &str| format!("tools[{at}].{name}");
     if tool.kind != "function" {
         return Err(ApiError::field(field("type"), format!("it is {:?}; only functions can be called", tool.kind)));
@@ -212,7 +213,7 @@ fn json_schema(format: Option<&ResponseFormat>) -> Result<Option<String>, ApiErr
     let Some(format) = format else { return Ok(None) };
     match format.kind.as_str() {
         "text" => Ok(None),
-        "json_object" => Ok(Some(r#"{"type":"object"}"#.to_owned())),
+        "json_object" => Ok(Some(ANY_OBJECT.to_owned())),
         "json_schema" => {
             let field = || "response_format.json_schema.schema".to_owned();
             let schema = format.json_schema.as_ref().and_then(|format| format.schema.as_ref());
@@ -283,18 +284,6 @@ impl Usage {
         }
         self.completion_tokens += completion.completion_tokens;
         self.total_tokens = self.prompt_tokens + self.completion_tokens;
-    }
-}
-
-impl From<&Completion> for PonchoFacts {
-    fn from(completion: &Completion) -> Self {
-        Self {
-            hit: completion.hit.as_str(),
-            read: completion.cache_delta.read,
-            created: completion.cache_delta.created,
-            prefill_ms: completion.prefill_time.as_secs_f64() * 1000.0,
-            finish_key: completion.finish_key.map(|key| key.to_string()),
-        }
     }
 }
 

@@ -80,7 +80,7 @@ impl StubModel {
             size_bytes: 8,
             n_params: 1,
             memory: if vocab_only { MemoryKind::None } else { kind },
-            special: vocab::special_tokens(),
+            special: vocab::special_tokens(false),
             add_bos: true,
             add_eos: false,
             has_encoder: false,
@@ -91,6 +91,11 @@ impl StubModel {
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         let facts = ModelFacts { id, replies: learn_replies(replies, layers), faults };
         Self { info, layers, facts: Arc::new(facts) }
+    }
+
+    pub(super) fn with_fill_tokens(mut self) -> Self {
+        self.info.special = vocab::special_tokens(true);
+        self
     }
 }
 
