@@ -1,4 +1,5 @@
-//! Poncho's HTTP server: OpenAI-compatible endpoints, health, metrics and a few of its own over [`poncho_engine`].
+//! Poncho's HTTP server: the endpoints of OpenAI and of Ollama, health, metrics and a few of its own over
+//! [`poncho_engine`].
 //!
 //! [`serve`] runs it on a listener until it is told to stop; [`check_bind`] says whether an address may be used.
 //! Request text becomes engine requests here and engine events become JSON here; no inference state lives in this
@@ -11,6 +12,9 @@
 //! | `GET /v1/models`, `GET /v1/models/{id}` | loaded models and the aliases of loaded models |
 //! | `POST /v1/chat/completions` | chat: tools, structured output, thinking, logprobs, `n`, streams |
 //! | `POST /v1/completions` | prompts as text or tokens, `echo`, logprobs, `n`, streams |
+//! | `POST /api/generate`, `POST /api/chat` | Ollama's: templates, `raw`, `suffix`, `context`, tools, `format`, `think`; lines of JSON |
+//! | `POST /api/embed`, `POST /api/embeddings` | vectors of texts, pooled as the model says or else the mean |
+//! | `GET /api/tags`, `GET /api/ps`, `POST /api/show` | Ollama's view of the models; `name` and `name:latest` are the same |
 //! | `POST /tokenize`, `/detokenize`, `/apply-template` | tokens, texts, and a conversation as the model reads it |
 //! | `GET /api/cache`, `GET /api/version` | the cache's counters and tiers; the version |
 //!
@@ -19,6 +23,11 @@
 //! kind, the tokens read and created, the prefill time and the key of the saved row, of the first reply if there are
 //! several. Chat also takes `chat_template_kwargs` and `reasoning_effort`. Sampling that is left out has the engine's
 //! defaults, not OpenAI's.
+//!
+//! Ollama's generate and chat take `session_id` and `poncho` too; the object comes with the last line. Their options
+//! have the engine's defaults as well. Three things differ from Ollama: `num_ctx` is ignored, because a context is as
+//! large as it was loaded and a prompt that does not fit is refused; `keep_alive` is checked and not obeyed, because
+//! models stay loaded; and a body must be announced as `application/json`.
 
 mod app;
 mod auth;

@@ -108,13 +108,10 @@ async fn wrong_fields_are_named_one_by_one() {
         let body = json!({"model": "stub", "prompt": "x", "messages": [{"role": "user", "content": "x"}]});
         let body = with(body, &fields);
         is_error(&server.post(path, &body).await, 400, start);
-        is_error(&server.post(path, &with(body, &json!({"stream": false}))).await, 400, start_of(&fields, start));
+        if fields.get("stream").is_none() {
+            is_error(&server.post(path, &with(body, &json!({"stream": false}))).await, 400, start);
+        }
     }
-}
-
-/// A body with a wrong `stream` is right once it is replaced, so that case is checked once more as it was.
-fn start_of<'s>(fields: &Value, start: &'s str) -> &'s str {
-    if fields.get("stream").is_some() { "" } else { start }
 }
 
 #[tokio::test]

@@ -85,7 +85,7 @@ async fn show_tells_what_the_file_says() {
     let listed = server.get("/api/tags").await.json();
     let bytes = std::fs::metadata(model_path(ModelKind::Attention)).unwrap().len();
     assert_eq!(listed["models"][0]["size"], bytes);
-    assert_eq!(listed["models"][0]["details"]["quantization_level"], "F32");
+    assert_eq!(listed["models"][0]["details"]["quantization_level"], "F16");
 }
 
 fn length(vector: &Value) -> f64 {

@@ -146,7 +146,7 @@ fn tokens(template: &str) -> Result<Vec<Token>, ApiError> {
             Some((text, action)) => (text, Some(action)),
             None => (rest, None),
         };
-        let trims_end = action.is_some_and(|action| is_left_trim(action));
+        let trims_end = action.is_some_and(is_left_trim);
         let text = if trims_start { text.trim_start() } else { text };
         let text = if trims_end { text.trim_end() } else { text };
         if !text.is_empty() {
