@@ -1,16 +1,18 @@
 //! What a GGUF file says about itself: the few metadata fields that the cache's identity needs.
 //!
-//! Called by `fingerprint` and by the engine before a model is loaded. The file may be anything at all; the cursor
-//! in `fields` guards every length read from it. It must never panic, never read past the metadata block and
-//! never keep more than the few fields below.
+//! Called by `fingerprint` and by the engine before a model is loaded; `metadata` reads all fields, for people. The file
+//! may be anything at all; the cursor in `fields` guards every length read from it. It must never panic, never read past
+//! the metadata block and never keep more than the few fields below.
 
 mod fields;
+mod metadata;
 
 use std::io::BufRead;
 use std::ops::Range;
 
 pub use fields::GgufError;
 use fields::{Fields, STRING};
+pub use metadata::{GgufValue, gguf_metadata};
 
 /// More keys than any real model has (about a hundred), few enough to be read in no time.
 const MAX_KEYS: u64 = 65_536;
@@ -44,6 +46,30 @@ pub struct GgufIdentity {
     pub first_tensor: Option<Range<u64>>,
 }
 
+/// What stands before the first key.
+struct Header {
+    version: u32,
+    tensor_count: u64,
+    key_count: u64,
+}
+
+fn read_header(fields: &mut Fields<impl BufRead>) -> Result<Header, GgufError> {
+    let magic = fields.take::<4>("magic")?;
+    if &magic != b"GGUF" {
+        return Err(GgufError::WrongMagic { got: magic });
+    }
+    let version = fields.u32("version")?;
+    if !(2..=3).contains(&version) {
+        return Err(GgufError::UnsupportedVersion { got: version });
+    }
+    let tensor_count = fields.u64("tensor count")?;
+    let key_count = fields.u64("key count")?;
+    if key_count > MAX_KEYS {
+        return Err(GgufError::TooManyKeys { count: key_count, limit: MAX_KEYS });
+    }
+    Ok(Header { version, tensor_count, key_count })
+}
+
 impl GgufIdentity {
     /// Reads the metadata from the start of a file of `file_bytes` bytes.
     ///
@@ -51,19 +77,7 @@ impl GgufIdentity {
     /// When the file is no readable GGUF; see [`GgufError`].
     pub fn read(reader: impl BufRead, file_bytes: u64) -> Result<Self, GgufError> {
         let mut fields = Fields::new(reader, file_bytes);
-        let magic = fields.take::<4>("magic")?;
-        if &magic != b"GGUF" {
-            return Err(GgufError::WrongMagic { got: magic });
-        }
-        let version = fields.u32("version")?;
-        if !(2..=3).contains(&version) {
-            return Err(GgufError::UnsupportedVersion { got: version });
-        }
-        let tensor_count = fields.u64("tensor count")?;
-        let key_count = fields.u64("key count")?;
-        if key_count > MAX_KEYS {
-            return Err(GgufError::TooManyKeys { count: key_count, limit: MAX_KEYS });
-        }
+        let Header { version, tensor_count, key_count } = read_header(&mut fields)?;
         let mut identity = Self {
             version,
             architecture: None,
@@ -199,6 +213,36 @@ mod tests {
     }
 
     #[test]
+    fn all_metadata_can_be_read_and_long_arrays_come_empty() {
+        let (file, _) = sample();
+        let read = |longest| metadata::read_metadata(file.as_slice(), file.len() as u64, longest).unwrap();
+        let text = |text: &str| GgufValue::Text(text.to_owned());
+        let strings = GgufValue::Array(vec![text("a"), text("")]);
+        let expected = [
+            ("tokenizer.tokens", strings.clone()),
+            ("general.architecture", text("llama")),
+            ("nested", GgufValue::Array(vec![strings])),
+            ("general.file_type", GgufValue::Unsigned(15)),
+            ("split.count", GgufValue::Unsigned(3)),
+            ("split.no", GgufValue::Signed(1)),
+            ("general.alignment", GgufValue::Unsigned(64)),
+            ("flag", GgufValue::Bool(true)),
+        ];
+        assert_eq!(read(2), expected.clone().map(|(key, value)| (key.to_owned(), value)));
+        let short = read(1);
+        assert_eq!(short[0].1, GgufValue::Array(vec![]));
+        assert_eq!(short[2].1, GgufValue::Array(vec![GgufValue::Array(vec![])]), "the inner one is too long");
+        assert_eq!(
+            short[3..],
+            expected[3..].iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect::<Vec<_>>()
+        );
+        for length in 0..file.len() {
+            // Cut anywhere, it is read or refused.
+            let _ = metadata::read_metadata(&file[..length], length as u64, usize::MAX);
+        }
+    }
+
+    #[test]
     fn single_tensor_ends_with_the_file_and_none_is_no_error() {
         let mut file = [header(1, 0), tensor("only", 0)].concat();
         let data = file.len().next_multiple_of(32);
@@ -248,6 +292,7 @@ mod tests {
             let start = at.index(file.len());
             let end = (start + run).min(file.len());
             file[start..end].fill(byte);
+            let _ = metadata::read_metadata(file.as_slice(), file.len() as u64, usize::MAX);
             if let Ok(identity) = read(&file) {
                 let data = identity.first_tensor.unwrap_or(0..0);
                 prop_assert!(identity.metadata_bytes <= file.len() as u64 && data.end <= file.len() as u64);

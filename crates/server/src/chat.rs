@@ -17,6 +17,9 @@ use serde_json::value::RawValue;
 use crate::boundary;
 use crate::error::ApiError;
 
+/// The schema of any object, for clients that want JSON and do not say which.
+pub(crate) const ANY_OBJECT: &str = r#"{"type":"object"}"#;
+
 /// What a client may say about how a reply is generated.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Generation {

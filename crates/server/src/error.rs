@@ -177,7 +177,15 @@ impl ApiError {
             Family::Anthropic => {
                 json!({"type": "error", "error": {"type": facts.kind.anthropic(), "message": message}})
             }
-            Family::Ollama => json!({"error": message}),
+            Family::Ollama => json!({"error": self.ollama_message().unwrap_or(message)}),
+        }
+    }
+
+    /// Sentences that clients of Ollama compare with.
+    fn ollama_message(&self) -> Option<String> {
+        match self {
+            Self::Engine(EngineError::UnknownModel { model }) => Some(format!("model '{model}' not found")),
+            _ => None,
         }
     }
 

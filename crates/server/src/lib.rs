@@ -1,4 +1,5 @@
-//! Poncho's HTTP server: endpoints compatible with OpenAI and Anthropic, health, metrics and a few of its own over [`poncho_engine`].
+//! Poncho's HTTP server: the endpoints of OpenAI, Anthropic and Ollama, health, metrics and a few of its own over
+//! [`poncho_engine`].
 //!
 //! [`serve`] runs it on a listener until it is told to stop; [`check_bind`] says whether an address may be used.
 //! Request text becomes engine requests here and engine events become JSON here; no inference state lives in this
@@ -16,6 +17,9 @@
 //! | `POST /v1/responses/{id}/cancel` | refused: no response is made in the background |
 //! | `POST /v1/embeddings` | texts or tokens to vectors of length 1 |
 //! | `POST /v1/messages`, `POST /v1/messages/count_tokens` | Anthropic's chat: tools, thinking, streams; and its tokens |
+//! | `POST /api/generate`, `POST /api/chat` | Ollama's: templates, `raw`, `suffix`, `context`, tools, `format`, `think`; lines of JSON |
+//! | `POST /api/embed`, `POST /api/embeddings` | vectors of texts, pooled as the model says or else the mean |
+//! | `GET /api/tags`, `GET /api/ps`, `POST /api/show` | Ollama's view of the models; `name` and `name:latest` are the same |
 //! | `POST /tokenize`, `/detokenize`, `/apply-template` | tokens, texts, and a conversation as the model reads it |
 //! | `GET /api/cache`, `GET /api/version` | the cache's counters and tiers; the version |
 //!
@@ -31,18 +35,26 @@
 //! A stream's `message_start` already tells what was read and expects all of the rest to be stored; `message_delta` has
 //! the final figures. Where `thinking` is not asked for, the model is told not to think and what it thinks all the same
 //! is not shown, so that the first block is the text.
+//!
+//! Ollama's generate and chat take `session_id` and `poncho` too; the object comes with the last line. Their options
+//! have the engine's defaults as well. Three things differ from Ollama: `num_ctx` is ignored, because a context is as
+//! large as it was loaded and a prompt that does not fit is refused; `keep_alive` is checked and not obeyed, because
+//! models stay loaded; and a body must be announced as `application/json`.
 
 mod anthropic;
 mod app;
 mod auth;
 mod body;
 mod boundary;
+mod call;
 mod chat;
 mod config;
 mod error;
 mod ids;
 mod metrics;
 mod models;
+mod ndjson;
+mod ollama;
 mod openai;
 mod poncho;
 mod reply;

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use crate::app::SharedApp;
 use crate::body::Json;
+use crate::call::blocking;
 use crate::chat;
 use crate::error::ApiError;
 use crate::openai::convert::chat_turn;
@@ -149,12 +150,4 @@ pub(crate) async fn apply_template(
         })))
     })
     .await
-}
-
-/// Runs what may take long off the async threads.
-async fn blocking<T: Send + 'static>(
-    doing: &'static str,
-    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
-) -> Result<T, ApiError> {
-    tokio::task::spawn_blocking(work).await.map_err(|_| ApiError::Internal { doing })?
 }

@@ -18,23 +18,10 @@ use crate::error::{ApiError, Family};
 use crate::ids::random_id;
 use crate::openai::responses::{create, stored};
 use crate::openai::{chat, completions, embeddings, models};
-use crate::poncho;
+use crate::{ollama, poncho};
 
 /// Paths that clients of a family may try and that say so instead of "not found".
-const NOT_BUILT: [&str; 12] = [
-    "/api/generate",
-    "/api/chat",
-    "/api/embed",
-    "/api/embeddings",
-    "/api/tags",
-    "/api/show",
-    "/api/ps",
-    "/api/pull",
-    "/api/push",
-    "/api/copy",
-    "/api/delete",
-    "/api/create",
-];
+const NOT_BUILT: [&str; 5] = ["/api/pull", "/api/push", "/api/copy", "/api/delete", "/api/create"];
 
 /// All of the server.
 pub(crate) fn router(app: &SharedApp) -> Router {
@@ -45,6 +32,10 @@ pub(crate) fn router(app: &SharedApp) -> Router {
         .route("/v1/embeddings", post(embeddings::create))
         .route("/v1/messages", post(messages::create))
         .route("/v1/messages/count_tokens", post(messages::count_tokens))
+        .route("/api/generate", post(ollama::generate::create))
+        .route("/api/chat", post(ollama::chat::create))
+        .route("/api/embed", post(ollama::embed::embed))
+        .route("/api/embeddings", post(ollama::embed::embeddings))
         .route("/tokenize", post(poncho::tokenize))
         .route("/detokenize", post(poncho::detokenize))
         .route("/apply-template", post(poncho::apply_template))
@@ -55,6 +46,9 @@ pub(crate) fn router(app: &SharedApp) -> Router {
         .route("/v1/responses/{id}", get(stored::get).delete(stored::delete))
         .route("/v1/responses/{id}/input_items", get(stored::input_items))
         .route("/v1/responses/{id}/cancel", post(stored::cancel))
+        .route("/api/tags", get(ollama::models::tags))
+        .route("/api/ps", get(ollama::models::ps))
+        .route("/api/show", post(ollama::models::show))
         .route("/metrics", get(poncho::metrics))
         .route("/api/cache", get(poncho::cache))
         .route("/api/version", get(poncho::version));

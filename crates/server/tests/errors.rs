@@ -175,7 +175,7 @@ async fn unknown_paths_and_methods_have_the_shape_of_their_family() {
     let anthropic = server.get("/v1/messages").await;
     assert_eq!((anthropic.status, &anthropic.json()["type"]), (405, &json!("error")));
     assert_eq!(anthropic.json()["error"]["type"], "invalid_request_error");
-    let ollama = server.post("/api/chat", &json!({})).await;
+    let ollama = server.post("/api/pull", &json!({})).await;
     assert_eq!((ollama.status, ollama.json()["error"].is_string()), (501, true), "{}", ollama.text);
 }
 

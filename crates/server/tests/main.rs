@@ -18,6 +18,11 @@ mod endpoints;
 mod errors;
 #[cfg(test)]
 mod life;
+mod ollama;
+#[cfg(test)]
+mod ollama_errors;
+#[cfg(test)]
+mod ollama_models;
 #[cfg(test)]
 mod response_fields;
 #[cfg(test)]

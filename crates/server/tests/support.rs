@@ -1,5 +1,6 @@
 //! A server on a free port, stub models that say what a test scripted, and a small HTTP client.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -34,6 +35,10 @@ pub(crate) struct Setup {
     /// Signs thinking.
     pub(crate) signing_key: Option<SigningKey>,
     pub(crate) config: ServerConfig,
+    /// The models' file; the stub needs none.
+    pub(crate) file: PathBuf,
+    /// Whether the models can fill a gap.
+    pub(crate) fills_gaps: bool,
 }
 
 impl Default for Setup {
@@ -47,6 +52,8 @@ impl Default for Setup {
             sequences: 8,
             signing_key: None,
             config: ServerConfig::default(),
+            file: PathBuf::from("stub"),
+            fills_gaps: false,
         }
     }
 }
@@ -93,6 +100,13 @@ impl Answer {
         blocks.map(read).collect()
     }
 
+    /// The lines of a stream of JSON lines.
+    pub(crate) fn lines(&self) -> Vec<Value> {
+        assert_eq!(self.headers["content-type"], "application/x-ndjson", "{}", self.text);
+        assert!(self.text.ends_with('\n'), "{}", self.text);
+        self.text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|_| panic!("{line:?}"))).collect()
+    }
+
     /// The chunks of a stream that ended well.
     pub(crate) fn chunks(&self) -> Vec<Value> {
         let mut events = self.events();
@@ -109,6 +123,9 @@ impl Server {
         }
         for (key, value) in &setup.metadata {
             backend = backend.with_metadata(key, value);
+        }
+        if setup.fills_gaps {
+            backend = backend.with_fill_tokens();
         }
         let faults = backend.faults();
         let cache = Arc::new(Cache::open(CacheConfig::in_memory(1 << 28)).unwrap());
@@ -237,7 +254,7 @@ pub(crate) fn load(engine: &Engine, id: &str, setup: &Setup) {
         context,
         queue_limit: setup.queue_limit,
         signing_key: setup.signing_key.clone(),
-        ..ModelConfig::new(id, "stub")
+        ..ModelConfig::new(id, &setup.file)
     };
     engine.load(config).unwrap();
 }

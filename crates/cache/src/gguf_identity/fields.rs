@@ -1,16 +1,16 @@
 //! A cursor over the fields of a GGUF file, and what can be wrong with them.
 //!
-//! Used by `gguf_identity` alone. Every claimed length is checked against the file's size before it is used;
+//! Used by `gguf_identity` and its `metadata`. Every claimed length is checked against the file's size before it is used;
 //! nothing is allocated by such a length beyond the caller's limit, and arrays are skipped without being stored.
 
 use std::io::{self, BufRead};
 
 /// The format allows arrays of arrays; nothing written by anyone goes deeper than this.
-const MAX_ARRAY_DEPTH: u32 = 4;
+pub(super) const MAX_ARRAY_DEPTH: u32 = 4;
 /// The value type of strings.
 pub(super) const STRING: u32 = 8;
 /// The value type of arrays.
-const ARRAY: u32 = 9;
+pub(super) const ARRAY: u32 = 9;
 
 /// Why a file is not a GGUF that can be read. The caller adds the path.
 #[derive(Debug, thiserror::Error)]
@@ -192,17 +192,22 @@ impl<R: BufRead> Fields<R> {
             ARRAY => {
                 let element = self.u32("array type")?;
                 let count = self.u64("array length")?;
-                if let Some(size) = fixed_size(element) {
-                    return self.skip(count.saturating_mul(size), "array");
-                }
-                // Every element takes at least eight bytes of the file, so the file's end bounds this loop.
-                for _ in 0..count {
-                    self.skip_value(element, depth + 1)?;
-                }
-                Ok(())
+                self.skip_elements(element, count, depth)
             }
             _ => Err(GgufError::UnknownValueType { got: kind, offset }),
         }
+    }
+
+    /// Skips the elements of an array that stands at `depth`.
+    pub(super) fn skip_elements(&mut self, element: u32, count: u64, depth: u32) -> Result<(), GgufError> {
+        if let Some(size) = fixed_size(element) {
+            return self.skip(count.saturating_mul(size), "array");
+        }
+        // Every element takes at least eight bytes of the file, so the file's end bounds this loop.
+        for _ in 0..count {
+            self.skip_value(element, depth + 1)?;
+        }
+        Ok(())
     }
 
     /// The lowest data offset among the tensors and the next one above it, without keeping the list.

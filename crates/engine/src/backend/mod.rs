@@ -103,6 +103,19 @@ pub struct SpecialTokens {
     pub nl: Option<Token>,
     /// Padding.
     pub pad: Option<Token>,
+    /// The marks around a gap that the model can fill, where it has all three.
+    pub fill: Option<FillTokens>,
+}
+
+/// The marks of a prompt whose middle is missing: `prefix`, the text before, `suffix`, the text after, `middle`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FillTokens {
+    /// Before the text that comes before the gap.
+    pub prefix: Token,
+    /// Before the text that comes after the gap.
+    pub suffix: Token,
+    /// After both: from here on the model fills the gap.
+    pub middle: Token,
 }
 
 /// Facts about a loaded model that never change.

@@ -48,13 +48,14 @@ pub struct StubBackend {
     replies: Vec<(Vec<Token>, Vec<Token>)>,
     metadata: BTreeMap<String, String>,
     faults: StubFaults,
+    fills_gaps: bool,
 }
 
 impl StubBackend {
     /// A stub whose models have this memory kind.
     #[must_use]
     pub fn new(memory: MemoryKind) -> Self {
-        Self { memory, replies: Vec::new(), metadata: BTreeMap::new(), faults: StubFaults::new() }
+        Self { memory, replies: Vec::new(), metadata: BTreeMap::new(), faults: StubFaults::new(), fills_gaps: false }
     }
 
     /// Makes `reply` what the models most likely say after `prompt`, one token after the other, as long as no adapter
@@ -69,6 +70,13 @@ impl StubBackend {
     #[must_use]
     pub fn with_metadata(mut self, key: &str, value: &str) -> Self {
         self.metadata.insert(key.to_owned(), value.to_owned());
+        self
+    }
+
+    /// Gives the models the marks of [`vocab::FILL`].
+    #[must_use]
+    pub fn with_fill_tokens(mut self) -> Self {
+        self.fills_gaps = true;
         self
     }
 
@@ -99,7 +107,8 @@ impl Backend for StubBackend {
         }
         let faults = self.faults.clone();
         let model = model::StubModel::new(&options.path, self.memory, options.vocab_only, &self.replies, faults);
-        Ok(Arc::new(model.with_metadata(self.metadata.clone())))
+        let model = model.with_metadata(self.metadata.clone());
+        Ok(Arc::new(if self.fills_gaps { model.with_fill_tokens() } else { model }))
     }
 
     fn host_buffer(&self, len: usize) -> HostBuffer {

@@ -17,10 +17,11 @@ use super::stream::MessageEvents;
 use super::types::{BlockOut, MessageOut, MessagesBody, TokenCount, Usage};
 use crate::app::SharedApp;
 use crate::body::Json;
+use crate::call::{Origin, poncho_header, session_header};
 use crate::chat::{prepare_chat, render};
 use crate::error::ApiError;
 use crate::ids::random_id;
-use crate::openai::call::{Call, model_name, poncho_header, session_header};
+use crate::openai::call::{Call, model_name};
 use crate::reply::{Finish, Finished};
 use crate::sse;
 
@@ -63,7 +64,8 @@ pub(crate) async fn create(
         poncho,
     };
     let keep_alive = app.config.stream_keep_alive;
-    let call = Call { app, model, arrived, n: 1, poncho, include_usage: false };
+    let origin = Origin { app, model, arrived };
+    let call = Call { origin, n: 1, poncho, include_usage: false };
     let mut replies = call
         .start(move |model| {
             let mut prepared = prepare_chat(model, &turn)?;

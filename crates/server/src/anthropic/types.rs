@@ -11,7 +11,8 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::body::Object;
-use crate::openai::types::{Either, PonchoFacts, TextOrList, Texts};
+use crate::call::PonchoFacts;
+use crate::openai::types::{Either, TextOrList, Texts};
 use crate::reply::Started;
 use crate::sse::Frame;
 

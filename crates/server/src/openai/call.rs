@@ -1,40 +1,24 @@
-//! What both kinds of completions do alike: read the call's headers, start its replies, wait for them.
+//! What both kinds of completions do alike: start the call's replies, wait for them, sum them up.
 //!
-//! Used by `chat.rs` and `completions.rs`. Rendering, tokenizing and compiling a grammar run on a blocking thread.
+//! Used by `chat.rs` and `completions.rs`.
 
-use axum::http::HeaderMap;
 use futures_util::future::try_join_all;
 use poncho_engine::Model;
-use tokio::time::Instant;
 
-use super::types::{PonchoFacts, Usage};
-use crate::app::SharedApp;
-use crate::chat::{Prepared, submit};
+use super::types::Usage;
+use crate::call::{Origin, PonchoFacts};
+use crate::chat::Prepared;
 use crate::error::ApiError;
-use crate::reply::{Finished, NewReply, Reply};
+use crate::reply::{Finished, Reply};
 
 /// What a call says beside its sampling.
 pub(crate) struct Call {
-    pub(crate) app: SharedApp,
-    pub(crate) model: Model,
-    pub(crate) arrived: Instant,
+    pub(crate) origin: Origin,
     /// Replies to each prompt.
     pub(crate) n: u32,
     /// Whether the `poncho` object is wanted.
     pub(crate) poncho: bool,
     pub(crate) include_usage: bool,
-}
-
-/// The session that the headers name.
-pub(crate) fn session_header(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
-    let Some(value) = headers.get("x-session-id") else { return Ok(None) };
-    let name = std::str::from_utf8(value.as_bytes());
-    name.map(|name| Some(name.to_owned())).map_err(|_| ApiError::field("x-session-id", "it is not UTF-8"))
-}
-
-/// Whether a header asks for the `poncho` object.
-pub(crate) fn poncho_header(headers: &HeaderMap) -> bool {
-    headers.get("x-poncho").is_some_and(|value| value.as_bytes() == b"1")
 }
 
 /// The name of the model, which every request must say.
@@ -48,27 +32,7 @@ impl Call {
         &self,
         prepare: impl FnOnce(&Model) -> Result<Vec<Prepared>, ApiError> + Send + 'static,
     ) -> Result<Vec<Reply>, ApiError> {
-        let (model, n) = (self.model.clone(), self.n);
-        let started = tokio::task::spawn_blocking(move || {
-            let mut started = Vec::new();
-            for prepared in prepare(&model)? {
-                let streams = submit(&model, &prepared, n)?;
-                started.extend(streams.into_iter().map(|stream| (stream, prepared.form.clone())));
-            }
-            Ok::<_, ApiError>(started)
-        });
-        let started = started.await.map_err(|_| ApiError::Internal { doing: "prepared the prompt" })??;
-        let replies = started.into_iter().map(|(stream, form)| {
-            Reply::new(NewReply {
-                model: self.model.clone(),
-                stream,
-                form,
-                metrics: self.app.metrics.clone(),
-                arrived: self.arrived,
-                time_limit: self.app.config.request_timeout,
-            })
-        });
-        Ok(replies.collect())
+        self.origin.start(self.n, prepare).await
     }
 
     /// Whether the reply with this number is the first to its prompt.

@@ -7,13 +7,14 @@ use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use tokio::time::Instant;
 
-use super::call::{Call, Totals, model_name, poncho_header, session_header};
+use super::call::{Call, Totals, model_name};
 use super::convert::{chat_logprobs, chat_turn, choices, envelope};
 use super::types::{
     Answer, AssistantMessage, CallOut, ChatChoice, ChatRequestBody, ChunkChoice, ChunkDelta, Envelope, FunctionOut,
 };
 use crate::app::SharedApp;
 use crate::body::Json;
+use crate::call::{Origin, poncho_header, session_header};
 use crate::chat::prepare_chat;
 use crate::error::{ApiError, Family};
 use crate::reply::{Delta, Finished};
@@ -35,18 +36,18 @@ pub(crate) async fn create(
     let wants_logprobs = turn.generation.logprobs.is_some();
     let include_usage = body.stream_options.as_ref().and_then(|options| options.include_usage).unwrap_or(false);
     let poncho = body.poncho.unwrap_or(false) || poncho_header(&headers);
-    let call = Call { app, model, arrived, n, poncho, include_usage };
+    let call = Call { origin: Origin { app, model, arrived }, n, poncho, include_usage };
     let replies = call.start(move |model| Ok(vec![prepare_chat(model, &turn)?])).await?;
     if body.stream.unwrap_or(false) {
-        let keep_alive = call.app.config.stream_keep_alive;
-        let envelope = envelope(&call.model, "chatcmpl-", "chat.completion.chunk");
+        let keep_alive = call.origin.app.config.stream_keep_alive;
+        let envelope = envelope(&call.origin.model, "chatcmpl-", "chat.completion.chunk");
         let left = replies.len();
         let opened = BTreeSet::new();
         let events = ChatEvents { call, envelope, wants_logprobs, opened, left, totals: Totals::default() };
         return sse::respond(replies, events, keep_alive).await;
     }
     let (finished, totals) = call.collect(replies).await?;
-    let envelope = envelope(&call.model, "chatcmpl-", "chat.completion");
+    let envelope = envelope(&call.origin.model, "chatcmpl-", "chat.completion");
     let choices: Vec<ChatChoice> =
         finished.into_iter().enumerate().map(|(index, reply)| choice(index, reply, wants_logprobs)).collect();
     let answer = Answer {

@@ -12,13 +12,14 @@ use poncho_engine::backend::TokenizeMode;
 use poncho_engine::{Model, TokenLogprob};
 use tokio::time::Instant;
 
-use super::call::{Call, Totals, model_name, poncho_header, session_header};
+use super::call::{Call, Totals, model_name};
 use super::convert::{choices, envelope, finite, generation, token_text};
 use super::fill::Fill;
 use super::prompt::{Prompt, PromptForm};
 use super::types::{Answer, CompletionRequestBody, Envelope, TextChoice, TextLogprobs};
 use crate::app::SharedApp;
 use crate::body::Json;
+use crate::call::{Origin, poncho_header, session_header};
 use crate::chat::prepare_text;
 use crate::error::{ApiError, Family};
 use crate::reply::{Delta, Finished};
@@ -63,7 +64,7 @@ pub(crate) async fn create(
     };
     let include_usage = body.stream_options.as_ref().and_then(|options| options.include_usage).unwrap_or(false);
     let poncho = body.poncho.unwrap_or(false) || poncho_header(&headers);
-    let call = Call { app, model, arrived, n, poncho, include_usage };
+    let call = Call { origin: Origin { app, model, arrived }, n, poncho, include_usage };
     let prepare = move |model: &Model| {
         let tokens = |prompt: &Prompt| match &fill {
             Some(fill) => fill.tokens(model, prompt),
@@ -73,9 +74,9 @@ pub(crate) async fn create(
     };
     let replies = call.start(prepare).await?;
     let texts = Texts { echo, n: usize::try_from(n).unwrap_or(1), wants_logprobs: body.logprobs.is_some() };
-    let envelope = envelope(&call.model, "cmpl-", "text_completion");
+    let envelope = envelope(&call.origin.model, "cmpl-", "text_completion");
     if body.stream.unwrap_or(false) {
-        let keep_alive = call.app.config.stream_keep_alive;
+        let keep_alive = call.origin.app.config.stream_keep_alive;
         let left = replies.len();
         let offsets = BTreeMap::new();
         let events = TextEvents { call, envelope, texts, offsets, left, totals: Totals::default() };

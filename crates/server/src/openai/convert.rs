@@ -11,10 +11,10 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use super::types::{
-    CallOut, ChatLogprobs, ChatRequestBody, Content, Envelope, FunctionDefinition, FunctionOut, Message, PonchoFacts,
-    PromptDetails, ResponseFormat, Shared, TokenOut, ToolCallBody, ToolDefinition, Usage,
+    CallOut, ChatLogprobs, ChatRequestBody, Content, Envelope, FunctionDefinition, FunctionOut, Message, PromptDetails,
+    ResponseFormat, Shared, TokenOut, ToolCallBody, ToolDefinition, Usage,
 };
-use crate::chat::{ChatTurn, Choice, Generation, Tool};
+use crate::chat::{ANY_OBJECT, ChatTurn, Choice, Generation, Tool};
 use crate::error::ApiError;
 use crate::ids::{random_id, unix_seconds};
 use crate::reply::{CallDelta, Finish};
@@ -23,9 +23,6 @@ use crate::reply::{CallDelta, Finish};
 const MAX_CHOICES: u32 = 8;
 /// What JSON can hold of minus infinity, as OpenAI writes it.
 const LOWEST_LOGPROB: f32 = -9999.0;
-
-/// The schema of any object.
-pub(crate) const ANY_OBJECT: &str = r#"{"type":"object"}"#;
 
 /// How many replies are asked for.
 pub(crate) fn choices(n: Option<u32>, session: Option<&str>) -> Result<u32, ApiError> {
@@ -175,7 +172,8 @@ fn call_json(call: &ToolCallBody) -> Value {
     json!({"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}})
 }
 
-fn tool_json(at: usize, tool: &ToolDefinition) -> Result<Tool, ApiError> {
+/// A tool as templates want it.
+pub(crate) fn tool_json(at: usize, tool: &ToolDefinition) -> Result<Tool, ApiError> {
     let field = |name: &str| format!("tools[{at}].{name}");
     if tool.kind != "function" {
         return Err(ApiError::field(field("type"), format!("it is {:?}; only functions can be called", tool.kind)));
@@ -299,18 +297,6 @@ impl Usage {
         }
         self.completion_tokens += completion.completion_tokens;
         self.total_tokens = self.prompt_tokens + self.completion_tokens;
-    }
-}
-
-impl From<&Completion> for PonchoFacts {
-    fn from(completion: &Completion) -> Self {
-        Self {
-            hit: completion.hit.as_str(),
-            read: completion.cache_delta.read,
-            created: completion.cache_delta.created,
-            prefill_ms: completion.prefill_time.as_secs_f64() * 1000.0,
-            finish_key: completion.finish_key.map(|key| key.to_string()),
-        }
     }
 }
 

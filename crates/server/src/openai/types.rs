@@ -13,6 +13,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::body::Object;
+use crate::call::PonchoFacts;
 
 /// Adds the fields that both kinds of completions share to a request, and a way to read them alike.
 macro_rules! completion_request {
@@ -278,20 +279,6 @@ pub(crate) struct Usage {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct PromptDetails {
     pub(crate) cached_tokens: usize,
-}
-
-/// What the cache did for a request; sent when it is asked for.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub(crate) struct PonchoFacts {
-    /// How the prompt was found.
-    pub(crate) hit: &'static str,
-    /// Tokens whose state was there.
-    pub(crate) read: usize,
-    /// Tokens whose state was computed.
-    pub(crate) created: usize,
-    pub(crate) prefill_ms: f64,
-    /// The row that was saved at the end.
-    pub(crate) finish_key: Option<String>,
 }
 
 /// The fields that every answer of an endpoint starts with.

@@ -19,9 +19,9 @@ use super::gguf_check::{self, GgufFacts};
 use super::grammar::{self, LlamaGrammar};
 use super::log;
 use crate::backend::{
-    Adapter, AdapterError, ChatError, ChatPrompt, ChatRequest, Context, ContextError, ContextOptions, Grammar,
-    GrammarError, GrammarOptions, LoadError, MemoryKind, Model, ModelInfo, ModelOptions, SpecialText, SpecialTokens,
-    SplitMode, Token, TokenizeError, TokenizeMode,
+    Adapter, AdapterError, ChatError, ChatPrompt, ChatRequest, Context, ContextError, ContextOptions, FillTokens,
+    Grammar, GrammarError, GrammarOptions, LoadError, MemoryKind, Model, ModelInfo, ModelOptions, SpecialText,
+    SpecialTokens, SplitMode, Token, TokenizeError, TokenizeMode,
 };
 
 /// Longest text that is tokenized in one call; llama.cpp counts bytes and tokens in 32-bit signed numbers.
@@ -180,6 +180,7 @@ fn read_info(handle: &ModelHandle, facts: &GgufFacts, vocab_only: bool) -> Model
                 sep: optional(sys::llama_vocab_sep(vocab)),
                 nl: optional(sys::llama_vocab_nl(vocab)),
                 pad: optional(sys::llama_vocab_pad(vocab)),
+                fill: fill_tokens(vocab),
             }
         } else {
             SpecialTokens::default()
@@ -216,6 +217,16 @@ fn read_info(handle: &ModelHandle, facts: &GgufFacts, vocab_only: bool) -> Model
             rope_switch_at: facts.rope_switch_at,
         }
     }
+}
+
+/// # Safety
+/// The vocabulary must be valid.
+unsafe fn fill_tokens(vocab: *const sys::llama_vocab) -> Option<FillTokens> {
+    // SAFETY: as the caller promises.
+    let [prefix, suffix, middle] =
+        unsafe { [sys::llama_vocab_fim_pre(vocab), sys::llama_vocab_fim_suf(vocab), sys::llama_vocab_fim_mid(vocab)] };
+    let token = |token: sys::llama_token| u32::try_from(token).ok();
+    Some(FillTokens { prefix: token(prefix)?, suffix: token(suffix)?, middle: token(middle)? })
 }
 
 /// Calls a function that writes text into a buffer and returns its full length, growing the buffer once if needed.

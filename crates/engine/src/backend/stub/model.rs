@@ -82,7 +82,7 @@ impl StubModel {
             size_bytes: 8,
             n_params: 1,
             memory: if vocab_only { MemoryKind::None } else { kind },
-            special: vocab::special_tokens(),
+            special: vocab::special_tokens(false),
             add_bos: true,
             add_eos: false,
             has_encoder: false,
@@ -98,6 +98,11 @@ impl StubModel {
     /// The same model with more in its file.
     pub(super) fn with_metadata(self, metadata: BTreeMap<String, String>) -> Self {
         Self { metadata, ..self }
+    }
+
+    pub(super) fn with_fill_tokens(mut self) -> Self {
+        self.info.special = vocab::special_tokens(true);
+        self
     }
 }
 

@@ -3,7 +3,7 @@
 //! Used by the stub's model, and by tests that build prompts and expect replies. The texts are those of ChatML, so that
 //! templates and markers have something real to find.
 
-use crate::backend::{SpecialText, SpecialTokens, Token, TokenizeMode};
+use crate::backend::{FillTokens, SpecialText, SpecialTokens, Token, TokenizeMode};
 
 /// Start of a text.
 pub const BOS: Token = 256;
@@ -23,6 +23,8 @@ pub const THINK_CLOSE: Token = 262;
 pub const TOOL_OPEN: Token = 263;
 /// Closes a tool call.
 pub const TOOL_CLOSE: Token = 264;
+/// The marks around a gap, for models that know how to fill one: bytes that no text has.
+pub const FILL: FillTokens = FillTokens { prefix: 1, suffix: 2, middle: 3 };
 /// Entries in the vocabulary.
 pub const N_VOCAB: u32 = 265;
 
@@ -47,8 +49,16 @@ pub fn tokens(text: &str) -> Vec<Token> {
     out
 }
 
-pub(super) fn special_tokens() -> SpecialTokens {
-    SpecialTokens { bos: Some(BOS), eos: Some(EOS), eot: Some(EOT), sep: None, nl: Some(b'\n'.into()), pad: None }
+pub(super) fn special_tokens(fills_gaps: bool) -> SpecialTokens {
+    SpecialTokens {
+        bos: Some(BOS),
+        eos: Some(EOS),
+        eot: Some(EOT),
+        sep: None,
+        nl: Some(b'\n'.into()),
+        pad: None,
+        fill: fills_gaps.then_some(FILL),
+    }
 }
 
 pub(super) fn tokenize(text: &str, mode: TokenizeMode, out: &mut Vec<Token>) {

@@ -17,9 +17,10 @@ use super::types::ResponseRequestBody;
 use super::{input, messages};
 use crate::app::SharedApp;
 use crate::body::Json;
+use crate::call::PonchoFacts;
+use crate::call::{Origin, poncho_header, session_header};
 use crate::error::{ApiError, Family};
-use crate::openai::call::{Call, model_name, poncho_header, session_header};
-use crate::openai::types::PonchoFacts;
+use crate::openai::call::{Call, model_name};
 use crate::reply::{Delta, Finish, Finished};
 use crate::sse::{self, Events, Frame};
 
@@ -46,13 +47,14 @@ pub(crate) async fn create(
         logprobs: turn::logprobs(&body).is_some(),
     };
     let poncho = body.poncho.unwrap_or(false) || poncho_header(&headers);
-    let call = Call { app, model, arrived, n: 1, poncho, include_usage: false };
+    let origin = Origin { app, model, arrived };
+    let call = Call { origin, n: 1, poncho, include_usage: false };
     let prepare = move |model: &poncho_engine::Model| Ok(vec![turn::prepare(model, chat, truncation)?]);
     let replies = call.start(prepare).await.map_err(turn::in_this_api)?;
     let keeps = body.store.unwrap_or(true);
     let mut maker = Maker { call, response, composer: Composer::new(wishes), input: conversation, keeps };
     if body.stream.unwrap_or(false) {
-        let keep_alive = maker.call.app.config.stream_keep_alive;
+        let keep_alive = maker.call.origin.app.config.stream_keep_alive;
         return sse::respond(replies, maker, keep_alive).await;
     }
     let (finished, _) = maker.call.collect(replies).await?;
@@ -106,7 +108,7 @@ impl Maker {
 
     fn keep(&mut self) {
         let Some(json) = serde_json::to_string(&self.response).ok().filter(|_| self.keeps) else { return };
-        self.call.app.responses.put(StoredResponse {
+        self.call.origin.app.responses.put(StoredResponse {
             id: self.response.id.clone(),
             json,
             input: std::mem::take(&mut self.input),

@@ -13,9 +13,9 @@ use super::tools;
 use super::turn::Truncation;
 use super::types::{ReasoningConfig, ResponseRequestBody, TextConfig, TextFormat, ToolBody};
 use crate::body::Object;
+use crate::call::PonchoFacts;
 use crate::error::{ApiError, Family};
 use crate::ids::{random_id, unix_seconds};
-use crate::openai::types::PonchoFacts;
 use crate::reply::{Finish, Finished};
 
 /// See the module.

@@ -9,9 +9,10 @@ use serde_json::Value;
 
 use super::tools;
 use super::types::{ResponseRequestBody, TextFormat};
+use crate::chat::ANY_OBJECT;
 use crate::chat::{ChatTurn, Prepared, prepare_chat};
 use crate::error::ApiError;
-use crate::openai::convert::{ANY_OBJECT, generation, object_text, template_kwargs};
+use crate::openai::convert::{generation, object_text, template_kwargs};
 
 /// What the API lets a response include.
 const INCLUDABLE: [&str; 8] = [

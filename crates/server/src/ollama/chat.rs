@@ -1,0 +1,53 @@
+//! `POST /api/chat`: a conversation, tools, structured output, thinking.
+
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::response::Response;
+use tokio::time::Instant;
+
+use super::call::{Call, check_thinking, generation};
+use super::convert::{messages, schema, thinking};
+use super::lines::Endpoint;
+use super::names;
+use super::types::ChatBody;
+use crate::app::SharedApp;
+use crate::body::Json;
+use crate::call::Origin;
+use crate::chat::{ChatTurn, Choice, Tool, prepare_chat};
+use crate::error::ApiError;
+use crate::openai::convert::tool_json;
+
+/// Answers a conversation; without messages it only says that the model is there.
+pub(crate) async fn create(
+    State(app): State<SharedApp>,
+    headers: HeaderMap,
+    Json(body): Json<ChatBody>,
+) -> Result<Response, ApiError> {
+    let arrived = Instant::now();
+    let name = names::required(body.model.as_deref())?.to_owned();
+    let model = names::find(&app.models, &name)?;
+    let shared = body.shared();
+    let tools = body.tools.iter().flatten().enumerate().map(|(at, tool)| tool_json(at, tool));
+    let think = shared.think;
+    let (thinking, template_kwargs) = thinking(think);
+    let turn = ChatTurn {
+        messages: messages(body.messages.as_deref().unwrap_or_default())?,
+        tools: tools.collect::<Result<Vec<Tool>, ApiError>>()?,
+        choice: Choice::Auto,
+        parallel_calls: true,
+        json_schema: schema(shared.format)?,
+        template_kwargs,
+        thinking,
+        reply_start: String::new(),
+        generation: generation(&shared, &headers)?,
+    };
+    let call = Call::new(Origin { app, model, arrived }, &name, Endpoint::Chat, &shared, &headers);
+    if turn.messages.is_empty() {
+        return Ok(call.idle());
+    }
+    call.answer(move |model| {
+        check_thinking(model, &name, think)?;
+        prepare_chat(model, &turn)
+    })
+    .await
+}

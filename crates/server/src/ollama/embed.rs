@@ -1,0 +1,127 @@
+//! `POST /api/embed` and the older `POST /api/embeddings`: texts as vectors.
+//!
+//! Pooled as the model says, else the mean. Every text is computed alone, so that many at once give the same vectors as
+//! one by one. The newer endpoint sends vectors of length 1, the older one sends them as they are.
+
+use axum::extract::State;
+use poncho_engine::backend::TokenizeMode;
+use poncho_engine::{EngineError, Mode, Model};
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use super::lines::nanoseconds;
+use super::names;
+use super::options::Integer;
+use super::types::{EmbedAnswer, EmbedBody, EmbeddingsBody};
+use crate::app::SharedApp;
+use crate::body::Json;
+use crate::call::blocking;
+use crate::error::ApiError;
+
+/// Each text is a computation of its own; more of them belong into more calls.
+const MAX_INPUTS: usize = 2048;
+
+/// Vectors for some texts.
+pub(crate) async fn embed(State(app): State<SharedApp>, Json(body): Json<EmbedBody>) -> Result<Json<Value>, ApiError> {
+    let arrived = Instant::now();
+    let name = names::required(body.model.as_deref())?;
+    let model = names::find(&app.models, name)?;
+    check_dimensions(body.dimensions, &model)?;
+    let mut texts = body.input.map(|input| input.0).unwrap_or_default();
+    // An empty text asks for nothing but the model.
+    if matches!(texts.as_slice(), [only] if only.is_empty()) {
+        texts.clear();
+    }
+    if texts.len() > MAX_INPUTS {
+        let reason = format!("it has {} texts and may have {MAX_INPUTS}; send several requests", texts.len());
+        return Err(ApiError::field("input", reason));
+    }
+    let job = Job { texts, field: "input", truncates: body.truncate.unwrap_or(true), normalises: true };
+    let (embeddings, prompt_eval_count) = job.run(&app, model).await?;
+    let answer = EmbedAnswer {
+        model: name,
+        embeddings,
+        total_duration: nanoseconds(arrived.elapsed()),
+        load_duration: 0,
+        prompt_eval_count,
+    };
+    Ok(Json(json!(answer)))
+}
+
+/// The vector of one text.
+pub(crate) async fn embeddings(
+    State(app): State<SharedApp>,
+    Json(body): Json<EmbeddingsBody>,
+) -> Result<Json<Value>, ApiError> {
+    let model = names::find(&app.models, names::required(body.model.as_deref())?)?;
+    let texts: Vec<String> = body.prompt.into_iter().filter(|prompt| !prompt.is_empty()).collect();
+    let job = Job { texts, field: "prompt", truncates: true, normalises: false };
+    let (vectors, _) = job.run(&app, model).await?;
+    Ok(Json(json!({"embedding": vectors.into_iter().next().unwrap_or_default()})))
+}
+
+fn check_dimensions(dimensions: Option<Integer>, model: &Model) -> Result<(), ApiError> {
+    let own = model.info().n_embd_out;
+    match dimensions {
+        None | Some(Integer(0)) => Ok(()),
+        Some(Integer(wanted)) if wanted == i64::from(own) => Ok(()),
+        Some(Integer(wanted)) => {
+            let reason = format!("it is {wanted} and the vectors of this model have {own}; leave it out");
+            Err(ApiError::field("dimensions", reason))
+        }
+    }
+}
+
+struct Job {
+    texts: Vec<String>,
+    /// Where the texts stand in the request.
+    field: &'static str,
+    truncates: bool,
+    normalises: bool,
+}
+
+impl Job {
+    /// The vectors and how many tokens were read for them.
+    async fn run(self, app: &SharedApp, model: Model) -> Result<(Vec<Vec<f32>>, usize), ApiError> {
+        if self.texts.is_empty() {
+            return Ok((Vec::new(), 0));
+        }
+        let work = blocking("embedded", move || self.compute(&model));
+        match app.config.request_timeout {
+            Some(limit) => tokio::time::timeout(limit, work).await.map_err(|_| ApiError::Timeout { limit })?,
+            None => work.await,
+        }
+    }
+
+    fn compute(&self, model: &Model) -> Result<(Vec<Vec<f32>>, usize), ApiError> {
+        let inputs = self.texts.iter().enumerate().map(|(at, text)| self.tokens(model, at, text));
+        let inputs = inputs.collect::<Result<Vec<Vec<u32>>, ApiError>>()?;
+        let count = inputs.iter().map(Vec::len).sum();
+        let vectors = model.embed(inputs, self.normalises)?;
+        if vectors.iter().flatten().any(|value| !value.is_finite()) {
+            return Err(ApiError::Internal { doing: "computed a vector that is none" });
+        }
+        Ok((vectors, count))
+    }
+
+    fn tokens(&self, model: &Model, at: usize, text: &str) -> Result<Vec<u32>, ApiError> {
+        let mut tokens = model.tokenize(text, TokenizeMode { add_special: true, parse_special: false })?;
+        if tokens.is_empty() {
+            return Err(ApiError::field(format!("{}[{at}]", self.field), "it is empty"));
+        }
+        let limit = model.limits().longest_prompt(Mode::Complete);
+        if tokens.len() > limit {
+            if !self.truncates {
+                return Err(EngineError::PromptTooLong { tokens: tokens.len(), limit }.into());
+            }
+            // The mark at the end stays, because models that pool there look at it.
+            let end =
+                tokens.last().copied().filter(|last| model.info().add_eos && Some(*last) == model.info().special.eos);
+            tokens.truncate(limit);
+            if let (Some(end), Some(last)) = (end, tokens.last_mut()) {
+                *last = end;
+            }
+        }
+        Ok(tokens)
+    }
+}

@@ -1,0 +1,56 @@
+//! Model names as Ollama writes them: a name without a tag has the tag `latest`.
+//!
+//! Used by every endpoint of the dialect. A name is only ever compared; it must never become a path.
+
+use poncho_engine::Model;
+
+use crate::error::ApiError;
+use crate::models::Models;
+
+const LATEST: &str = ":latest";
+
+/// The name that a request must say.
+pub(crate) fn required(name: Option<&str>) -> Result<&str, ApiError> {
+    let named = name.filter(|name| !name.is_empty());
+    named.ok_or_else(|| ApiError::field("model", "model is required; name one of /api/tags"))
+}
+
+/// The model of that name, with or without `:latest`.
+pub(crate) fn find(models: &Models, name: &str) -> Result<Model, ApiError> {
+    let other = match name.strip_suffix(LATEST) {
+        Some(bare) => bare.to_owned(),
+        None if has_tag(name) => return models.resolve(name),
+        None => format!("{name}{LATEST}"),
+    };
+    models.resolve(name).or_else(|unknown| models.resolve(&other).map_err(|_| unknown))
+}
+
+/// The name with its tag.
+pub(crate) fn tagged(name: &str) -> String {
+    if has_tag(name) { name.to_owned() } else { format!("{name}{LATEST}") }
+}
+
+/// Whether there is a tag; a colon before the last slash belongs to a host's port.
+fn has_tag(name: &str) -> bool {
+    name.rsplit('/').next().is_some_and(|last| last.contains(':'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_without_a_tag_is_the_latest() {
+        for (name, with_tag) in [
+            ("llama", "llama:latest"),
+            ("llama:1b", "llama:1b"),
+            ("org/name", "org/name:latest"),
+            ("host:80/org/name", "host:80/org/name:latest"),
+            ("host:80/org/name:q4", "host:80/org/name:q4"),
+        ] {
+            assert_eq!(tagged(name), with_tag);
+        }
+        assert!(required(Some("")).is_err() && required(None).is_err());
+        assert_eq!(required(Some("x")).unwrap(), "x");
+    }
+}
