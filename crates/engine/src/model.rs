@@ -230,6 +230,15 @@ impl Model {
         Ok(tokens)
     }
 
+    /// The rules of a JSON schema in llama.cpp's notation, starting from `root`; for building larger grammars.
+    ///
+    /// # Errors
+    /// It is no schema, or one that cannot be turned into rules.
+    pub fn json_schema_to_grammar(&self, schema: &str) -> Result<String, EngineError> {
+        let rules = self.shared().model.json_schema_to_grammar(schema);
+        rules.map_err(|error| EngineError::GrammarInvalid { reason: error.to_string() })
+    }
+
     /// Hands a request to the worker. The stream yields its events; dropping it cancels the request.
     ///
     /// # Errors

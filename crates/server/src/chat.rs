@@ -4,6 +4,7 @@
 //! over what the template knows about the answer: grammar, triggers, stops, shown tokens, parser. Text of a client
 //! must never become a special token. Rendering and tokenizing block, so callers run them off the async threads.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use poncho_engine::backend::{ChatParser, ChatPrompt, ChatRequest, GrammarTrigger, ToolChoice};
@@ -12,6 +13,7 @@ use serde_json::Value;
 
 use crate::boundary;
 use crate::error::ApiError;
+use crate::tools::{self, GenericParser, ToolStyle};
 
 /// What a client may say about how a reply is generated.
 #[derive(Debug, Clone, Default)]
@@ -104,39 +106,69 @@ pub(crate) struct Rendered {
 
 /// Renders a turn with the model's template.
 pub(crate) fn render(model: &Model, turn: &ChatTurn) -> Result<Rendered, ApiError> {
-    let request = template_request(turn, turn.tools.iter())?;
-    let prompt = model.apply_chat_template(&request)?;
+    rendered(model, turn, tools::style(model, turn))
+}
+
+fn rendered(model: &Model, turn: &ChatTurn, style: ToolStyle) -> Result<Rendered, ApiError> {
+    let messages = match style {
+        ToolStyle::Generic => Cow::Owned(tools::generic_messages(turn)),
+        ToolStyle::Unused | ToolStyle::Template => Cow::Borrowed(&turn.messages),
+    };
+    let request = template_request(turn, &messages, style, turn.tools.iter())?;
+    let prompt = apply_template(model, turn, &request)?;
     let tokens = model.tokenize_prompt(&prompt)?;
-    let boundaries = boundary::hints(model, &request, &turn.messages, &tokens);
+    let boundaries = boundary::hints(model, &request, &messages, &tokens);
     Ok(Rendered { prompt, tokens, boundaries })
 }
 
 /// Makes a request out of a turn.
 pub(crate) fn prepare_chat(model: &Model, turn: &ChatTurn) -> Result<Prepared, ApiError> {
-    let Rendered { prompt, tokens, boundaries } = render(model, turn)?;
+    let style = tools::style(model, turn);
+    let Rendered { prompt, tokens, boundaries } = rendered(model, turn, style)?;
     // All tools stay in the prompt, so that naming one does not change its tokens; only the answer is narrowed.
     let answer = match &turn.choice {
-        Choice::Named(name) => {
+        Choice::Named(name) if style == ToolStyle::Template => {
             let only = turn.tools.iter().filter(|tool| tool.name == *name);
-            model.apply_chat_template(&template_request(turn, only)?)?
+            apply_template(model, turn, &template_request(turn, &turn.messages, style, only)?)?
         }
-        Choice::Auto | Choice::None | Choice::Required => prompt,
+        Choice::Auto | Choice::None | Choice::Required | Choice::Named(_) => prompt,
     };
     let mut request = turn.generation.request(tokens);
     request.thinking = turn.thinking;
     request.boundary_hints = boundaries;
     request.stop.extend(answer.stops.iter().cloned());
     request.shown_tokens = shown_tokens(model, &answer)?;
-    request.grammar = grammar(model, &answer, turn.json_schema.as_deref())?;
+    let must_call = tools::offers_tools(turn) && matches!(turn.choice, Choice::Required | Choice::Named(_));
+    // A template may know tools and still have no rules for calls.
+    let generic = match style {
+        ToolStyle::Generic => tools::offers_tools(turn),
+        ToolStyle::Template => must_call && answer.grammar.is_empty(),
+        ToolStyle::Unused => false,
+    };
+    request.grammar =
+        if generic { tools::generic_grammar(model, turn)? } else { grammar(model, turn, &answer, style)? };
+    Ok(Prepared { request, form: reply_form(answer, generic) })
+}
+
+fn reply_form(answer: ChatPrompt, generic: bool) -> ReplyForm {
     let starts_thinking =
         !answer.thinking_start.is_empty() && answer.generation_prompt.trim_end().ends_with(&answer.thinking_start);
-    let form = ReplyForm {
-        parser: Some(answer.parser),
-        thinking_start: answer.thinking_start,
-        thinking_end: answer.thinking_ends.into_iter().next().unwrap_or_default(),
-        starts_thinking,
-    };
-    Ok(Prepared { request, form })
+    let thinking_start = answer.thinking_start;
+    let thinking_end = answer.thinking_ends.into_iter().next().unwrap_or_default();
+    let mut parser = answer.parser;
+    if generic {
+        let (thinking_start, thinking_end) = (thinking_start.clone(), thinking_end.clone());
+        parser = Arc::new(GenericParser { inner: parser, thinking_start, thinking_end, starts_thinking });
+    }
+    ReplyForm { parser: Some(parser), thinking_start, thinking_end, starts_thinking }
+}
+
+/// Renders; if the template cannot, because of a tool's schema, the error names that tool.
+fn apply_template(model: &Model, turn: &ChatTurn, request: &ChatRequest) -> Result<ChatPrompt, ApiError> {
+    model.apply_chat_template(request).map_err(|error| {
+        let blamed = Some(turn).filter(|_| !request.tools_json.is_empty());
+        blamed.and_then(|turn| tools::bad_schema(model, turn)).unwrap_or_else(|| error.into())
+    })
 }
 
 /// Makes a request out of a prompt that is used as it is.
@@ -169,20 +201,30 @@ fn submit_one(model: &Model, request: Request) -> Result<Stream, EngineError> {
     }
 }
 
-fn template_request<'t>(turn: &ChatTurn, tools: impl Iterator<Item = &'t Tool>) -> Result<ChatRequest, ApiError> {
-    let tools: Vec<&str> = tools.map(|tool| tool.json.as_str()).collect();
+fn template_request<'t>(
+    turn: &ChatTurn,
+    messages: &[Value],
+    style: ToolStyle,
+    tools: impl Iterator<Item = &'t Tool>,
+) -> Result<ChatRequest, ApiError> {
+    let tools: Vec<&str> = tools.filter(|_| style == ToolStyle::Template).map(|tool| tool.json.as_str()).collect();
     let messages_json =
-        serde_json::to_string(&turn.messages).map_err(|_| ApiError::Internal { doing: "wrote the messages" })?;
+        serde_json::to_string(messages).map_err(|_| ApiError::Internal { doing: "wrote the messages" })?;
+    let tool_choice = match turn.choice {
+        _ if tools.is_empty() => ToolChoice::Auto,
+        Choice::Auto => ToolChoice::Auto,
+        Choice::None => ToolChoice::None,
+        Choice::Required | Choice::Named(_) => ToolChoice::Required,
+    };
+    // A call that must be made is the whole reply: a schema for its text would only stand in the way. The generic
+    // grammar knows both.
+    let calls_only = tool_choice == ToolChoice::Required || (style == ToolStyle::Generic && tools::offers_tools(turn));
     Ok(ChatRequest {
         messages_json,
         tools_json: if tools.is_empty() { String::new() } else { format!("[{}]", tools.join(",")) },
-        tool_choice: match turn.choice {
-            Choice::Auto => ToolChoice::Auto,
-            Choice::None => ToolChoice::None,
-            Choice::Required | Choice::Named(_) => ToolChoice::Required,
-        },
+        tool_choice,
         parallel_tool_calls: turn.parallel_calls,
-        json_schema: turn.json_schema.clone().unwrap_or_default(),
+        json_schema: turn.json_schema.clone().filter(|_| !calls_only).unwrap_or_default(),
         template_kwargs_json: turn.template_kwargs.clone(),
         enable_thinking: turn.thinking != Thinking::Off,
         ..ChatRequest::default()
@@ -200,11 +242,17 @@ fn shown_tokens(model: &Model, prompt: &ChatPrompt) -> Result<Vec<u32>, EngineEr
     Ok(shown)
 }
 
-fn grammar(model: &Model, prompt: &ChatPrompt, schema: Option<&str>) -> Result<Option<Grammar>, EngineError> {
+fn grammar(model: &Model, turn: &ChatTurn, prompt: &ChatPrompt, style: ToolStyle) -> Result<Option<Grammar>, ApiError> {
+    let must_call = tools::offers_tools(turn) && matches!(turn.choice, Choice::Required | Choice::Named(_));
+    let schema = turn.json_schema.as_ref().filter(|_| !must_call);
+    if let Some(schema) = schema
+        && hides_schema(model, turn, prompt, style)?
+    {
+        let source = GrammarSource::JsonSchema(schema.clone());
+        return Ok(Some(Grammar { source, triggers: Vec::new(), accepted: Vec::new() }));
+    }
     if prompt.grammar.is_empty() {
-        // A template that ignores the schema does not free the reply from it.
-        let source = schema.map(|schema| GrammarSource::JsonSchema(schema.to_owned()));
-        return Ok(source.map(|source| Grammar { source, triggers: Vec::new(), accepted: Vec::new() }));
+        return Ok(None);
     }
     let triggers = prompt.grammar_triggers.iter().filter(|_| prompt.grammar_lazy).map(|trigger| match trigger {
         GrammarTrigger::Token(token) => Trigger::Token(*token),
@@ -213,6 +261,17 @@ fn grammar(model: &Model, prompt: &ChatPrompt, schema: Option<&str>) -> Result<O
     let source = GrammarSource::Gbnf { text: prompt.grammar.clone(), root: "root".to_owned() };
     let accepted = if prompt.grammar_lazy { Vec::new() } else { opening_tokens(model, &prompt.generation_prompt)? };
     Ok(Some(Grammar { source, triggers: triggers.collect(), accepted }))
+}
+
+/// Whether the template's grammar is the same with and without the schema: then the reply is free of it.
+fn hides_schema(model: &Model, turn: &ChatTurn, prompt: &ChatPrompt, style: ToolStyle) -> Result<bool, ApiError> {
+    if prompt.grammar.is_empty() || prompt.grammar_lazy {
+        return Ok(true);
+    }
+    let free = ChatTurn { json_schema: None, ..turn.clone() };
+    let anything = [serde_json::json!({"role": "user", "content": "x"})];
+    let request = template_request(&free, &anything, style, turn.tools.iter())?;
+    Ok(model.apply_chat_template(&request)?.grammar == prompt.grammar)
 }
 
 /// The tokens of the reply's opening, without the space that some tokenizers put before a text.

@@ -36,6 +36,7 @@ mod reply;
 mod routes;
 mod serve;
 mod sse;
+mod tools;
 
 pub use config::{ConfigError, ServerConfig, check_bind};
 pub use serve::serve;

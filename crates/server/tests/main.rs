@@ -9,7 +9,11 @@ mod endpoints;
 #[cfg(test)]
 mod errors;
 #[cfg(test)]
+mod generic_tools;
+#[cfg(test)]
 mod life;
+#[cfg(test)]
+mod smollm2;
 #[cfg(test)]
 mod support;
 #[cfg(test)]

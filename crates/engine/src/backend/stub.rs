@@ -46,13 +46,24 @@ pub struct StubBackend {
     memory: MemoryKind,
     replies: Vec<(Vec<Token>, Vec<Token>)>,
     faults: StubFaults,
+    template: StubTemplate,
+}
+
+/// What the models' template knows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StubTemplate {
+    /// Messages, thinking and tools.
+    #[default]
+    Full,
+    /// Messages and thinking; tools and calls are ignored, and there is no role for a tool's answer.
+    WithoutTools,
 }
 
 impl StubBackend {
     /// A stub whose models have this memory kind.
     #[must_use]
     pub fn new(memory: MemoryKind) -> Self {
-        Self { memory, replies: Vec::new(), faults: StubFaults::new() }
+        Self { memory, replies: Vec::new(), faults: StubFaults::new(), template: StubTemplate::default() }
     }
 
     /// Makes `reply` what the models most likely say after `prompt`, one token after the other, as long as no adapter
@@ -60,6 +71,13 @@ impl StubBackend {
     #[must_use]
     pub fn with_reply(mut self, prompt: &[Token], reply: &[Token]) -> Self {
         self.replies.push((prompt.to_vec(), reply.to_vec()));
+        self
+    }
+
+    /// Gives the models another template.
+    #[must_use]
+    pub fn with_template(mut self, template: StubTemplate) -> Self {
+        self.template = template;
         self
     }
 
@@ -90,7 +108,7 @@ impl Backend for StubBackend {
         }
         let faults = self.faults.clone();
         let model = model::StubModel::new(&options.path, self.memory, options.vocab_only, &self.replies, faults);
-        Ok(Arc::new(model))
+        Ok(Arc::new(model.with_template(self.template)))
     }
 
     fn host_buffer(&self, len: usize) -> HostBuffer {

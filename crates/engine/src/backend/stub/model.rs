@@ -23,7 +23,7 @@ use super::grammar::StubGrammar;
 use super::memory::{Layers, Pool, Sequence};
 use super::output::N_EMBD;
 use super::vocab::{self, N_VOCAB};
-use super::{chat, schema, state};
+use super::{StubTemplate, chat, schema, state};
 
 /// Context length the stub claims to be trained with.
 const N_CTX_TRAIN: u32 = 8192;
@@ -48,6 +48,7 @@ pub(super) struct StubModel {
     info: ModelInfo,
     layers: Layers,
     facts: Arc<ModelFacts>,
+    template: StubTemplate,
 }
 
 /// An adapter of the stub.
@@ -90,7 +91,11 @@ impl StubModel {
         };
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         let facts = ModelFacts { id, replies: learn_replies(replies, layers), faults };
-        Self { info, layers, facts: Arc::new(facts) }
+        Self { info, layers, facts: Arc::new(facts), template: StubTemplate::default() }
+    }
+
+    pub(super) fn with_template(self, template: StubTemplate) -> Self {
+        Self { template, ..self }
     }
 }
 
@@ -207,6 +212,6 @@ impl Model for StubModel {
     }
 
     fn apply_chat_template(&self, request: &ChatRequest) -> Result<ChatPrompt, ChatError> {
-        chat::render(request)
+        chat::render(request, self.template)
     }
 }
