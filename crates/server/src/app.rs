@@ -17,6 +17,8 @@ use crate::auth::Keys;
 use crate::config::ServerConfig;
 use crate::metrics::Metrics;
 use crate::models::Models;
+use crate::replay::Replay;
+use crate::served::Conversations;
 
 /// How handlers hold it.
 pub(crate) type SharedApp = Arc<App>;
@@ -37,8 +39,9 @@ pub(crate) struct App {
 
 impl App {
     pub(crate) fn new(engine: Arc<Engine>, config: ServerConfig) -> Self {
+        let conversations = Arc::new(Conversations::new(Replay::open(config.replay_file.as_deref())));
         Self {
-            models: Models::new(engine, config.aliases.clone(), config.any_model),
+            models: Models::new(engine, conversations, &config),
             keys: Keys::new(&config.keys),
             metrics: Arc::default(),
             life: Life::default(),

@@ -13,6 +13,8 @@ use serde_json::Value;
 
 use crate::boundary;
 use crate::error::ApiError;
+use crate::replay::{Check, Recording, Scene, splice};
+use crate::served::ServedModel;
 use crate::tools::{self, GenericParser, ToolStyle};
 
 /// What a client may say about how a reply is generated.
@@ -89,6 +91,8 @@ pub(crate) struct ReplyForm {
     pub(crate) thinking_end: String,
     /// Whether the prompt itself opened a thinking block.
     pub(crate) starts_thinking: bool,
+    /// Keeps the reply for the next turn.
+    pub(crate) recording: Option<Recording>,
 }
 
 /// A request that can be submitted, and how to read what comes back.
@@ -105,24 +109,39 @@ pub(crate) struct Rendered {
 }
 
 /// Renders a turn with the model's template.
-pub(crate) fn render(model: &Model, turn: &ChatTurn) -> Result<Rendered, ApiError> {
+pub(crate) fn render(model: &ServedModel, turn: &ChatTurn) -> Result<Rendered, ApiError> {
     rendered(model, turn, tools::style(model, turn))
 }
 
-fn rendered(model: &Model, turn: &ChatTurn, style: ToolStyle) -> Result<Rendered, ApiError> {
-    let messages = match style {
-        ToolStyle::Generic => Cow::Owned(tools::generic_messages(turn)),
-        ToolStyle::Unused | ToolStyle::Template => Cow::Borrowed(&turn.messages),
+fn rendered(model: &ServedModel, turn: &ChatTurn, style: ToolStyle) -> Result<Rendered, ApiError> {
+    let request = |messages: &[Value]| {
+        let messages = match style {
+            ToolStyle::Generic => Cow::Owned(tools::generic_messages(turn, messages)),
+            ToolStyle::Unused | ToolStyle::Template => Cow::Borrowed(messages),
+        };
+        template_request(turn, &messages, style, turn.tools.iter())
     };
-    let request = template_request(turn, &messages, style, turn.tools.iter())?;
-    let prompt = apply_template(model, turn, &request)?;
-    let tokens = model.tokenize_prompt(&prompt)?;
-    let boundaries = boundary::hints(model, &request, &messages, &tokens);
+    let prompt = apply_template(model, turn, &request(&turn.messages)?)?;
+    let again = |messages: &[Value]| model.apply_chat_template(&request(messages).ok()?).ok();
+    let scene = Scene { model, messages: &turn.messages, normal: &prompt, render: &again };
+    let spliced = splice(&scene, Check::Surroundings);
+    let is_spliced = spliced.is_some();
+    let tokens = spliced.map_or_else(|| model.tokenize_prompt(&prompt), Ok)?;
+    let boundaries = boundary::hints(model, &turn.messages, &tokens, |head| {
+        let closed = |messages: &[Value]| {
+            let request = ChatRequest { add_generation_prompt: false, ..request(messages).ok()? };
+            model.apply_chat_template(&request).ok()
+        };
+        let normal = ChatPrompt { generation_prompt: prompt.generation_prompt.clone(), ..closed(head)? };
+        let scene = Scene { model, messages: head, normal: &normal, render: &closed };
+        let spliced = if is_spliced { splice(&scene, Check::Done) } else { None };
+        spliced.or_else(|| model.tokenize_prompt(&normal).ok())
+    });
     Ok(Rendered { prompt, tokens, boundaries })
 }
 
 /// Makes a request out of a turn.
-pub(crate) fn prepare_chat(model: &Model, turn: &ChatTurn) -> Result<Prepared, ApiError> {
+pub(crate) fn prepare_chat(model: &ServedModel, turn: &ChatTurn) -> Result<Prepared, ApiError> {
     let style = tools::style(model, turn);
     let Rendered { prompt, tokens, boundaries } = rendered(model, turn, style)?;
     // All tools stay in the prompt, so that naming one does not change its tokens; only the answer is narrowed.
@@ -147,7 +166,8 @@ pub(crate) fn prepare_chat(model: &Model, turn: &ChatTurn) -> Result<Prepared, A
     };
     request.grammar =
         if generic { tools::generic_grammar(model, turn)? } else { grammar(model, turn, &answer, style)? };
-    Ok(Prepared { request, form: reply_form(answer, generic) })
+    let recording = Some(Recording::new(model, &request.tokens, &answer.generation_prompt));
+    Ok(Prepared { request, form: ReplyForm { recording, ..reply_form(answer, generic) } })
 }
 
 fn reply_form(answer: ChatPrompt, generic: bool) -> ReplyForm {
@@ -160,7 +180,7 @@ fn reply_form(answer: ChatPrompt, generic: bool) -> ReplyForm {
         let (thinking_start, thinking_end) = (thinking_start.clone(), thinking_end.clone());
         parser = Arc::new(GenericParser { inner: parser, thinking_start, thinking_end, starts_thinking });
     }
-    ReplyForm { parser: Some(parser), thinking_start, thinking_end, starts_thinking }
+    ReplyForm { parser: Some(parser), thinking_start, thinking_end, starts_thinking, recording: None }
 }
 
 /// Renders; if the template cannot, because of a tool's schema, the error names that tool.

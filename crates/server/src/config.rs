@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Everything that can be set. `ServerConfig::default()` is right for a private server on the loopback.
@@ -28,6 +29,9 @@ pub struct ServerConfig {
     pub request_timeout: Option<Duration>,
     /// Pause after which a quiet stream gets a comment, so that nothing between takes it for dead.
     pub stream_keep_alive: Duration,
+    /// Where the exact text of tool calls is kept across restarts; `None` keeps it in memory only. The file holds parts
+    /// of conversations; put it beside the cache folder and let no other server write it.
+    pub replay_file: Option<PathBuf>,
     /// How long requests in flight may go on once shutdown began.
     pub shutdown_grace: Duration,
 }
@@ -46,6 +50,7 @@ impl Default for ServerConfig {
             request_timeout: None,
             // Proxies give up on a silent connection after 30 to 60 seconds.
             stream_keep_alive: Duration::from_secs(15),
+            replay_file: None,
             shutdown_grace: Duration::from_secs(30),
         }
     }
@@ -64,6 +69,7 @@ impl fmt::Debug for ServerConfig {
             .field("body_timeout", &self.body_timeout)
             .field("request_timeout", &self.request_timeout)
             .field("stream_keep_alive", &self.stream_keep_alive)
+            .field("replay_file", &self.replay_file)
             .field("shutdown_grace", &self.shutdown_grace)
             .finish()
     }

@@ -32,9 +32,11 @@ mod metrics;
 mod models;
 mod openai;
 mod poncho;
+mod replay;
 mod reply;
 mod routes;
 mod serve;
+mod served;
 mod sse;
 mod tools;
 

@@ -8,13 +8,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use poncho_engine::backend::ChatOutput;
-use poncho_engine::{Completion, FinishReason, Model, Stream, StreamEvent, TokenLogprob};
+use poncho_engine::{Completion, FinishReason, Stream, StreamEvent, TokenLogprob};
 use tokio::time::Instant;
 
 use crate::chat::ReplyForm;
 use crate::error::ApiError;
 use crate::ids::random_id;
 use crate::metrics::{Metrics, Times};
+use crate::served::ServedModel;
 
 /// What is new since the last piece.
 #[derive(Debug, Default, PartialEq)]
@@ -75,7 +76,7 @@ pub(crate) enum ReplyEvent {
 
 /// What a reply is made of.
 pub(crate) struct NewReply {
-    pub(crate) model: Model,
+    pub(crate) model: ServedModel,
     pub(crate) stream: Stream,
     pub(crate) form: ReplyForm,
     pub(crate) metrics: Arc<Metrics>,
@@ -181,10 +182,14 @@ impl Reply {
             return ReplyEvent::Failed(ApiError::Cancelled);
         }
         let mut output = self.parse_whole(completion.finish_reason == FinishReason::Length);
+        let own_ids = output.tool_calls.iter().all(|call| call.id.is_empty());
         let mut rest = self.compare(&output);
         rest.logprobs = std::mem::take(&mut self.logprobs);
         for (call, id) in output.tool_calls.iter_mut().zip(&self.call_ids) {
             call.id.clone_from(id);
+        }
+        if let Some(recording) = &self.facts.form.recording {
+            recording.keep(&output, own_ids, &completion);
         }
         let finish = match completion.finish_reason {
             FinishReason::Length => Finish::Length,

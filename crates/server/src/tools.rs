@@ -15,6 +15,7 @@ use poncho_engine::backend::{ChatRequest, ToolChoice};
 use serde_json::Value;
 
 use crate::chat::{ChatTurn, Choice};
+use crate::served::ServedModel;
 
 pub(crate) use grammar::{bad_schema, generic_grammar};
 pub(crate) use parser::GenericParser;
@@ -45,11 +46,11 @@ const PROBE_TOOLS: &str = r#"[{"type":"function","function":{"name":"probe_tool"
 const PROBE_CALL: &str = r#"<tool_call>{"name":"probe_tool","arguments":{}}</tool_call>"#;
 
 /// Who writes the tools of this turn.
-pub(crate) fn style(model: &Model, turn: &ChatTurn) -> ToolStyle {
+pub(crate) fn style(model: &ServedModel, turn: &ChatTurn) -> ToolStyle {
     if !offers_tools(turn) && !turn.messages.iter().any(is_about_calls) {
         return ToolStyle::Unused;
     }
-    if template_knows_tools(model) { ToolStyle::Template } else { ToolStyle::Generic }
+    if model.knows_tools(template_knows_tools) { ToolStyle::Template } else { ToolStyle::Generic }
 }
 
 /// Whether the reply may call tools.

@@ -13,6 +13,8 @@ mod generic_tools;
 #[cfg(test)]
 mod life;
 #[cfg(test)]
+mod replay;
+#[cfg(test)]
 mod smollm2;
 #[cfg(test)]
 mod support;

@@ -4,7 +4,6 @@
 
 use axum::http::HeaderMap;
 use futures_util::future::try_join_all;
-use poncho_engine::Model;
 use tokio::time::Instant;
 
 use super::types::{PonchoFacts, Usage};
@@ -12,11 +11,12 @@ use crate::app::SharedApp;
 use crate::chat::{Prepared, submit};
 use crate::error::ApiError;
 use crate::reply::{Finished, NewReply, Reply};
+use crate::served::ServedModel;
 
 /// What a call says beside its sampling.
 pub(crate) struct Call {
     pub(crate) app: SharedApp,
-    pub(crate) model: Model,
+    pub(crate) model: ServedModel,
     pub(crate) arrived: Instant,
     /// Replies to each prompt.
     pub(crate) n: u32,
@@ -46,7 +46,7 @@ impl Call {
     /// Prepares the prompts and submits all replies, those to the first prompt first.
     pub(crate) async fn start(
         &self,
-        prepare: impl FnOnce(&Model) -> Result<Vec<Prepared>, ApiError> + Send + 'static,
+        prepare: impl FnOnce(&ServedModel) -> Result<Vec<Prepared>, ApiError> + Send + 'static,
     ) -> Result<Vec<Reply>, ApiError> {
         let (model, n) = (self.model.clone(), self.n);
         let started = tokio::task::spawn_blocking(move || {

@@ -20,6 +20,7 @@ use crate::body::Json;
 use crate::chat::prepare_text;
 use crate::error::{ApiError, Family};
 use crate::reply::{Delta, Finished};
+use crate::served::ServedModel;
 use crate::sse::{self, Events};
 
 /// What OpenAI's reference says.
@@ -80,7 +81,7 @@ pub(crate) async fn create(
     let include_usage = body.stream_options.as_ref().and_then(|options| options.include_usage).unwrap_or(false);
     let poncho = body.poncho.unwrap_or(false) || poncho_header(&headers);
     let call = Call { app, model, arrived, n, poncho, include_usage };
-    let prepare = move |model: &Model| {
+    let prepare = move |model: &ServedModel| {
         prompts.iter().map(|prompt| Ok(prepare_text(prompt.tokens(model)?, &generation))).collect()
     };
     let replies = call.start(prepare).await?;

@@ -11,13 +11,13 @@ use serde_json::{Value, json};
 use super::{CALL_CLOSE, CALL_OPEN, RESULT_CLOSE, RESULT_OPEN, offers_tools};
 use crate::chat::{ChatTurn, Choice, Tool};
 
-/// The messages of a turn without tool calls, tool roles and tool definitions.
-pub(crate) fn generic_messages(turn: &ChatTurn) -> Vec<Value> {
-    let mut written: Vec<Value> = Vec::with_capacity(turn.messages.len() + 1);
+/// Some messages of a turn, written without tool calls, tool roles and tool definitions.
+pub(crate) fn generic_messages(turn: &ChatTurn, messages: &[Value]) -> Vec<Value> {
+    let mut written: Vec<Value> = Vec::with_capacity(messages.len() + 1);
     // Whether the last message came from a tool: what follows from the same side joins it, because many templates
     // want user and assistant to take turns.
     let mut after_result = false;
-    for message in &turn.messages {
+    for message in messages {
         let role = message.get("role").and_then(Value::as_str).unwrap_or_default();
         let text = content_text(message);
         match role {
@@ -129,6 +129,10 @@ fn append(messages: &mut [Value], between: &str, more: &str) {
 mod tests {
     use super::*;
 
+    fn generic_messages(turn: &ChatTurn) -> Vec<Value> {
+        super::generic_messages(turn, &turn.messages)
+    }
+
     fn turn(messages: &Value) -> ChatTurn {
         let tool = Tool { name: "clock".into(), json: r#"{"type":"function","function":{"name":"clock"}}"#.into() };
         ChatTurn {
@@ -142,7 +146,7 @@ mod tests {
     #[test]
     fn the_tools_join_the_clients_own_instructions() {
         let own = generic_messages(&turn(
-            json!([{"role": "system", "content": "Be kind."}, {"role": "user", "content": "x"}]),
+            &json!([{"role": "system", "content": "Be kind."}, {"role": "user", "content": "x"}]),
         ));
         let text = own[0]["content"].as_str().unwrap();
         assert!(text.starts_with("Be kind.\n\nThese tools") && text.contains("\n{\"type\":\"function\""), "{text}");
