@@ -39,7 +39,8 @@ pub(crate) struct App {
 
 impl App {
     pub(crate) fn new(engine: Arc<Engine>, config: ServerConfig) -> Self {
-        let conversations = Arc::new(Conversations::new(Replay::open(config.replay_file.as_deref())));
+        let replay = Replay::open(config.replay_file.as_deref());
+        let conversations = Arc::new(Conversations::new(replay, config.hygiene.clone()));
         Self {
             models: Models::new(engine, conversations, &config),
             keys: Keys::new(&config.keys),

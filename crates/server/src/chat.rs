@@ -13,6 +13,7 @@ use serde_json::Value;
 
 use crate::boundary;
 use crate::error::ApiError;
+use crate::hygiene::{self, Normalised};
 use crate::replay::{Check, Recording, Scene, splice};
 use crate::served::ServedModel;
 use crate::tools::{self, GenericParser, ToolStyle};
@@ -93,6 +94,8 @@ pub(crate) struct ReplyForm {
     pub(crate) starts_thinking: bool,
     /// Keeps the reply for the next turn.
     pub(crate) recording: Option<Recording>,
+    /// What was done to the prompt.
+    pub(crate) normalised: Vec<Normalised>,
 }
 
 /// A request that can be submitted, and how to read what comes back.
@@ -110,7 +113,8 @@ pub(crate) struct Rendered {
 
 /// Renders a turn with the model's template.
 pub(crate) fn render(model: &ServedModel, turn: &ChatTurn) -> Result<Rendered, ApiError> {
-    rendered(model, turn, tools::style(model, turn))
+    let (turn, _) = hygiene::clean(&model.conversations().hygiene, turn);
+    rendered(model, &turn, tools::style(model, &turn))
 }
 
 fn rendered(model: &ServedModel, turn: &ChatTurn, style: ToolStyle) -> Result<Rendered, ApiError> {
@@ -142,6 +146,8 @@ fn rendered(model: &ServedModel, turn: &ChatTurn, style: ToolStyle) -> Result<Re
 
 /// Makes a request out of a turn.
 pub(crate) fn prepare_chat(model: &ServedModel, turn: &ChatTurn) -> Result<Prepared, ApiError> {
+    let (turn, normalised) = hygiene::clean(&model.conversations().hygiene, turn);
+    let turn = turn.as_ref();
     let style = tools::style(model, turn);
     let Rendered { prompt, tokens, boundaries } = rendered(model, turn, style)?;
     // All tools stay in the prompt, so that naming one does not change its tokens; only the answer is narrowed.
@@ -167,7 +173,7 @@ pub(crate) fn prepare_chat(model: &ServedModel, turn: &ChatTurn) -> Result<Prepa
     request.grammar =
         if generic { tools::generic_grammar(model, turn)? } else { grammar(model, turn, &answer, style)? };
     let recording = Some(Recording::new(model, &request.tokens, &answer.generation_prompt));
-    Ok(Prepared { request, form: ReplyForm { recording, ..reply_form(answer, generic) } })
+    Ok(Prepared { request, form: ReplyForm { recording, normalised, ..reply_form(answer, generic) } })
 }
 
 fn reply_form(answer: ChatPrompt, generic: bool) -> ReplyForm {
@@ -180,7 +186,7 @@ fn reply_form(answer: ChatPrompt, generic: bool) -> ReplyForm {
         let (thinking_start, thinking_end) = (thinking_start.clone(), thinking_end.clone());
         parser = Arc::new(GenericParser { inner: parser, thinking_start, thinking_end, starts_thinking });
     }
-    ReplyForm { parser: Some(parser), thinking_start, thinking_end, starts_thinking, recording: None }
+    ReplyForm { parser: Some(parser), thinking_start, thinking_end, starts_thinking, ..ReplyForm::default() }
 }
 
 /// Renders; if the template cannot, because of a tool's schema, the error names that tool.

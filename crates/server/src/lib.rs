@@ -12,6 +12,7 @@
 //! | `POST /v1/chat/completions` | chat: tools, structured output, thinking, logprobs, `n`, streams |
 //! | `POST /v1/completions` | prompts as text or tokens, `echo`, logprobs, `n`, streams |
 //! | `POST /tokenize`, `/detokenize`, `/apply-template` | tokens, texts, and a conversation as the model reads it |
+//! | `GET /api/hygiene` | the rules that keep prompts alike from request to request, and which are on |
 //! | `GET /api/cache`, `GET /api/version` | the cache's counters and tiers; the version |
 //!
 //! Beside OpenAI's fields both completions take `top_k`, `min_p`, `repetition_penalty`, `ignore_eos`, `exact`,
@@ -27,6 +28,7 @@ mod boundary;
 mod chat;
 mod config;
 mod error;
+mod hygiene;
 mod ids;
 mod metrics;
 mod models;
@@ -41,4 +43,5 @@ mod sse;
 mod tools;
 
 pub use config::{ConfigError, ServerConfig, check_bind};
+pub use hygiene::HygieneRule;
 pub use serve::serve;

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 
 use crate::chat::ReplyForm;
 use crate::error::ApiError;
+use crate::hygiene::Normalised;
 use crate::ids::random_id;
 use crate::metrics::{Metrics, Times};
 use crate::served::ServedModel;
@@ -63,6 +64,8 @@ pub(crate) struct Finished {
     pub(crate) output: ChatOutput,
     pub(crate) finish: Finish,
     pub(crate) completion: Completion,
+    /// What was done to the prompt before it was rendered.
+    pub(crate) normalised: Vec<Normalised>,
     /// One for each generated token but those that only end the reply.
     pub(crate) logprobs: Vec<TokenLogprob>,
 }
@@ -198,7 +201,8 @@ impl Reply {
         };
         let mut logprobs = std::mem::take(&mut completion.logprobs);
         logprobs.retain(|logprob| !self.facts.model.is_end_of_generation(logprob.token.id));
-        ReplyEvent::Done(Box::new(Finished { rest, output, finish, completion, logprobs }))
+        let normalised = std::mem::take(&mut self.facts.form.normalised);
+        ReplyEvent::Done(Box::new(Finished { rest, output, finish, completion, normalised, logprobs }))
     }
 
     /// The reply so far; `None` if it cannot be read yet, such as in the middle of a marker.

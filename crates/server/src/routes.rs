@@ -53,6 +53,7 @@ pub(crate) fn router(app: &SharedApp) -> Router {
         .route("/v1/models/{*id}", get(models::get))
         .route("/metrics", get(poncho::metrics))
         .route("/api/cache", get(poncho::cache))
+        .route("/api/hygiene", get(poncho::hygiene))
         .route("/api/version", get(poncho::version));
     let not_built = NOT_BUILT.into_iter().fold(Router::new(), |router, path| router.route(path, any(not_built)));
     let guarded = work.merge(read).merge(not_built).route_layer(middleware::from_fn_with_state(app.clone(), authorize));

@@ -9,19 +9,22 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use poncho_engine::Model;
 
+use crate::hygiene::HygieneRule;
 use crate::replay::Replay;
 
 /// What all conversations of a server share.
 pub(crate) struct Conversations {
     /// What models wrote, put back verbatim.
     pub(crate) replay: Replay,
+    /// The rules that are on.
+    pub(crate) hygiene: Vec<HygieneRule>,
     /// Whether a model's template knows tools, by its fingerprint: found out once.
     knows_tools: Mutex<HashMap<[u8; 32], bool>>,
 }
 
 impl Conversations {
-    pub(crate) fn new(replay: Replay) -> Self {
-        Self { replay, knows_tools: Mutex::default() }
+    pub(crate) fn new(replay: Replay, hygiene: Vec<HygieneRule>) -> Self {
+        Self { replay, hygiene, knows_tools: Mutex::default() }
     }
 }
 

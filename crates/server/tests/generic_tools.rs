@@ -127,6 +127,6 @@ async fn a_schema_that_is_none_names_its_tool() {
     let answer = server.post(PATH, &with(asking("x"), &json!({"tools": bad}))).await;
     assert_eq!(answer.status, 400, "{}", answer.text);
     let error = &answer.json()["error"];
-    assert_eq!(error["param"], "tools[1].function.parameters");
-    assert!(error["message"].as_str().unwrap().contains("\"odd\""), "{error}");
+    assert_eq!(error["param"], "tools.odd.function.parameters");
+    assert!(error["message"].as_str().unwrap().contains("odd"), "{error}");
 }

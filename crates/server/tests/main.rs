@@ -11,6 +11,8 @@ mod errors;
 #[cfg(test)]
 mod generic_tools;
 #[cfg(test)]
+mod hygiene;
+#[cfg(test)]
 mod life;
 #[cfg(test)]
 mod replay;

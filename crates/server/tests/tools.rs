@@ -15,7 +15,7 @@ fn prompt(tools: &str) -> String {
 }
 
 async fn server(reply: &str) -> Server {
-    let both = prompt(&format!("{WEATHER},{CLOCK}"));
+    let both = prompt(&format!("{CLOCK},{WEATHER}"));
     Server::start(Setup { replies: vec![(both, reply.to_owned())], ..Setup::default() }).await
 }
 

@@ -99,7 +99,7 @@ impl Totals {
     pub(crate) fn add(&mut self, call: &Call, index: usize, reply: &Finished) {
         self.usage.add(&reply.completion, call.is_first(index));
         if index == 0 && call.poncho {
-            self.poncho = Some((&reply.completion).into());
+            self.poncho = Some(PonchoFacts { hygiene: reply.normalised.clone(), ..(&reply.completion).into() });
         }
     }
 }

@@ -294,6 +294,7 @@ impl From<&Completion> for PonchoFacts {
             created: completion.cache_delta.created,
             prefill_ms: completion.prefill_time.as_secs_f64() * 1000.0,
             finish_key: completion.finish_key.map(|key| key.to_string()),
+            hygiene: Vec::new(),
         }
     }
 }

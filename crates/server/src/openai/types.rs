@@ -12,6 +12,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::body::Object;
+use crate::hygiene::Normalised;
 
 /// Adds the fields that both kinds of completions share to a request, and a way to read them alike.
 macro_rules! completion_request {
@@ -276,6 +277,9 @@ pub(crate) struct PonchoFacts {
     pub(crate) prefill_ms: f64,
     /// The row that was saved at the end.
     pub(crate) finish_key: Option<String>,
+    /// What was made equal in the prompt before it was rendered.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) hygiene: Vec<Normalised>,
 }
 
 /// The fields that every answer of an endpoint starts with.

@@ -19,7 +19,7 @@ fn model() -> ServedModel {
     let context = ContextOptions { n_ctx: 1024, n_seq_max: 1, ..ContextOptions::default() };
     let fingerprint = FingerprintSource::FastUnsafe([7; 32]);
     let model = engine.load(ModelConfig { fingerprint, context, ..ModelConfig::new("stub", "stub") }).unwrap();
-    ServedModel::new(model, Arc::new(Conversations::new(Replay::open(None))))
+    ServedModel::new(model, Arc::new(Conversations::new(Replay::open(None), Vec::new())))
 }
 
 fn render(model: &ServedModel, messages: &[Value]) -> Option<poncho_engine::backend::ChatPrompt> {

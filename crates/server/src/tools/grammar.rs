@@ -45,7 +45,7 @@ pub(crate) fn generic_grammar(model: &Model, turn: &ChatTurn) -> Result<Option<G
     let mut names = Vec::new();
     for (at, tool) in tools {
         let prefix = format!("tool-{at}-");
-        rules.push_str(&renamed(&arguments_rules(model, at, tool)?, &prefix));
+        rules.push_str(&renamed(&arguments_rules(model, tool)?, &prefix));
         let opening = literal(&format!("{{\"name\": {}, \"arguments\": ", Value::from(tool.name.as_str())));
         let _ = writeln!(rules, "\ntool-{at} ::= {opening} {prefix}root \"}}\"");
         names.push(format!("tool-{at}"));
@@ -69,10 +69,10 @@ pub(crate) fn generic_grammar(model: &Model, turn: &ChatTurn) -> Result<Option<G
 
 /// The first tool whose schema cannot be used.
 pub(crate) fn bad_schema(model: &Model, turn: &ChatTurn) -> Option<ApiError> {
-    turn.tools.iter().enumerate().find_map(|(at, tool)| arguments_rules(model, at, tool).err())
+    turn.tools.iter().find_map(|tool| arguments_rules(model, tool).err())
 }
 
-fn arguments_rules(model: &Model, at: usize, tool: &Tool) -> Result<String, ApiError> {
+fn arguments_rules(model: &Model, tool: &Tool) -> Result<String, ApiError> {
     let definition: Option<Definition<'_>> = serde_json::from_str(&tool.json).ok();
     let parameters =
         definition.and_then(|definition| definition.function.parameters).map_or(ANY_ARGUMENTS, RawValue::get);
@@ -81,7 +81,8 @@ fn arguments_rules(model: &Model, at: usize, tool: &Tool) -> Result<String, ApiE
         known.is_some_and(|schema| schema.is_object() && !KINDS.iter().any(|kind| schema.get(kind).is_some()));
     let schema = if says_nothing { ANY_ARGUMENTS } else { parameters };
     model.json_schema_to_grammar(schema).map_err(|error| {
-        ApiError::field(format!("tools[{at}].function.parameters"), format!("the tool {:?}: {error}", tool.name))
+        // By name: its place in the request is not known here, the tools were sorted.
+        ApiError::field(format!("tools.{}.function.parameters", tool.name), error.to_string())
     })
 }
 
