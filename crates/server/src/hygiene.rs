@@ -163,11 +163,17 @@ fn without_headers(text: &str) -> Option<(String, usize)> {
     (removed > 0).then_some((kept, removed))
 }
 
-fn is_billing_header(line: &str) -> bool {
+/// Whether a line is a header about billing or attribution.
+pub(crate) fn is_billing_header(line: &str) -> bool {
     let Some((name, _)) = line.split_once(':') else { return false };
     let name = name.to_ascii_lowercase();
     let is_name = name.starts_with("x-") && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
     is_name && (name.contains("billing") || name.contains("attribution"))
+}
+
+/// A text with its times blanked, if it has any.
+pub(crate) fn without_clock(text: &str) -> Option<String> {
+    clock::blanked(text).map(|(text, _)| text)
 }
 
 fn sort_tools(turn: &mut Cow<'_, ChatTurn>) -> usize {

@@ -12,6 +12,9 @@
 //! | `POST /v1/chat/completions` | chat: tools, structured output, thinking, logprobs, `n`, streams |
 //! | `POST /v1/completions` | prompts as text or tokens, `echo`, logprobs, `n`, streams |
 //! | `POST /tokenize`, `/detokenize`, `/apply-template` | tokens, texts, and a conversation as the model reads it |
+//! | `POST /api/cache/explain` | where a prompt or a chat request leaves the best cached prompt, and the likely cause |
+//! | `GET /api/cache/rows`, `POST /api/cache/evict`, `/api/cache/gc` | the rows page by page; giving bytes back |
+//! | `GET /api/sessions`, `DELETE /api/sessions/{id}` | idle sessions, and the end of one |
 //! | `GET /api/hygiene` | the rules that keep prompts alike from request to request, and which are on |
 //! | `GET /api/cache`, `GET /api/version` | the cache's counters and tiers; the version |
 //!
@@ -25,9 +28,11 @@ mod app;
 mod auth;
 mod body;
 mod boundary;
+mod cache_api;
 mod chat;
 mod config;
 mod error;
+mod explain;
 mod hygiene;
 mod ids;
 mod metrics;
@@ -39,6 +44,7 @@ mod reply;
 mod routes;
 mod serve;
 mod served;
+mod sessions;
 mod sse;
 mod tools;
 

@@ -1,6 +1,8 @@
 //! The server over real sockets, on stub models: every endpoint, every refusal, and what happens when somebody leaves.
 
 #[cfg(test)]
+mod cache_api;
+#[cfg(test)]
 mod chat;
 #[cfg(test)]
 mod completions;
