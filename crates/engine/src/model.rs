@@ -443,7 +443,9 @@ impl Shared {
 fn backend_trigger(trigger: &Trigger) -> GrammarTrigger {
     match trigger {
         Trigger::Token(token) => GrammarTrigger::Token(*token),
-        Trigger::Word(word) => GrammarTrigger::Pattern(format!("[\\s\\S]*?({})[\\s\\S]*", escape(word))),
+        // Searched for anywhere in the reply after every token. A pattern that also describes the text around the word
+        // would be tried at each place and cost the cube of the reply's length.
+        Trigger::Word(word) => GrammarTrigger::Pattern(escape(word)),
         Trigger::Pattern(pattern) => GrammarTrigger::Pattern(pattern.clone()),
         Trigger::PatternFull(pattern) => GrammarTrigger::Pattern(format!("^{pattern}$")),
     }
