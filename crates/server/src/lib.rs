@@ -33,6 +33,7 @@ mod chat;
 mod config;
 mod error;
 mod explain;
+mod growing;
 mod hygiene;
 mod ids;
 mod metrics;

@@ -1,8 +1,8 @@
 //! A reply as it grows: engine events in, content, thinking, tool calls and logprobs out.
 //!
 //! The dialects read a `Reply` piece by piece or wait for its end. It owns the engine's stream: dropping it cancels the
-//! request. The text so far is parsed again with each piece, and what is new is told apart by comparison, so the
-//! pieces always add up to a parse. It must never take back what was sent.
+//! request. What is new in a piece is worked out by `growing.rs`, so that the pieces always add up to a parse. It must
+//! never take back what was sent.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,8 +13,8 @@ use tokio::time::Instant;
 
 use crate::chat::ReplyForm;
 use crate::error::ApiError;
+use crate::growing::Growing;
 use crate::hygiene::Normalised;
-use crate::ids::random_id;
 use crate::metrics::{Metrics, Times};
 use crate::served::ServedModel;
 
@@ -92,8 +92,7 @@ pub(crate) struct NewReply {
 pub(crate) struct Reply {
     facts: NewReply,
     text: ReplyText,
-    told: ChatOutput,
-    call_ids: Vec<String>,
+    growing: Growing,
     /// Drawn since the last piece.
     logprobs: Vec<TokenLogprob>,
     first_token: Option<Duration>,
@@ -105,8 +104,7 @@ impl Reply {
         Self {
             facts,
             text: ReplyText::default(),
-            told: ChatOutput::default(),
-            call_ids: Vec::new(),
+            growing: Growing::default(),
             logprobs: Vec::new(),
             first_token: None,
             ended: false,
@@ -127,8 +125,7 @@ impl Reply {
                     None => event = self.facts.stream.try_next().map(Ok),
                 }
             }
-            let Some(output) = self.parse_part() else { continue };
-            let mut delta = self.compare(&output);
+            let Some(mut delta) = self.new_part() else { continue };
             if !delta.is_silent() {
                 delta.logprobs = std::mem::take(&mut self.logprobs);
                 return Some(ReplyEvent::Delta(delta));
@@ -186,9 +183,9 @@ impl Reply {
         }
         let mut output = self.parse_whole(completion.finish_reason == FinishReason::Length);
         let own_ids = output.tool_calls.iter().all(|call| call.id.is_empty());
-        let mut rest = self.compare(&output);
+        let mut rest = self.growing.rest(&output);
         rest.logprobs = std::mem::take(&mut self.logprobs);
-        for (call, id) in output.tool_calls.iter_mut().zip(&self.call_ids) {
+        for (call, id) in output.tool_calls.iter_mut().zip(self.growing.call_ids()) {
             call.id.clone_from(id);
         }
         if let Some(recording) = &self.facts.form.recording {
@@ -205,11 +202,12 @@ impl Reply {
         ReplyEvent::Done(Box::new(Finished { rest, output, finish, completion, normalised, logprobs }))
     }
 
-    /// The reply so far; `None` if it cannot be read yet, such as in the middle of a marker.
-    fn parse_part(&self) -> Option<ChatOutput> {
-        match &self.facts.form.parser {
-            Some(parser) => parser.parse(&self.text.raw, true).ok(),
-            None => Some(self.text.as_content()),
+    /// What is new; `None` if it cannot be read yet, such as in the middle of a marker.
+    fn new_part(&mut self) -> Option<Delta> {
+        let form = &self.facts.form;
+        match &form.parser {
+            Some(parser) => self.growing.more(&self.text.raw, &**parser, form),
+            None => Some(self.growing.plain(&self.text.plain, &self.text.reasoning)),
         }
     }
 
@@ -220,46 +218,6 @@ impl Reply {
             tracing::warn!(model = self.facts.model.id(), %error, "the reply does not have its template's form");
             parser.parse(&self.text.raw, true).unwrap_or_else(|_| self.text.as_content())
         })
-    }
-
-    /// What is new in a parse; it counts as told afterwards.
-    fn compare(&mut self, now: &ChatOutput) -> Delta {
-        let mut delta = Delta {
-            content: grown(&mut self.told.content, &now.content),
-            reasoning: grown(&mut self.told.reasoning, &now.reasoning),
-            ..Delta::default()
-        };
-        for (index, call) in now.tool_calls.iter().enumerate() {
-            let is_new = index >= self.told.tool_calls.len();
-            if is_new && call.name.is_empty() {
-                break;
-            }
-            if is_new {
-                let id = if call.id.is_empty() { random_id("call_") } else { call.id.clone() };
-                self.call_ids.push(id);
-                self.told
-                    .tool_calls
-                    .push(poncho_engine::backend::chat::ChatToolCall { name: call.name.clone(), ..Default::default() });
-            }
-            let Some(told) = self.told.tool_calls.get_mut(index) else { break };
-            let arguments = grown(&mut told.arguments, &call.arguments);
-            let start = self.call_ids.get(index).filter(|_| is_new).map(|id| (id.clone(), call.name.clone()));
-            if start.is_some() || !arguments.is_empty() {
-                delta.calls.push(CallDelta { index, start, arguments });
-            }
-        }
-        delta
-    }
-}
-
-/// What a text gained. One that changed in its middle waits until it agrees again.
-fn grown(told: &mut String, now: &str) -> String {
-    match now.strip_prefix(told.as_str()) {
-        Some(more) => {
-            told.push_str(more);
-            more.to_owned()
-        }
-        None => String::new(),
     }
 }
 
@@ -308,16 +266,6 @@ impl ReplyText {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_text_only_grows() {
-        let mut told = String::new();
-        assert_eq!(grown(&mut told, "Hé"), "Hé");
-        assert_eq!(grown(&mut told, "Hé"), "");
-        assert_eq!(grown(&mut told, "Hx"), "", "what was sent is not taken back");
-        assert_eq!(grown(&mut told, "Héllo"), "llo");
-        assert_eq!(told, "Héllo");
-    }
 
     #[test]
     fn thinking_that_the_engine_told_apart_is_put_back() {
