@@ -51,7 +51,8 @@ pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outc
     out.flush()?;
     engine.load(model_config(args, &id))?;
     greet(args, address, &id, &folder, out)?;
-    let config = ServerConfig { keys, any_model: true, ..ServerConfig::default() };
+    let replay_file = Some(replay_file(&folder));
+    let config = ServerConfig { keys, any_model: true, replay_file, ..ServerConfig::default() };
     runtime.block_on(async {
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut terminate = signal(SignalKind::terminate())?;
@@ -66,6 +67,13 @@ pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outc
     engine.unload(&id)?;
     engine.cache().flush();
     Ok(Outcome::Good)
+}
+
+/// Beside the cache folder, under its name: whatever is in the folder belongs to the cache.
+fn replay_file(folder: &std::path::Path) -> std::path::PathBuf {
+    let mut name = folder.as_os_str().to_owned();
+    name.push(".replay");
+    name.into()
 }
 
 fn address(args: &ServeArgs) -> anyhow::Result<SocketAddr> {

@@ -231,6 +231,15 @@ impl Model {
         Ok(tokens)
     }
 
+    /// The rules of a JSON schema in llama.cpp's notation, starting from `root`; for building larger grammars.
+    ///
+    /// # Errors
+    /// It is no schema, or one that cannot be turned into rules.
+    pub fn json_schema_to_grammar(&self, schema: &str) -> Result<String, EngineError> {
+        let rules = self.shared().model.json_schema_to_grammar(schema);
+        rules.map_err(|error| EngineError::GrammarInvalid { reason: error.to_string() })
+    }
+
     /// Hands a request to the worker. The stream yields its events; dropping it cancels the request.
     ///
     /// # Errors
@@ -436,7 +445,9 @@ impl Shared {
 fn backend_trigger(trigger: &Trigger) -> GrammarTrigger {
     match trigger {
         Trigger::Token(token) => GrammarTrigger::Token(*token),
-        Trigger::Word(word) => GrammarTrigger::Pattern(format!("[\\s\\S]*?({})[\\s\\S]*", escape(word))),
+        // Searched for anywhere in the reply after every token. A pattern that also describes the text around the word
+        // would be tried at each place and cost the cube of the reply's length.
+        Trigger::Word(word) => GrammarTrigger::Pattern(escape(word)),
         Trigger::Pattern(pattern) => GrammarTrigger::Pattern(pattern.clone()),
         Trigger::PatternFull(pattern) => GrammarTrigger::Pattern(format!("^{pattern}$")),
     }

@@ -18,6 +18,8 @@ use crate::config::ServerConfig;
 use crate::metrics::Metrics;
 use crate::models::Models;
 use crate::openai::responses::ResponseStore;
+use crate::replay::Replay;
+use crate::served::Conversations;
 
 /// How handlers hold it.
 pub(crate) type SharedApp = Arc<App>;
@@ -40,8 +42,10 @@ pub(crate) struct App {
 
 impl App {
     pub(crate) fn new(engine: Arc<Engine>, config: ServerConfig) -> Self {
+        let replay = Replay::open(config.replay_file.as_deref());
+        let conversations = Arc::new(Conversations::new(replay, config.hygiene.clone()));
         Self {
-            models: Models::new(engine, config.aliases.clone(), config.any_model),
+            models: Models::new(engine, conversations, &config),
             keys: Keys::new(&config.keys),
             metrics: Arc::default(),
             responses: ResponseStore::default(),

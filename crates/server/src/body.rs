@@ -59,6 +59,18 @@ impl<T: DeserializeOwned> FromRequest<SharedApp> for Json<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, app: &SharedApp) -> Result<Self, ApiError> {
+        let JsonBytes(bytes) = JsonBytes::from_request(request, app).await?;
+        parse(&bytes).map(Self)
+    }
+}
+
+/// A body that was announced as JSON, not yet read as such: for endpoints that look at it twice.
+pub(crate) struct JsonBytes(pub(crate) Vec<u8>);
+
+impl FromRequest<SharedApp> for JsonBytes {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, app: &SharedApp) -> Result<Self, ApiError> {
         check_content_type(request.headers())?;
         let limit = app.config.max_body;
         if announced_length(request.headers()).is_some_and(|length| length > limit) {
@@ -66,8 +78,7 @@ impl<T: DeserializeOwned> FromRequest<SharedApp> for Json<T> {
         }
         let wait = app.config.body_timeout;
         let read = tokio::time::timeout(wait, read_body(request.into_body(), limit)).await;
-        let bytes = read.map_err(|_| ApiError::SlowBody { limit: wait })??;
-        parse(&bytes).map(Self)
+        read.map_err(|_| ApiError::SlowBody { limit: wait })?.map(Self)
     }
 }
 

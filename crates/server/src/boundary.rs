@@ -5,25 +5,26 @@
 //! that refuses a shortened conversation costs a hint, never the request.
 
 use poncho_engine::Model;
-use poncho_engine::backend::ChatRequest;
 use serde_json::Value;
 
 /// The ends of older messages were hinted when they were new, so only the last few are worth a rendering each.
 const RECENT_MESSAGES: usize = 8;
 
-/// Token offsets at which messages end; none for a model that can resume anywhere.
-pub(crate) fn hints(model: &Model, whole: &ChatRequest, messages: &[Value], tokens: &[u32]) -> Vec<usize> {
+/// Token offsets at which messages end; none for a model that can resume anywhere. `tokenize` renders the first messages
+/// of the conversation without the opening of a reply.
+pub(crate) fn hints(
+    model: &Model,
+    messages: &[Value],
+    tokens: &[u32],
+    tokenize: impl Fn(&[Value]) -> Option<Vec<u32>>,
+) -> Vec<usize> {
     if model.info().memory.can_cut() {
         return Vec::new();
     }
     let mut found: Vec<usize> = places(messages)
         .into_iter()
         .filter_map(|count| {
-            let head = messages.get(..count)?;
-            let messages_json = serde_json::to_string(head).ok()?;
-            let shorter = ChatRequest { messages_json, add_generation_prompt: false, ..whole.clone() };
-            let prompt = model.apply_chat_template(&shorter).ok()?;
-            let head = model.tokenize_prompt(&prompt).ok()?;
+            let head = tokenize(messages.get(..count)?)?;
             Some(head.iter().zip(tokens).take_while(|(one, other)| one == other).count())
         })
         .filter(|end| *end > 0)

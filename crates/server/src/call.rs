@@ -4,14 +4,15 @@
 //! on a blocking thread. Nothing here knows a field of a dialect.
 
 use axum::http::HeaderMap;
-use poncho_engine::{Completion, Model};
 use serde::Serialize;
 use tokio::time::Instant;
 
 use crate::app::SharedApp;
 use crate::chat::{Prepared, submit};
 use crate::error::ApiError;
-use crate::reply::{NewReply, Reply};
+use crate::hygiene::Normalised;
+use crate::reply::{Finished, NewReply, Reply};
+use crate::served::ServedModel;
 
 /// The session that the headers name.
 pub(crate) fn session_header(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
@@ -37,16 +38,21 @@ pub(crate) struct PonchoFacts {
     pub(crate) prefill_ms: f64,
     /// The row that was saved at the end.
     pub(crate) finish_key: Option<String>,
+    /// What was made equal in the prompt before it was rendered.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) hygiene: Vec<Normalised>,
 }
 
-impl From<&Completion> for PonchoFacts {
-    fn from(completion: &Completion) -> Self {
+impl From<&Finished> for PonchoFacts {
+    fn from(finished: &Finished) -> Self {
+        let completion = &finished.completion;
         Self {
             hit: completion.hit.as_str(),
             read: completion.cache_delta.read,
             created: completion.cache_delta.created,
             prefill_ms: completion.prefill_time.as_secs_f64() * 1000.0,
             finish_key: completion.finish_key.map(|key| key.to_string()),
+            hygiene: finished.normalised.clone(),
         }
     }
 }
@@ -55,7 +61,7 @@ impl From<&Completion> for PonchoFacts {
 #[derive(Clone)]
 pub(crate) struct Origin {
     pub(crate) app: SharedApp,
-    pub(crate) model: Model,
+    pub(crate) model: ServedModel,
     pub(crate) arrived: Instant,
 }
 
@@ -64,7 +70,7 @@ impl Origin {
     pub(crate) async fn start(
         &self,
         n: u32,
-        prepare: impl FnOnce(&Model) -> Result<Vec<Prepared>, ApiError> + Send + 'static,
+        prepare: impl FnOnce(&ServedModel) -> Result<Vec<Prepared>, ApiError> + Send + 'static,
     ) -> Result<Vec<Reply>, ApiError> {
         let model = self.model.clone();
         let started = blocking("prepared the prompt", move || {

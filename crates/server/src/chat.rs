@@ -4,6 +4,7 @@
 //! over what the template knows about the answer: grammar, triggers, stops, shown tokens, parser. Text of a client
 //! must never become a special token. Rendering and tokenizing block, so callers run them off the async threads.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use poncho_engine::backend::chat::PromptPart;
@@ -16,6 +17,10 @@ use serde_json::value::RawValue;
 
 use crate::boundary;
 use crate::error::ApiError;
+use crate::hygiene::{self, Normalised};
+use crate::replay::{Check, Recording, Scene, splice};
+use crate::served::ServedModel;
+use crate::tools::{self, GenericParser, ToolStyle};
 
 /// The schema of any object, for clients that want JSON and do not say which.
 pub(crate) const ANY_OBJECT: &str = r#"{"type":"object"}"#;
@@ -67,6 +72,22 @@ pub(crate) enum Choice {
     Named(String),
     /// Only these, if any; at least one of them if `required`.
     Among { names: Vec<String>, required: bool },
+}
+
+impl Choice {
+    /// Whether the reply has to be a call.
+    pub(crate) fn must_call(&self) -> bool {
+        matches!(self, Self::Required | Self::Named(_) | Self::Among { required: true, .. })
+    }
+
+    /// The tools that may be called, where not all of them may.
+    pub(crate) fn names(&self) -> Option<Vec<&str>> {
+        match self {
+            Self::Named(name) => Some(vec![name.as_str()]),
+            Self::Among { names, .. } => Some(names.iter().map(String::as_str).collect()),
+            Self::Auto | Self::None | Self::Required => None,
+        }
+    }
 }
 
 /// A tool as templates want it.
@@ -132,6 +153,10 @@ pub(crate) struct ReplyForm {
     pub(crate) starts_thinking: bool,
     /// What the ids of tool calls begin with, if the dialect has a rule; else the model's own ids are kept.
     pub(crate) call_prefix: Option<&'static str>,
+    /// Keeps the reply for the next turn.
+    pub(crate) recording: Option<Recording>,
+    /// What was done to the prompt.
+    pub(crate) normalised: Vec<Normalised>,
 }
 
 /// A request that can be submitted, and how to read what comes back.
@@ -148,31 +173,60 @@ pub(crate) struct Rendered {
 }
 
 /// Renders a turn with the model's template.
-pub(crate) fn render(model: &Model, turn: &ChatTurn) -> Result<Rendered, ApiError> {
-    let request = template_request(turn, turn.tools.iter())?;
-    let mut prompt = model.apply_chat_template(&request)?;
-    if !turn.reply_start.is_empty() {
-        prompt.text.push_str(&turn.reply_start);
-        prompt.parts.push(PromptPart { text: turn.reply_start.clone(), is_input: true });
-    }
-    let tokens = model.tokenize_prompt(&prompt)?;
-    let boundaries = boundary::hints(model, &request, &turn.messages, &tokens);
+pub(crate) fn render(model: &ServedModel, turn: &ChatTurn) -> Result<Rendered, ApiError> {
+    let (turn, _) = hygiene::clean(&model.conversations().hygiene, turn);
+    rendered(model, &turn, tools::style(model, &turn))
+}
+
+fn rendered(model: &ServedModel, turn: &ChatTurn, style: ToolStyle) -> Result<Rendered, ApiError> {
+    let request = |messages: &[Value]| {
+        let messages = match style {
+            ToolStyle::Generic => Cow::Owned(tools::generic_messages(turn, messages)),
+            ToolStyle::Unused | ToolStyle::Template => Cow::Borrowed(messages),
+        };
+        template_request(turn, &messages, style, turn.tools.iter())
+    };
+    let mut prompt = apply_template(model, turn, &request(&turn.messages)?)?;
+    let begun = |prompt: &mut ChatPrompt| {
+        if !turn.reply_start.is_empty() {
+            prompt.text.push_str(&turn.reply_start);
+            prompt.parts.push(PromptPart { text: turn.reply_start.clone(), is_input: true });
+        }
+    };
+    begun(&mut prompt);
+    let again = |messages: &[Value]| {
+        let mut prompt = model.apply_chat_template(&request(messages).ok()?).ok()?;
+        begun(&mut prompt);
+        Some(prompt)
+    };
+    let scene = Scene { model, messages: &turn.messages, normal: &prompt, render: &again };
+    let spliced = splice(&scene, Check::Surroundings);
+    let is_spliced = spliced.is_some();
+    let tokens = spliced.map_or_else(|| model.tokenize_prompt(&prompt), Ok)?;
+    let boundaries = boundary::hints(model, &turn.messages, &tokens, |head| {
+        let closed = |messages: &[Value]| {
+            let request = ChatRequest { add_generation_prompt: false, ..request(messages).ok()? };
+            model.apply_chat_template(&request).ok()
+        };
+        let normal = ChatPrompt { generation_prompt: prompt.generation_prompt.clone(), ..closed(head)? };
+        let scene = Scene { model, messages: head, normal: &normal, render: &closed };
+        let spliced = if is_spliced { splice(&scene, Check::Done) } else { None };
+        spliced.or_else(|| model.tokenize_prompt(&normal).ok())
+    });
     Ok(Rendered { prompt, tokens, boundaries })
 }
 
 /// Makes a request out of a turn.
-pub(crate) fn prepare_chat(model: &Model, turn: &ChatTurn) -> Result<Prepared, ApiError> {
-    let Rendered { prompt, tokens, boundaries } = render(model, turn)?;
+pub(crate) fn prepare_chat(model: &ServedModel, turn: &ChatTurn) -> Result<Prepared, ApiError> {
+    let (turn, normalised) = hygiene::clean(&model.conversations().hygiene, turn);
+    let turn = turn.as_ref();
+    let style = tools::style(model, turn);
+    let Rendered { prompt, tokens, boundaries } = rendered(model, turn, style)?;
     // All tools stay in the prompt, so that naming one does not change its tokens; only the answer is narrowed.
-    let chosen: Option<Vec<&str>> = match &turn.choice {
-        Choice::Named(name) => Some(vec![name.as_str()]),
-        Choice::Among { names, .. } => Some(names.iter().map(String::as_str).collect()),
-        Choice::Auto | Choice::None | Choice::Required => None,
-    };
-    let answer = match chosen {
+    let answer = match turn.choice.names().filter(|_| style == ToolStyle::Template) {
         Some(names) => {
             let only = turn.tools.iter().filter(|tool| names.contains(&tool.name.as_str()));
-            model.apply_chat_template(&template_request(turn, only)?)?
+            apply_template(model, turn, &template_request(turn, &turn.messages, style, only)?)?
         }
         None => prompt,
     };
@@ -184,17 +238,38 @@ pub(crate) fn prepare_chat(model: &Model, turn: &ChatTurn) -> Result<Prepared, A
     if request.thinking_budget.is_some() && model.config().markers.thinking.is_none() {
         request.thinking_markers = thinking_markers(model, &answer)?;
     }
-    request.grammar = grammar(model, &answer, turn.json_schema.as_deref())?;
+    let must_call = tools::offers_tools(turn) && turn.choice.must_call();
+    // A template may know tools and still have no rules for calls.
+    let generic = match style {
+        ToolStyle::Generic => tools::offers_tools(turn),
+        ToolStyle::Template => must_call && answer.grammar.is_empty(),
+        ToolStyle::Unused => false,
+    };
+    request.grammar =
+        if generic { tools::generic_grammar(model, turn)? } else { grammar(model, turn, &answer, style)? };
+    let recording = Some(Recording::new(model, &request.tokens, &answer.generation_prompt));
+    Ok(Prepared { request, form: ReplyForm { recording, normalised, ..reply_form(answer, generic) } })
+}
+
+fn reply_form(answer: ChatPrompt, generic: bool) -> ReplyForm {
     let starts_thinking =
         !answer.thinking_start.is_empty() && answer.generation_prompt.trim_end().ends_with(&answer.thinking_start);
-    let form = ReplyForm {
-        parser: Some(answer.parser),
-        thinking_start: answer.thinking_start,
-        thinking_end: answer.thinking_ends.into_iter().next().unwrap_or_default(),
-        starts_thinking,
-        call_prefix: None,
-    };
-    Ok(Prepared { request, form })
+    let thinking_start = answer.thinking_start;
+    let thinking_end = answer.thinking_ends.into_iter().next().unwrap_or_default();
+    let mut parser = answer.parser;
+    if generic {
+        let (thinking_start, thinking_end) = (thinking_start.clone(), thinking_end.clone());
+        parser = Arc::new(GenericParser { inner: parser, thinking_start, thinking_end, starts_thinking });
+    }
+    ReplyForm { parser: Some(parser), thinking_start, thinking_end, starts_thinking, ..ReplyForm::default() }
+}
+
+/// Renders; if the template cannot, because of a tool's schema, the error names that tool.
+fn apply_template(model: &Model, turn: &ChatTurn, request: &ChatRequest) -> Result<ChatPrompt, ApiError> {
+    model.apply_chat_template(request).map_err(|error| {
+        let blamed = Some(turn).filter(|_| !request.tools_json.is_empty());
+        blamed.and_then(|turn| tools::bad_schema(model, turn)).unwrap_or_else(|| error.into())
+    })
 }
 
 /// Makes a request out of a prompt that is used as it is.
@@ -227,20 +302,30 @@ fn submit_one(model: &Model, request: Request) -> Result<Stream, EngineError> {
     }
 }
 
-fn template_request<'t>(turn: &ChatTurn, tools: impl Iterator<Item = &'t Tool>) -> Result<ChatRequest, ApiError> {
-    let tools: Vec<&str> = tools.map(|tool| tool.json.as_str()).collect();
+fn template_request<'t>(
+    turn: &ChatTurn,
+    messages: &[Value],
+    style: ToolStyle,
+    tools: impl Iterator<Item = &'t Tool>,
+) -> Result<ChatRequest, ApiError> {
+    let tools: Vec<&str> = tools.filter(|_| style == ToolStyle::Template).map(|tool| tool.json.as_str()).collect();
     let messages_json =
-        serde_json::to_string(&turn.messages).map_err(|_| ApiError::Internal { doing: "wrote the messages" })?;
+        serde_json::to_string(messages).map_err(|_| ApiError::Internal { doing: "wrote the messages" })?;
+    let tool_choice = match turn.choice {
+        _ if tools.is_empty() => ToolChoice::Auto,
+        Choice::Auto | Choice::Among { required: false, .. } => ToolChoice::Auto,
+        Choice::None => ToolChoice::None,
+        Choice::Required | Choice::Named(_) | Choice::Among { required: true, .. } => ToolChoice::Required,
+    };
+    // A call that must be made is the whole reply: a schema for its text would only stand in the way. The generic
+    // grammar knows both.
+    let calls_only = tool_choice == ToolChoice::Required || (style == ToolStyle::Generic && tools::offers_tools(turn));
     Ok(ChatRequest {
         messages_json,
         tools_json: if tools.is_empty() { String::new() } else { format!("[{}]", tools.join(",")) },
-        tool_choice: match turn.choice {
-            Choice::Auto | Choice::Among { required: false, .. } => ToolChoice::Auto,
-            Choice::None => ToolChoice::None,
-            Choice::Required | Choice::Named(_) | Choice::Among { required: true, .. } => ToolChoice::Required,
-        },
+        tool_choice,
         parallel_tool_calls: turn.parallel_calls,
-        json_schema: turn.json_schema.clone().unwrap_or_default(),
+        json_schema: turn.json_schema.clone().filter(|_| !calls_only).unwrap_or_default(),
         template_kwargs_json: turn.template_kwargs.clone(),
         enable_thinking: turn.thinking != Thinking::Off,
         ..ChatRequest::default()
@@ -269,11 +354,17 @@ fn thinking_markers(model: &Model, prompt: &ChatPrompt) -> Result<Option<Thinkin
     Ok(Some(ThinkingMarkers { open, close: close.collect::<Result<_, _>>()? }))
 }
 
-fn grammar(model: &Model, prompt: &ChatPrompt, schema: Option<&str>) -> Result<Option<Grammar>, EngineError> {
+fn grammar(model: &Model, turn: &ChatTurn, prompt: &ChatPrompt, style: ToolStyle) -> Result<Option<Grammar>, ApiError> {
+    let must_call = tools::offers_tools(turn) && turn.choice.must_call();
+    let schema = turn.json_schema.as_ref().filter(|_| !must_call);
+    if let Some(schema) = schema
+        && hides_schema(model, turn, prompt, style)?
+    {
+        let source = GrammarSource::JsonSchema(schema.clone());
+        return Ok(Some(Grammar { source, triggers: Vec::new(), accepted: Vec::new() }));
+    }
     if prompt.grammar.is_empty() {
-        // A template that ignores the schema does not free the reply from it.
-        let source = schema.map(|schema| GrammarSource::JsonSchema(schema.to_owned()));
-        return Ok(source.map(|source| Grammar { source, triggers: Vec::new(), accepted: Vec::new() }));
+        return Ok(None);
     }
     let triggers = prompt.grammar_triggers.iter().filter(|_| prompt.grammar_lazy).map(|trigger| match trigger {
         GrammarTrigger::Token(token) => Trigger::Token(*token),
@@ -282,6 +373,17 @@ fn grammar(model: &Model, prompt: &ChatPrompt, schema: Option<&str>) -> Result<O
     let source = GrammarSource::Gbnf { text: prompt.grammar.clone(), root: "root".to_owned() };
     let accepted = if prompt.grammar_lazy { Vec::new() } else { opening_tokens(model, &prompt.generation_prompt)? };
     Ok(Some(Grammar { source, triggers: triggers.collect(), accepted }))
+}
+
+/// Whether the template's grammar is the same with and without the schema: then the reply is free of it.
+fn hides_schema(model: &Model, turn: &ChatTurn, prompt: &ChatPrompt, style: ToolStyle) -> Result<bool, ApiError> {
+    if prompt.grammar.is_empty() || prompt.grammar_lazy {
+        return Ok(true);
+    }
+    let free = ChatTurn { json_schema: None, ..turn.clone() };
+    let anything = [serde_json::json!({"role": "user", "content": "x"})];
+    let request = template_request(&free, &anything, style, turn.tools.iter())?;
+    Ok(model.apply_chat_template(&request)?.grammar == prompt.grammar)
 }
 
 /// The tokens of the reply's opening, without the space that some tokenizers put before a text.

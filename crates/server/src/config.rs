@@ -5,7 +5,10 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
+
+use crate::hygiene::HygieneRule;
 
 /// Everything that can be set. `ServerConfig::default()` is right for a private server on the loopback.
 #[derive(Clone)]
@@ -28,6 +31,11 @@ pub struct ServerConfig {
     pub request_timeout: Option<Duration>,
     /// Pause after which a quiet stream gets a comment, so that nothing between takes it for dead.
     pub stream_keep_alive: Duration,
+    /// The rules that make volatile parts of a prompt equal; leave one out to switch it off, empty for none.
+    pub hygiene: Vec<HygieneRule>,
+    /// Where the exact text of tool calls is kept across restarts; `None` keeps it in memory only. The file holds parts
+    /// of conversations; put it beside the cache folder and let no other server write it.
+    pub replay_file: Option<PathBuf>,
     /// How long requests in flight may go on once shutdown began.
     pub shutdown_grace: Duration,
 }
@@ -46,6 +54,8 @@ impl Default for ServerConfig {
             request_timeout: None,
             // Proxies give up on a silent connection after 30 to 60 seconds.
             stream_keep_alive: Duration::from_secs(15),
+            hygiene: HygieneRule::ALL.to_vec(),
+            replay_file: None,
             shutdown_grace: Duration::from_secs(30),
         }
     }
@@ -64,6 +74,8 @@ impl fmt::Debug for ServerConfig {
             .field("body_timeout", &self.body_timeout)
             .field("request_timeout", &self.request_timeout)
             .field("stream_keep_alive", &self.stream_keep_alive)
+            .field("hygiene", &self.hygiene)
+            .field("replay_file", &self.replay_file)
             .field("shutdown_grace", &self.shutdown_grace)
             .finish()
     }

@@ -21,6 +21,10 @@
 //! | `POST /api/embed`, `POST /api/embeddings` | vectors of texts, pooled as the model says or else the mean |
 //! | `GET /api/tags`, `GET /api/ps`, `POST /api/show` | Ollama's view of the models; `name` and `name:latest` are the same |
 //! | `POST /tokenize`, `/detokenize`, `/apply-template` | tokens, texts, and a conversation as the model reads it |
+//! | `POST /api/cache/explain` | where a prompt or a chat request leaves the best cached prompt, and the likely cause |
+//! | `GET /api/cache/rows`, `POST /api/cache/evict`, `/api/cache/gc` | the rows page by page; giving bytes back |
+//! | `GET /api/sessions`, `DELETE /api/sessions/{id}` | idle sessions, and the end of one |
+//! | `GET /api/hygiene` | the rules that keep prompts alike from request to request, and which are on |
 //! | `GET /api/cache`, `GET /api/version` | the cache's counters and tiers; the version |
 //!
 //! Beside OpenAI's fields completions and responses take `top_k`, `min_p`, `repetition_penalty`, `ignore_eos`, `exact`,
@@ -46,10 +50,14 @@ mod app;
 mod auth;
 mod body;
 mod boundary;
+mod cache_api;
 mod call;
 mod chat;
 mod config;
 mod error;
+mod explain;
+mod growing;
+mod hygiene;
 mod ids;
 mod metrics;
 mod models;
@@ -57,10 +65,15 @@ mod ndjson;
 mod ollama;
 mod openai;
 mod poncho;
+mod replay;
 mod reply;
 mod routes;
 mod serve;
+mod served;
+mod sessions;
 mod sse;
+mod tools;
 
 pub use config::{ConfigError, ServerConfig, check_bind};
+pub use hygiene::HygieneRule;
 pub use serve::serve;

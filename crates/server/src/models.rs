@@ -8,12 +8,15 @@ use std::sync::Arc;
 
 use poncho_engine::{Engine, EngineError, Model, Phase};
 
+use crate::config::ServerConfig;
 use crate::error::ApiError;
 use crate::ids::unix_seconds;
+use crate::served::{Conversations, ServedModel};
 
 /// See the module.
 pub(crate) struct Models {
     engine: Arc<Engine>,
+    conversations: Arc<Conversations>,
     aliases: BTreeMap<String, String>,
     any_model: bool,
     /// What `created` says: the engine does not remember when a model was loaded.
@@ -29,8 +32,13 @@ pub(crate) struct ListedModel {
 }
 
 impl Models {
-    pub(crate) fn new(engine: Arc<Engine>, aliases: BTreeMap<String, String>, any_model: bool) -> Self {
-        Self { engine, aliases, any_model, started: unix_seconds() }
+    pub(crate) fn new(engine: Arc<Engine>, conversations: Arc<Conversations>, config: &ServerConfig) -> Self {
+        let (aliases, any_model) = (config.aliases.clone(), config.any_model);
+        Self { engine, conversations, aliases, any_model, started: unix_seconds() }
+    }
+
+    fn served(&self, model: Model) -> ServedModel {
+        ServedModel::new(model, Arc::clone(&self.conversations))
     }
 
     /// The engine behind the names.
@@ -44,29 +52,29 @@ impl Models {
     }
 
     /// The model of that name.
-    pub(crate) fn resolve(&self, name: &str) -> Result<Model, ApiError> {
+    pub(crate) fn resolve(&self, name: &str) -> Result<ServedModel, ApiError> {
         // A loaded model keeps its own name, whatever an alias says.
         let aliased = || self.aliases.get(name).and_then(|target| self.engine.get(target).ok());
         if let Some(model) = self.engine.get(name).ok().or_else(aliased) {
-            return Ok(model);
+            return Ok(self.served(model));
         }
         let mut loaded = self.engine.models();
         match (loaded.pop(), loaded.is_empty()) {
             (None, _) => Err(ApiError::NotReady),
-            (Some(only), true) if self.any_model => Ok(only),
+            (Some(only), true) if self.any_model => Ok(self.served(only)),
             _ => Err(EngineError::UnknownModel { model: name.to_owned() }.into()),
         }
     }
 
     /// The model of that name; without a name the only one there is.
-    pub(crate) fn resolve_or_only(&self, name: Option<&str>) -> Result<Model, ApiError> {
+    pub(crate) fn resolve_or_only(&self, name: Option<&str>) -> Result<ServedModel, ApiError> {
         if let Some(name) = name {
             return self.resolve(name);
         }
         let mut loaded = self.engine.models();
         match (loaded.pop(), loaded.len()) {
             (None, _) => Err(ApiError::NotReady),
-            (Some(only), 0) => Ok(only),
+            (Some(only), 0) => Ok(self.served(only)),
             (Some(_), others) => {
                 Err(ApiError::field("model", format!("{} models are loaded; name one of them", others + 1)))
             }

@@ -14,6 +14,7 @@ use crate::body::Json;
 use crate::call::blocking;
 use crate::chat;
 use crate::error::ApiError;
+use crate::hygiene;
 use crate::openai::convert::chat_turn;
 use crate::openai::types::ChatRequestBody;
 
@@ -45,6 +46,11 @@ pub(crate) async fn metrics(State(app): State<SharedApp>) -> Response {
 /// `GET /api/version`.
 pub(crate) async fn version() -> Json<Value> {
     Json(json!({"version": env!("CARGO_PKG_VERSION")}))
+}
+
+/// `GET /api/hygiene`: the rules, what they do, and which are on.
+pub(crate) async fn hygiene(State(app): State<SharedApp>) -> Json<Value> {
+    Json(hygiene::list(&app.config.hygiene))
 }
 
 /// `GET /api/cache`: counters, tiers and their health.

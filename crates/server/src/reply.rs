@@ -1,20 +1,22 @@
 //! A reply as it grows: engine events in, content, thinking, tool calls and logprobs out.
 //!
 //! The dialects read a `Reply` piece by piece or wait for its end. It owns the engine's stream: dropping it cancels the
-//! request. The text so far is parsed again with each piece, and what is new is told apart by comparison, so the
-//! pieces always add up to a parse. It must never take back what was sent.
+//! request. What is new in a piece is worked out by `growing.rs`, so that the pieces always add up to a parse. It must
+//! never take back what was sent.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use poncho_engine::backend::ChatOutput;
-use poncho_engine::{Completion, FinishReason, Model, Stream, StreamEvent, TokenLogprob};
+use poncho_engine::{Completion, FinishReason, Stream, StreamEvent, TokenLogprob};
 use tokio::time::Instant;
 
 use crate::chat::ReplyForm;
 use crate::error::ApiError;
-use crate::ids::random_id;
+use crate::growing::Growing;
+use crate::hygiene::Normalised;
 use crate::metrics::{Metrics, Times};
+use crate::served::ServedModel;
 
 /// What is new since the last piece.
 #[derive(Debug, Default, PartialEq)]
@@ -64,6 +66,8 @@ pub(crate) struct Finished {
     pub(crate) completion: Completion,
     /// Generated tokens that were thinking, without its marks.
     pub(crate) reasoning_tokens: usize,
+    /// What was done to the prompt before it was rendered.
+    pub(crate) normalised: Vec<Normalised>,
     /// One for each generated token but those that only end the reply.
     pub(crate) logprobs: Vec<TokenLogprob>,
 }
@@ -88,7 +92,7 @@ pub(crate) enum ReplyEvent {
 
 /// What a reply is made of.
 pub(crate) struct NewReply {
-    pub(crate) model: Model,
+    pub(crate) model: ServedModel,
     pub(crate) stream: Stream,
     pub(crate) form: ReplyForm,
     pub(crate) metrics: Arc<Metrics>,
@@ -101,8 +105,7 @@ pub(crate) struct NewReply {
 pub(crate) struct Reply {
     facts: NewReply,
     text: ReplyText,
-    told: ChatOutput,
-    call_ids: Vec<String>,
+    growing: Growing,
     /// Drawn since the last piece.
     logprobs: Vec<TokenLogprob>,
     first_token: Option<Duration>,
@@ -112,10 +115,9 @@ pub(crate) struct Reply {
 impl Reply {
     pub(crate) fn new(facts: NewReply) -> Self {
         Self {
+            growing: Growing::with_prefix(facts.form.call_prefix),
             facts,
             text: ReplyText::default(),
-            told: ChatOutput::default(),
-            call_ids: Vec::new(),
             logprobs: Vec::new(),
             first_token: None,
             ended: false,
@@ -138,8 +140,7 @@ impl Reply {
                     None => event = self.facts.stream.try_next().map(Ok),
                 }
             }
-            let Some(output) = self.parse_part() else { continue };
-            let mut delta = self.compare(&output);
+            let Some(mut delta) = self.new_part() else { continue };
             if !delta.is_silent() {
                 delta.logprobs = std::mem::take(&mut self.logprobs);
                 return Some(ReplyEvent::Delta(delta));
@@ -197,10 +198,14 @@ impl Reply {
             return ReplyEvent::Failed(ApiError::Cancelled);
         }
         let mut output = self.parse_whole(completion.finish_reason == FinishReason::Length);
-        let mut rest = self.compare(&output);
+        let own_ids = self.facts.form.call_prefix.is_some() || output.tool_calls.iter().all(|call| call.id.is_empty());
+        let mut rest = self.growing.rest(&output);
         rest.logprobs = std::mem::take(&mut self.logprobs);
-        for (call, id) in output.tool_calls.iter_mut().zip(&self.call_ids) {
+        for (call, id) in output.tool_calls.iter_mut().zip(self.growing.call_ids()) {
             call.id.clone_from(id);
+        }
+        if let Some(recording) = &self.facts.form.recording {
+            recording.keep(&output, own_ids, &completion);
         }
         let finish = match completion.finish_reason {
             FinishReason::Length => Finish::Length,
@@ -210,7 +215,16 @@ impl Reply {
         let reasoning_tokens = self.tokens_of(&output.reasoning, &completion.generated);
         let mut logprobs = std::mem::take(&mut completion.logprobs);
         logprobs.retain(|logprob| !self.facts.model.is_end_of_generation(logprob.token.id));
-        ReplyEvent::Done(Box::new(Finished { rest, output, finish, completion, reasoning_tokens, logprobs }))
+        let normalised = std::mem::take(&mut self.facts.form.normalised);
+        ReplyEvent::Done(Box::new(Finished {
+            rest,
+            output,
+            finish,
+            completion,
+            reasoning_tokens,
+            normalised,
+            logprobs,
+        }))
     }
 
     /// How many of the generated tokens spell a text.
@@ -222,11 +236,12 @@ impl Reply {
         tokens_spelling(text.as_bytes(), &pieces)
     }
 
-    /// The reply so far; `None` if it cannot be read yet, such as in the middle of a marker.
-    fn parse_part(&self) -> Option<ChatOutput> {
-        match &self.facts.form.parser {
-            Some(parser) => parser.parse(&self.text.raw, true).ok(),
-            None => Some(self.text.as_content()),
+    /// What is new; `None` if it cannot be read yet, such as in the middle of a marker.
+    fn new_part(&mut self) -> Option<Delta> {
+        let form = &self.facts.form;
+        match &form.parser {
+            Some(parser) => self.growing.more(&self.text.raw, &**parser, form),
+            None => Some(self.growing.plain(&self.text.plain, &self.text.reasoning)),
         }
     }
 
@@ -237,39 +252,6 @@ impl Reply {
             tracing::warn!(model = self.facts.model.id(), %error, "the reply does not have its template's form");
             parser.parse(&self.text.raw, true).unwrap_or_else(|_| self.text.as_content())
         })
-    }
-
-    /// What is new in a parse; it counts as told afterwards.
-    fn compare(&mut self, now: &ChatOutput) -> Delta {
-        let mut delta = Delta {
-            content: grown(&mut self.told.content, &now.content),
-            reasoning: grown(&mut self.told.reasoning, &now.reasoning),
-            ..Delta::default()
-        };
-        for (index, call) in now.tool_calls.iter().enumerate() {
-            let is_new = index >= self.told.tool_calls.len();
-            if is_new && call.name.is_empty() {
-                break;
-            }
-            if is_new {
-                let id = match self.facts.form.call_prefix {
-                    Some(prefix) => random_id(prefix),
-                    None if call.id.is_empty() => random_id("call_"),
-                    None => call.id.clone(),
-                };
-                self.call_ids.push(id);
-                self.told
-                    .tool_calls
-                    .push(poncho_engine::backend::chat::ChatToolCall { name: call.name.clone(), ..Default::default() });
-            }
-            let Some(told) = self.told.tool_calls.get_mut(index) else { break };
-            let arguments = grown(&mut told.arguments, &call.arguments);
-            let start = self.call_ids.get(index).filter(|_| is_new).map(|id| (id.clone(), call.name.clone()));
-            if start.is_some() || !arguments.is_empty() {
-                delta.calls.push(CallDelta { index, start, arguments });
-            }
-        }
-        delta
     }
 }
 
@@ -284,17 +266,6 @@ fn tokens_spelling(text: &[u8], pieces: &[Vec<u8>]) -> usize {
         from < start + text.len() && at > start
     });
     touched.count()
-}
-
-/// What a text gained. One that changed in its middle waits until it agrees again.
-fn grown(told: &mut String, now: &str) -> String {
-    match now.strip_prefix(told.as_str()) {
-        Some(more) => {
-            told.push_str(more);
-            more.to_owned()
-        }
-        None => String::new(),
-    }
 }
 
 /// The text as the model wrote it, put together again from what the engine told apart.
@@ -342,16 +313,6 @@ impl ReplyText {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_text_only_grows() {
-        let mut told = String::new();
-        assert_eq!(grown(&mut told, "Hé"), "Hé");
-        assert_eq!(grown(&mut told, "Hé"), "");
-        assert_eq!(grown(&mut told, "Hx"), "", "what was sent is not taken back");
-        assert_eq!(grown(&mut told, "Héllo"), "llo");
-        assert_eq!(told, "Héllo");
-    }
 
     #[test]
     fn the_tokens_of_a_text_are_counted_where_it_stands() {

@@ -8,7 +8,7 @@ use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderName, HeaderValue, Method, Uri};
 use axum::middleware::{self, Next};
 use axum::response::Response;
-use axum::routing::{any, get, post};
+use axum::routing::{any, delete, get, post};
 use tokio::time::Instant;
 
 use crate::anthropic::messages;
@@ -18,7 +18,7 @@ use crate::error::{ApiError, Family};
 use crate::ids::random_id;
 use crate::openai::responses::{create, stored};
 use crate::openai::{chat, completions, embeddings, models};
-use crate::{ollama, poncho};
+use crate::{cache_api, ollama, poncho, sessions};
 
 /// Paths that clients of a family may try and that say so instead of "not found".
 const NOT_BUILT: [&str; 5] = ["/api/pull", "/api/push", "/api/copy", "/api/delete", "/api/create"];
@@ -39,6 +39,10 @@ pub(crate) fn router(app: &SharedApp) -> Router {
         .route("/tokenize", post(poncho::tokenize))
         .route("/detokenize", post(poncho::detokenize))
         .route("/apply-template", post(poncho::apply_template))
+        .route("/api/cache/explain", post(cache_api::explain_miss))
+        .route("/api/cache/evict", post(cache_api::evict))
+        .route("/api/cache/gc", post(cache_api::gc))
+        .route("/api/sessions/{*id}", delete(sessions::end))
         .route_layer(middleware::from_fn_with_state(app.clone(), admit));
     let read = Router::new()
         .route("/v1/models", get(models::list))
@@ -51,6 +55,9 @@ pub(crate) fn router(app: &SharedApp) -> Router {
         .route("/api/show", post(ollama::models::show))
         .route("/metrics", get(poncho::metrics))
         .route("/api/cache", get(poncho::cache))
+        .route("/api/cache/rows", get(cache_api::rows))
+        .route("/api/hygiene", get(poncho::hygiene))
+        .route("/api/sessions", get(sessions::list))
         .route("/api/version", get(poncho::version));
     let not_built = NOT_BUILT.into_iter().fold(Router::new(), |router, path| router.route(path, any(not_built)));
     let guarded = work.merge(read).merge(not_built).route_layer(middleware::from_fn_with_state(app.clone(), authorize));

@@ -42,16 +42,12 @@ fn tool_prompt() -> String {
 /// A server whose model calls a tool, and answers when it has the results.
 pub(crate) async fn calling() -> Server {
     let asked = tool_prompt() + "<|im_start|>user\nHow is it?<|im_end|>\n";
-    let call = |arguments: &str| {
-        let function = json!({"name": "weather", "arguments": arguments});
-        format!("<tool_call>{function}</tool_call>")
-    };
-    let calls = call(r#"{"a":"b","z":"Rome"}"#) + &call("{}");
+    let opening = "<|im_start|>assistant\n".to_owned() + NO_THINKING;
+    // What the model wrote comes back as it wrote it, after the opening that it was given.
     let answered = format!(
-        "{asked}<|im_start|>assistant\nLet me look.{calls}<|im_end|>\n<|im_start|>tool\nsunny<|im_end|>\n\
+        "{asked}{opening}{CALLS}\n<|im_start|>tool\nsunny<|im_end|>\n\
          <|im_start|>tool\nError: no net<|im_end|>\n<|im_start|>user\nSo?<|im_end|>\n"
     );
-    let opening = "<|im_start|>assistant\n".to_owned() + NO_THINKING;
     let replies =
         vec![(asked + &opening, CALLS.to_owned()), (answered + &opening, "It is sunny.<|im_end|>".to_owned())];
     Server::start(Setup { replies, ..Setup::default() }).await
@@ -264,12 +260,7 @@ async fn signed_thinking_comes_back_unchanged_or_not_at_all() {
 #[tokio::test]
 async fn tools_are_called_and_their_results_answered() {
     let server = calling().await;
-    for choice in [
-        json!({}),
-        json!({"tool_choice": {"type": "auto"}}),
-        json!({"tool_choice": {"type": "any"}}),
-        json!({"tool_choice": {"type": "tool", "name": "weather", "disable_parallel_tool_use": true}}),
-    ] {
+    for choice in [json!({}), json!({"tool_choice": {"type": "auto"}})] {
         let answer = send_with_tool(&server, &choice).await;
         let message = answer.json();
         assert_eq!(message["stop_reason"], "tool_use", "{message}");

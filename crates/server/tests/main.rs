@@ -7,6 +7,8 @@ mod anthropic_errors;
 #[cfg(test)]
 mod anthropic_stream;
 #[cfg(test)]
+mod cache_api;
+#[cfg(test)]
 mod chat;
 #[cfg(test)]
 mod completions;
@@ -17,18 +19,27 @@ mod endpoints;
 #[cfg(test)]
 mod errors;
 #[cfg(test)]
+mod generic_tools;
+#[cfg(test)]
+mod hygiene;
+#[cfg(test)]
 mod life;
+#[cfg(test)]
 mod ollama;
 #[cfg(test)]
 mod ollama_errors;
 #[cfg(test)]
 mod ollama_models;
 #[cfg(test)]
+mod replay;
+#[cfg(test)]
 mod response_fields;
 #[cfg(test)]
 mod response_store;
 #[cfg(test)]
 mod responses;
+#[cfg(test)]
+mod smollm2;
 #[cfg(test)]
 mod support;
 #[cfg(test)]

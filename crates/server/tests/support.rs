@@ -9,7 +9,7 @@ use hyper::body::{Bytes, Incoming};
 use hyper::{HeaderMap, Method, Request, Response};
 use hyper_util::rt::TokioIo;
 use poncho_cache::{Cache, CacheConfig, Gates};
-use poncho_engine::backend::stub::{StubBackend, StubFaults, vocab};
+use poncho_engine::backend::stub::{StubBackend, StubFaults, StubTemplate, vocab};
 use poncho_engine::backend::{ContextOptions, MemoryKind};
 use poncho_engine::signature::SigningKey;
 use poncho_engine::{Engine, FingerprintSource, Model, ModelConfig};
@@ -25,6 +25,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 /// What a test server is made of.
 pub(crate) struct Setup {
     pub(crate) memory: MemoryKind,
+    pub(crate) template: StubTemplate,
     /// What the models say after a rendered prompt.
     pub(crate) replies: Vec<(String, String)>,
     pub(crate) models: Vec<&'static str>,
@@ -45,6 +46,7 @@ impl Default for Setup {
     fn default() -> Self {
         Self {
             memory: MemoryKind::Attention,
+            template: StubTemplate::Full,
             replies: Vec::new(),
             models: vec!["stub"],
             metadata: Vec::new(),
@@ -117,7 +119,15 @@ impl Answer {
 
 impl Server {
     pub(crate) async fn start(setup: Setup) -> Self {
-        let mut backend = StubBackend::new(setup.memory);
+        Self::start_with_tokens(setup, &[], "").await
+    }
+
+    /// A server whose model also says `reply` after exactly these tokens.
+    pub(crate) async fn start_with_tokens(setup: Setup, prompt: &[u32], reply: &str) -> Self {
+        let mut backend = StubBackend::new(setup.memory).with_template(setup.template);
+        if !prompt.is_empty() {
+            backend = backend.with_reply(prompt, &vocab::tokens(reply));
+        }
         for (prompt, reply) in &setup.replies {
             backend = backend.with_reply(&vocab::tokens(prompt), &vocab::tokens(reply));
         }
@@ -133,14 +143,19 @@ impl Server {
         for id in &setup.models {
             load(&engine, id, &setup);
         }
+        Self { faults, ..Self::of(engine, setup.config).await }
+    }
+
+    /// A server of models that the test loaded itself.
+    pub(crate) async fn of(engine: Arc<Engine>, config: ServerConfig) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
         let shutdown = async move {
             let _ = stopped.await;
         };
-        let task = tokio::spawn(serve(listener, Arc::clone(&engine), setup.config, shutdown));
-        Self { engine, faults, address, stop: Some(stop), task }
+        let task = tokio::spawn(serve(listener, Arc::clone(&engine), config, shutdown));
+        Self { engine, faults: StubFaults::new(), address, stop: Some(stop), task }
     }
 
     pub(crate) async fn plain() -> Self {

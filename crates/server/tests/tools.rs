@@ -15,7 +15,7 @@ fn prompt(tools: &str) -> String {
 }
 
 async fn server(reply: &str) -> Server {
-    let both = prompt(&format!("{WEATHER},{CLOCK}"));
+    let both = prompt(&format!("{CLOCK},{WEATHER}"));
     Server::start(Setup { replies: vec![(both, reply.to_owned())], ..Setup::default() }).await
 }
 
@@ -37,12 +37,7 @@ const CALLS: &str = r#"Let me look.<tool_call>{"name":"weather","arguments":{"z"
 #[tokio::test]
 async fn calls_are_told_apart_from_content() {
     let server = server(CALLS).await;
-    for choice in [
-        json!({}),
-        json!({"tool_choice": "auto"}),
-        json!({"tool_choice": "required"}),
-        json!({"tool_choice": {"type": "function", "function": {"name": "clock"}}}),
-    ] {
+    for choice in [json!({}), json!({"tool_choice": "auto"})] {
         let answer = send(&server, &choice).await.json();
         let (choice, message) = (&answer["choices"][0], &answer["choices"][0]["message"]);
         assert_eq!((&choice["finish_reason"], &message["content"]), (&json!("tool_calls"), &json!("Let me look.")));
@@ -51,6 +46,33 @@ async fn calls_are_told_apart_from_content() {
         assert_eq!(calls[1]["function"], json!({"name": "clock", "arguments": "{}"}));
         assert!(calls.iter().all(|call| call["type"] == "function" && call["id"].as_str().unwrap().len() > 20));
         assert_ne!(calls[0]["id"], calls[1]["id"]);
+    }
+}
+
+#[tokio::test]
+async fn a_call_that_is_asked_for_is_made_whatever_the_model_wants_to_say() {
+    let server = Server::plain().await;
+    let phase = json!({"type": "object", "properties": {"phase": {"enum": ["new", "full"]}}});
+    let tools = json!([{"type": "function", "function": {"name": "moon", "parameters": phase}},
+        {"type": "function", "function": {"name": "clock"}}]);
+    for (choice, parallel, names) in [
+        (json!("required"), true, vec!["moon", "clock"]),
+        (json!("required"), false, vec!["moon", "clock"]),
+        (json!({"type": "function", "function": {"name": "clock"}}), false, vec!["clock"]),
+        (json!({"type": "function", "function": {"name": "moon"}}), true, vec!["moon"]),
+    ] {
+        let fields =
+            json!({"tool_choice": choice, "parallel_tool_calls": parallel, "max_tokens": 1000, "tools": tools});
+        let answer = server.chat(&with(asking("How is it?"), &fields)).await;
+        let message = &answer["choices"][0]["message"];
+        assert_eq!((&answer["choices"][0]["finish_reason"], &message["content"]), (&json!("tool_calls"), &Value::Null));
+        let calls = message["tool_calls"].as_array().unwrap();
+        assert!(parallel || calls.len() == 1, "{calls:?}");
+        for call in calls {
+            assert!(names.contains(&call["function"]["name"].as_str().unwrap()), "{call}");
+            let arguments: Value = serde_json::from_str(call["function"]["arguments"].as_str().unwrap()).unwrap();
+            assert!(arguments.is_object());
+        }
     }
 }
 

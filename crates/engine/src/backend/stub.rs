@@ -49,13 +49,25 @@ pub struct StubBackend {
     metadata: BTreeMap<String, String>,
     faults: StubFaults,
     fills_gaps: bool,
+    template: StubTemplate,
+}
+
+/// What the models' template knows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StubTemplate {
+    /// Messages, thinking and tools.
+    #[default]
+    Full,
+    /// Messages and thinking; tools and calls are ignored, and there is no role for a tool's answer.
+    WithoutTools,
 }
 
 impl StubBackend {
     /// A stub whose models have this memory kind.
     #[must_use]
     pub fn new(memory: MemoryKind) -> Self {
-        Self { memory, replies: Vec::new(), metadata: BTreeMap::new(), faults: StubFaults::new(), fills_gaps: false }
+        let (replies, metadata, template) = (Vec::new(), BTreeMap::new(), StubTemplate::default());
+        Self { memory, replies, metadata, faults: StubFaults::new(), fills_gaps: false, template }
     }
 
     /// Makes `reply` what the models most likely say after `prompt`, one token after the other, as long as no adapter
@@ -77,6 +89,13 @@ impl StubBackend {
     #[must_use]
     pub fn with_fill_tokens(mut self) -> Self {
         self.fills_gaps = true;
+        self
+    }
+
+    /// Gives the models another template.
+    #[must_use]
+    pub fn with_template(mut self, template: StubTemplate) -> Self {
+        self.template = template;
         self
     }
 
@@ -107,7 +126,7 @@ impl Backend for StubBackend {
         }
         let faults = self.faults.clone();
         let model = model::StubModel::new(&options.path, self.memory, options.vocab_only, &self.replies, faults);
-        let model = model.with_metadata(self.metadata.clone());
+        let model = model.with_metadata(self.metadata.clone()).with_template(self.template);
         Ok(Arc::new(if self.fills_gaps { model.with_fill_tokens() } else { model }))
     }
 

@@ -110,6 +110,7 @@ fn check_limits(body: &MessagesBody, headers: &HeaderMap) -> Result<(), ApiError
 
 fn whole(style: &Style, reply: Finished) -> Response {
     let (stop_reason, stop_sequence) = stop_reason(style, &reply);
+    let poncho = style.poncho.then(|| (&reply).into());
     let message = MessageOut {
         id: &style.id,
         kind: "message",
@@ -119,7 +120,7 @@ fn whole(style: &Style, reply: Finished) -> Response {
         stop_reason: Some(stop_reason),
         stop_sequence: stop_sequence.as_deref(),
         usage: Usage::from(&reply.completion),
-        poncho: style.poncho.then(|| (&reply.completion).into()),
+        poncho,
     };
     Json(message).into_response()
 }

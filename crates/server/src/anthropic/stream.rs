@@ -76,7 +76,7 @@ impl Events for MessageEvents {
         self.blocks.close(&self.style, &mut frames);
         let (stop_reason, stop_sequence) = stop_reason(&self.style, &finished);
         let delta = StopOut { stop_reason, stop_sequence: stop_sequence.as_deref() };
-        let poncho = self.style.poncho.then(|| (&finished.completion).into());
+        let poncho = self.style.poncho.then(|| (&*finished).into());
         frames.push(EventOut::MessageDelta { delta, usage, poncho }.into());
         frames
     }

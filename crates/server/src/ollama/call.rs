@@ -4,7 +4,6 @@
 
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
-use poncho_engine::Model;
 use poncho_engine::request::MAX_TOP_LOGPROBS;
 
 use super::capabilities::Capabilities;
@@ -16,6 +15,7 @@ use crate::call::{Origin, poncho_header, session_header};
 use crate::chat::{Generation, Prepared};
 use crate::error::ApiError;
 use crate::ndjson;
+use crate::served::ServedModel;
 
 /// A request that was understood.
 pub(crate) struct Call {
@@ -49,7 +49,7 @@ impl Call {
     /// Prepares the prompt, and answers with the reply to it.
     pub(crate) async fn answer(
         self,
-        prepare: impl FnOnce(&Model) -> Result<Prepared, ApiError> + Send + 'static,
+        prepare: impl FnOnce(&ServedModel) -> Result<Prepared, ApiError> + Send + 'static,
     ) -> Result<Response, ApiError> {
         let mut replies = self.origin.start(1, move |model| Ok(vec![prepare(model)?])).await?;
         let reply = replies.pop().ok_or(ApiError::Internal { doing: "started a reply" })?;
@@ -77,7 +77,7 @@ pub(crate) fn generation(shared: &Shared<'_>, headers: &HeaderMap) -> Result<Gen
 }
 
 /// Refuses thinking where there is none; it renders, so it runs where the prompt is prepared.
-pub(crate) fn check_thinking(model: &Model, name: &str, think: Option<Think>) -> Result<(), ApiError> {
+pub(crate) fn check_thinking(model: &ServedModel, name: &str, think: Option<Think>) -> Result<(), ApiError> {
     let is_wanted = matches!(think, Some(Think::On | Think::Level(_)));
     if is_wanted && !Capabilities::of(model).thinking {
         return Err(ApiError::field("think", format!("{name:?} does not support thinking; leave it out")));

@@ -5,7 +5,7 @@
 
 use axum::extract::State;
 use poncho_engine::backend::TokenizeMode;
-use poncho_engine::{EngineError, Mode, Model};
+use poncho_engine::{EngineError, Mode};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -17,6 +17,7 @@ use crate::app::SharedApp;
 use crate::body::Json;
 use crate::call::blocking;
 use crate::error::ApiError;
+use crate::served::ServedModel;
 
 /// Each text is a computation of its own; more of them belong into more calls.
 const MAX_INPUTS: usize = 2048;
@@ -60,7 +61,7 @@ pub(crate) async fn embeddings(
     Ok(Json(json!({"embedding": vectors.into_iter().next().unwrap_or_default()})))
 }
 
-fn check_dimensions(dimensions: Option<Integer>, model: &Model) -> Result<(), ApiError> {
+fn check_dimensions(dimensions: Option<Integer>, model: &ServedModel) -> Result<(), ApiError> {
     let own = model.info().n_embd_out;
     match dimensions {
         None | Some(Integer(0)) => Ok(()),
@@ -82,7 +83,7 @@ struct Job {
 
 impl Job {
     /// The vectors and how many tokens were read for them.
-    async fn run(self, app: &SharedApp, model: Model) -> Result<(Vec<Vec<f32>>, usize), ApiError> {
+    async fn run(self, app: &SharedApp, model: ServedModel) -> Result<(Vec<Vec<f32>>, usize), ApiError> {
         if self.texts.is_empty() {
             return Ok((Vec::new(), 0));
         }
@@ -93,7 +94,7 @@ impl Job {
         }
     }
 
-    fn compute(&self, model: &Model) -> Result<(Vec<Vec<f32>>, usize), ApiError> {
+    fn compute(&self, model: &ServedModel) -> Result<(Vec<Vec<f32>>, usize), ApiError> {
         let inputs = self.texts.iter().enumerate().map(|(at, text)| self.tokens(model, at, text));
         let inputs = inputs.collect::<Result<Vec<Vec<u32>>, ApiError>>()?;
         let count = inputs.iter().map(Vec::len).sum();
@@ -104,7 +105,7 @@ impl Job {
         Ok((vectors, count))
     }
 
-    fn tokens(&self, model: &Model, at: usize, text: &str) -> Result<Vec<u32>, ApiError> {
+    fn tokens(&self, model: &ServedModel, at: usize, text: &str) -> Result<Vec<u32>, ApiError> {
         let mut tokens = model.tokenize(text, TokenizeMode { add_special: true, parse_special: false })?;
         if tokens.is_empty() {
             return Err(ApiError::field(format!("{}[{at}]", self.field), "it is empty"));

@@ -8,7 +8,7 @@ use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::Response;
 use poncho_engine::backend::TokenizeMode;
-use poncho_engine::{EngineError, Grammar, GrammarSource, Model};
+use poncho_engine::{EngineError, Grammar, GrammarSource};
 use serde_json::json;
 use tokio::time::Instant;
 
@@ -23,6 +23,7 @@ use crate::body::Json;
 use crate::call::Origin;
 use crate::chat::{ChatTurn, Generation, Prepared, prepare_chat, prepare_text};
 use crate::error::ApiError;
+use crate::served::ServedModel;
 
 /// Answers a prompt; without one it only says that the model is there.
 pub(crate) async fn create(
@@ -74,7 +75,7 @@ fn text(field: Option<&String>) -> &str {
     field.map_or("", String::as_str)
 }
 
-fn prompt(body: &GenerateBody, model: &Model) -> Result<Prompt, ApiError> {
+fn prompt(body: &GenerateBody, model: &ServedModel) -> Result<Prompt, ApiError> {
     check_images("images", body.images.as_deref())?;
     let [prompt, suffix, system, template] =
         [&body.prompt, &body.suffix, &body.system, &body.template].map(|field| text(field.as_ref()));
@@ -105,7 +106,7 @@ fn prompt(body: &GenerateBody, model: &Model) -> Result<Prompt, ApiError> {
     Ok(Prompt::Message { system: system.to_owned(), text: prompt.to_owned() })
 }
 
-fn context(body: &GenerateBody, model: &Model) -> Result<Vec<u32>, ApiError> {
+fn context(body: &GenerateBody, model: &ServedModel) -> Result<Vec<u32>, ApiError> {
     let tokens = body.context.clone().unwrap_or_default();
     let vocab = model.limits().vocab;
     match tokens.iter().position(|token| *token >= vocab) {
@@ -118,7 +119,7 @@ fn context(body: &GenerateBody, model: &Model) -> Result<Vec<u32>, ApiError> {
 }
 
 impl Asked {
-    fn prepare(&self, model: &Model, name: &str) -> Result<Prepared, ApiError> {
+    fn prepare(&self, model: &ServedModel, name: &str) -> Result<Prepared, ApiError> {
         let mut prepared = match &self.prompt {
             Prompt::Message { system, text } => self.prepare_message(model, name, system, text)?,
             Prompt::Parts(parts) => self.prepare_tokens(part_tokens(model, parts)?),
@@ -133,7 +134,7 @@ impl Asked {
         Ok(prepared)
     }
 
-    fn prepare_message(&self, model: &Model, name: &str, system: &str, text: &str) -> Result<Prepared, ApiError> {
+    fn prepare_message(&self, model: &ServedModel, name: &str, system: &str, text: &str) -> Result<Prepared, ApiError> {
         check_thinking(model, name, self.think)?;
         let system = Some(json!({"role": "system", "content": system})).filter(|_| !system.is_empty());
         let (thinking, template_kwargs) = thinking(self.think);
@@ -160,7 +161,7 @@ impl Asked {
 }
 
 /// Puts the tokens of an earlier reply before a prompt.
-fn go_on(model: &Model, context: &[u32], prepared: &mut Prepared) {
+fn go_on(model: &ServedModel, context: &[u32], prepared: &mut Prepared) {
     let request = &mut prepared.request;
     let bos = model.info().special.bos;
     // Only the start of a text has the mark for it.
@@ -172,7 +173,7 @@ fn go_on(model: &Model, context: &[u32], prepared: &mut Prepared) {
     }
 }
 
-fn part_tokens(model: &Model, parts: &[Part]) -> Result<Vec<u32>, EngineError> {
+fn part_tokens(model: &ServedModel, parts: &[Part]) -> Result<Vec<u32>, EngineError> {
     let mut tokens = Vec::new();
     for (place, part) in parts.iter().enumerate() {
         let mode = TokenizeMode { add_special: place == 0, parse_special: !part.is_input };
@@ -182,7 +183,7 @@ fn part_tokens(model: &Model, parts: &[Part]) -> Result<Vec<u32>, EngineError> {
 }
 
 /// The text before the gap, the text after it, and the place where the model goes on.
-fn fill_tokens(model: &Model, before: &str, after: &str) -> Result<Vec<u32>, EngineError> {
+fn fill_tokens(model: &ServedModel, before: &str, after: &str) -> Result<Vec<u32>, EngineError> {
     let info = model.info();
     let marks = info.special.fill.ok_or_else(|| EngineError::Unsupported { what: "suffix".to_owned() })?;
     let plain = TokenizeMode { add_special: false, parse_special: false };

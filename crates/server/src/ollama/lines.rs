@@ -139,7 +139,7 @@ impl ReplyLines {
             },
             timings: Some(timings),
             context: tells_context.then(|| completion.context_tokens.clone()),
-            poncho: self.wants_poncho.then(|| completion.into()),
+            poncho: self.wants_poncho.then(|| finished.into()),
         }
     }
 

@@ -2,10 +2,9 @@
 //!
 //! Used by every endpoint of the dialect. A name is only ever compared; it must never become a path.
 
-use poncho_engine::Model;
-
 use crate::error::ApiError;
 use crate::models::Models;
+use crate::served::ServedModel;
 
 const LATEST: &str = ":latest";
 
@@ -16,7 +15,7 @@ pub(crate) fn required(name: Option<&str>) -> Result<&str, ApiError> {
 }
 
 /// The model of that name, with or without `:latest`.
-pub(crate) fn find(models: &Models, name: &str) -> Result<Model, ApiError> {
+pub(crate) fn find(models: &Models, name: &str) -> Result<ServedModel, ApiError> {
     let other = match name.strip_suffix(LATEST) {
         Some(bare) => bare.to_owned(),
         None if has_tag(name) => return models.resolve(name),

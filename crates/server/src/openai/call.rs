@@ -3,13 +3,13 @@
 //! Used by `chat.rs` and `completions.rs`.
 
 use futures_util::future::try_join_all;
-use poncho_engine::Model;
 
 use super::types::Usage;
 use crate::call::{Origin, PonchoFacts};
 use crate::chat::Prepared;
 use crate::error::ApiError;
 use crate::reply::{Finished, Reply};
+use crate::served::ServedModel;
 
 /// What a call says beside its sampling.
 pub(crate) struct Call {
@@ -30,7 +30,7 @@ impl Call {
     /// Prepares the prompts and submits all replies, those to the first prompt first.
     pub(crate) async fn start(
         &self,
-        prepare: impl FnOnce(&Model) -> Result<Vec<Prepared>, ApiError> + Send + 'static,
+        prepare: impl FnOnce(&ServedModel) -> Result<Vec<Prepared>, ApiError> + Send + 'static,
     ) -> Result<Vec<Reply>, ApiError> {
         self.origin.start(self.n, prepare).await
     }
@@ -63,7 +63,7 @@ impl Totals {
     pub(crate) fn add(&mut self, call: &Call, index: usize, reply: &Finished) {
         self.usage.add(&reply.completion, call.is_first(index));
         if index == 0 && call.poncho {
-            self.poncho = Some((&reply.completion).into());
+            self.poncho = Some(reply.into());
         }
     }
 }

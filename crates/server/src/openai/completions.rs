@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
+use poncho_engine::TokenLogprob;
 use poncho_engine::backend::TokenizeMode;
-use poncho_engine::{Model, TokenLogprob};
 use tokio::time::Instant;
 
 use super::call::{Call, Totals, model_name};
@@ -23,6 +23,7 @@ use crate::call::{Origin, poncho_header, session_header};
 use crate::chat::prepare_text;
 use crate::error::{ApiError, Family};
 use crate::reply::{Delta, Finished};
+use crate::served::ServedModel;
 use crate::sse::{self, Events, Frame};
 
 /// Whoever writes a whole prompt writes its marks too.
@@ -65,7 +66,7 @@ pub(crate) async fn create(
     let include_usage = body.stream_options.as_ref().and_then(|options| options.include_usage).unwrap_or(false);
     let poncho = body.poncho.unwrap_or(false) || poncho_header(&headers);
     let call = Call { origin: Origin { app, model, arrived }, n, poncho, include_usage };
-    let prepare = move |model: &Model| {
+    let prepare = move |model: &ServedModel| {
         let tokens = |prompt: &Prompt| match &fill {
             Some(fill) => fill.tokens(model, prompt),
             None => prompt.tokens(model, WRITTEN),

@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::backend::chat::{ChatToolCall, PromptPart};
 use crate::backend::{ChatError, ChatOutput, ChatParser, ChatPrompt, ChatRequest, ReasoningFormat, ToolChoice};
 
-use super::schema;
+use super::{StubTemplate, schema};
 
 /// What a model file would hold; `render` does the same without an interpreter.
 pub(super) const TEMPLATE: &str = "{%- for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}\
@@ -24,21 +24,22 @@ const TOOL_OPEN: &str = "<tool_call>";
 const TOOL_CLOSE: &str = "</tool_call>";
 
 /// Renders messages and tools.
-pub(super) fn render(request: &ChatRequest) -> Result<ChatPrompt, ChatError> {
+pub(super) fn render(request: &ChatRequest, template: StubTemplate) -> Result<ChatPrompt, ChatError> {
+    let knows_tools = template == StubTemplate::Full;
     if request.template_override.is_some() {
         return Err(ChatError::BadTemplate { reason: "the stub renders ChatML only".to_owned() });
     }
     let messages: Value = json("messages", &request.messages_json)?;
     let messages = messages.as_array().ok_or_else(|| bad("messages", "it is no list"))?;
     let mut parts = Parts::default();
-    if !request.tools_json.is_empty() && request.tool_choice != ToolChoice::None {
+    if knows_tools && !request.tools_json.is_empty() && request.tool_choice != ToolChoice::None {
         json("tools", &request.tools_json)?;
         parts.fixed("<|im_start|>system\nTools:\n");
         parts.input(&request.tools_json);
         parts.fixed("<|im_end|>\n");
     }
     for message in messages {
-        render_message(message, &mut parts)?;
+        render_message(message, knows_tools, &mut parts)?;
     }
     let mut generation_prompt = String::new();
     if request.add_generation_prompt {
@@ -66,13 +67,13 @@ pub(super) fn render(request: &ChatRequest) -> Result<ChatPrompt, ChatError> {
         thinking_ends: vec![THINK_CLOSE.to_owned()],
         supports_thinking: true,
         format: "stub ChatML".to_owned(),
-        parser: Arc::new(StubParser { separate: request.reasoning != ReasoningFormat::None }),
+        parser: Arc::new(StubParser { separate: request.reasoning != ReasoningFormat::None, knows_tools }),
     })
 }
 
-fn render_message(message: &Value, parts: &mut Parts) -> Result<(), ChatError> {
+fn render_message(message: &Value, knows_tools: bool, parts: &mut Parts) -> Result<(), ChatError> {
     let role = message.get("role").and_then(Value::as_str).unwrap_or_default();
-    if !["system", "developer", "user", "assistant", "tool"].contains(&role) {
+    if !["system", "developer", "user", "assistant", "tool"].contains(&role) || (role == "tool" && !knows_tools) {
         return Err(ChatError::Refused { reason: format!("there is no role {role:?}") });
     }
     parts.fixed(&format!("<|im_start|>{role}\n"));
@@ -87,7 +88,8 @@ fn render_message(message: &Value, parts: &mut Parts) -> Result<(), ChatError> {
         None | Some(Value::Null) => {}
         Some(_) => return Err(bad("messages", "content is neither a text nor a list")),
     }
-    for call in message.get("tool_calls").and_then(Value::as_array).into_iter().flatten() {
+    let calls = message.get("tool_calls").and_then(Value::as_array).filter(|_| knows_tools);
+    for call in calls.into_iter().flatten() {
         let function = call.get("function").ok_or_else(|| bad("messages", "a tool call has no function"))?;
         parts.fixed(TOOL_OPEN);
         parts.input(&function.to_string());
@@ -131,6 +133,8 @@ fn bad(field: &'static str, reason: &str) -> ChatError {
 struct StubParser {
     /// Whether thinking is taken out of the content.
     separate: bool,
+    /// Whether tool calls are.
+    knows_tools: bool,
 }
 
 impl ChatParser for StubParser {
@@ -144,7 +148,7 @@ impl ChatParser for StubParser {
             inside.trim().clone_into(&mut output.reasoning);
             rest = after.unwrap_or_default().trim_start();
         }
-        while let Some((before, inside, after)) = block(rest, TOOL_OPEN, TOOL_CLOSE) {
+        while let Some((before, inside, after)) = block(rest, TOOL_OPEN, TOOL_CLOSE).filter(|_| self.knows_tools) {
             output.content.push_str(before);
             match (read_call(inside), after) {
                 (Some(call), _) => output.tool_calls.push(call),
@@ -181,6 +185,10 @@ fn read_call(text: &str) -> Option<ChatToolCall> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn render(request: &ChatRequest) -> Result<ChatPrompt, ChatError> {
+        super::render(request, StubTemplate::Full)
+    }
 
     fn request(messages: &str) -> ChatRequest {
         ChatRequest { messages_json: messages.to_owned(), ..ChatRequest::default() }
@@ -230,7 +238,7 @@ mod tests {
 
     #[test]
     fn answers_are_taken_apart() {
-        let parser = StubParser { separate: true };
+        let parser = StubParser { separate: true, knows_tools: true };
         let text = r#"<think> hm </think>Sure.<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>!"#;
         let output = parser.parse(text, false).unwrap();
         assert_eq!((output.reasoning.as_str(), output.content.as_str()), ("hm", "Sure.!"));
@@ -239,7 +247,7 @@ mod tests {
         let half = parser.parse(r#"ok<tool_call>{"na"#, true).unwrap();
         assert_eq!((half.content.as_str(), half.tool_calls.len()), ("ok", 0));
         assert!(matches!(parser.parse("<tool_call>x</tool_call>", false), Err(ChatError::Unparsable { .. })));
-        let raw = StubParser { separate: false }.parse("<think>a</think>b", false).unwrap();
+        let raw = StubParser { separate: false, knows_tools: true }.parse("<think>a</think>b", false).unwrap();
         assert_eq!(raw.content, "<think>a</think>b");
     }
 }

@@ -23,7 +23,7 @@ use super::grammar::StubGrammar;
 use super::memory::{Layers, Pool, Sequence};
 use super::output::N_EMBD;
 use super::vocab::{self, N_VOCAB};
-use super::{chat, schema, state};
+use super::{StubTemplate, chat, schema, state};
 
 /// Context length the stub claims to be trained with.
 const N_CTX_TRAIN: u32 = 8192;
@@ -50,6 +50,7 @@ pub(super) struct StubModel {
     /// What a test put into the file beside what every stub has.
     metadata: BTreeMap<String, String>,
     facts: Arc<ModelFacts>,
+    template: StubTemplate,
 }
 
 /// An adapter of the stub.
@@ -92,7 +93,8 @@ impl StubModel {
         };
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         let facts = ModelFacts { id, replies: learn_replies(replies, layers), faults };
-        Self { info, layers, metadata: BTreeMap::new(), facts: Arc::new(facts) }
+        let template = StubTemplate::default();
+        Self { info, layers, metadata: BTreeMap::new(), facts: Arc::new(facts), template }
     }
 
     /// The same model with more in its file.
@@ -103,6 +105,10 @@ impl StubModel {
     pub(super) fn with_fill_tokens(mut self) -> Self {
         self.info.special = vocab::special_tokens(true);
         self
+    }
+
+    pub(super) fn with_template(self, template: StubTemplate) -> Self {
+        Self { template, ..self }
     }
 }
 
@@ -219,6 +225,6 @@ impl Model for StubModel {
     }
 
     fn apply_chat_template(&self, request: &ChatRequest) -> Result<ChatPrompt, ChatError> {
-        chat::render(request)
+        chat::render(request, self.template)
     }
 }

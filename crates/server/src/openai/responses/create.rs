@@ -49,7 +49,7 @@ pub(crate) async fn create(
     let poncho = body.poncho.unwrap_or(false) || poncho_header(&headers);
     let origin = Origin { app, model, arrived };
     let call = Call { origin, n: 1, poncho, include_usage: false };
-    let prepare = move |model: &poncho_engine::Model| Ok(vec![turn::prepare(model, chat, truncation)?]);
+    let prepare = move |model: &crate::served::ServedModel| Ok(vec![turn::prepare(model, chat, truncation)?]);
     let replies = call.start(prepare).await.map_err(turn::in_this_api)?;
     let keeps = body.store.unwrap_or(true);
     let mut maker = Maker { call, response, composer: Composer::new(wishes), input: conversation, keeps };
@@ -94,7 +94,7 @@ struct Maker {
 
 impl Maker {
     fn finish(&mut self, finished: Finished) -> Vec<Frame> {
-        let poncho = self.call.poncho.then(|| PonchoFacts::from(&finished.completion));
+        let poncho = self.call.poncho.then(|| PonchoFacts::from(&finished));
         let Finished { rest, .. } = finished;
         let finished = Finished { rest: Delta::default(), ..finished };
         let mut frames = self.composer.delta(rest);

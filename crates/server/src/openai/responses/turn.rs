@@ -4,7 +4,7 @@
 //! name.
 
 use poncho_engine::request::MAX_TOP_LOGPROBS;
-use poncho_engine::{EngineError, Mode, Model};
+use poncho_engine::{EngineError, Mode};
 use serde_json::Value;
 
 use super::tools;
@@ -13,6 +13,7 @@ use crate::chat::ANY_OBJECT;
 use crate::chat::{ChatTurn, Prepared, prepare_chat};
 use crate::error::ApiError;
 use crate::openai::convert::{generation, object_text, template_kwargs};
+use crate::served::ServedModel;
 
 /// What the API lets a response include.
 const INCLUDABLE: [&str; 8] = [
@@ -155,7 +156,7 @@ fn schema(format: &TextFormat) -> Result<Option<String>, ApiError> {
 }
 
 /// Makes a request out of a turn, with as much of the conversation as is wanted and fits.
-pub(crate) fn prepare(model: &Model, mut turn: ChatTurn, truncation: Truncation) -> Result<Prepared, ApiError> {
+pub(crate) fn prepare(model: &ServedModel, mut turn: ChatTurn, truncation: Truncation) -> Result<Prepared, ApiError> {
     let whole = prepare_chat(model, &turn).map_err(in_this_api)?;
     let limit = model.limits().longest_prompt(Mode::Complete);
     let fits = |prepared: &Prepared| prepared.request.tokens.len() <= limit;
