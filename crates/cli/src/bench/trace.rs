@@ -94,6 +94,7 @@ fn read(path: &Path) -> anyhow::Result<Trace> {
 
 /// The requests that the text of a file stands for.
 fn parse(text: &str) -> anyhow::Result<Vec<TraceRequest>> {
+    ensure!(text.trim_start().starts_with('{'), "it is no JSON object");
     let file: File = serde_json::from_str(text)?;
     ensure!(!file.requests.is_empty(), "`requests` is empty: there is nothing to send");
     let request = |(index, request): (usize, &FileRequest)| {
@@ -271,7 +272,7 @@ mod tests {
     fn what_cannot_be_sent_is_refused_with_the_place_and_the_reason() {
         let with = |request: Value| json!({"turns": turns(2), "requests": [{"upto": 1}, request]});
         for (trace, words) in [
-            (json!([]), vec!["sequence"]),
+            (json!([]), vec!["no JSON object"]),
             (json!({"turns": []}), vec!["requests"]),
             (json!({"turns": [], "requests": []}), vec!["nothing to send"]),
             (json!({"requests": [{"upto": 0}]}), vec!["requests[0]", "no `turns`"]),
