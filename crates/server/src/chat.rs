@@ -107,7 +107,7 @@ pub(crate) fn render(model: &Model, turn: &ChatTurn) -> Result<Rendered, ApiErro
     let request = template_request(turn, turn.tools.iter())?;
     let prompt = model.apply_chat_template(&request)?;
     let tokens = model.tokenize_prompt(&prompt)?;
-    let boundaries = boundary::hints(model, &request, &turn.messages, &tokens);
+    let boundaries = boundary::hints(model, &request, &turn.messages, &prompt, tokens.len());
     Ok(Rendered { prompt, tokens, boundaries })
 }
 
