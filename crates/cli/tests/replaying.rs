@@ -1,6 +1,8 @@
 //! `poncho bench replay` on generated models: what it counts, warm and with a restart between every two requests.
 
+use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
 
 use poncho_testkit::{ModelKind, model_path};
 use serde_json::{Value, json};
@@ -139,6 +141,64 @@ fn a_folder_that_is_kept_is_known_to_the_next_run() {
     let second = &replay(ModelKind::Attention, &path, &words).json()["traces"][0];
     assert_eq!(second["tokens_new"], first["tokens_new"], "what was sent before this run does not count");
     assert_eq!((&second["tokens_prefilled"], &second["bytes_written"]), (&json!(0), &json!(0)), "{second:#}");
+}
+
+/// A served model; killed when the test is over.
+struct Served {
+    child: Child,
+    url: String,
+}
+
+impl Served {
+    fn start(model: &Path, cache: &Path) -> Self {
+        let mut command = poncho();
+        command.args(["serve", "--port", "0", "--ctx-size", "4096", "--threads", "1", "--model"]).arg(model);
+        let mut child = command.arg("--cache-dir").arg(cache).stdout(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+        let greeting = lines.find(|line| line.starts_with("serving ")).unwrap();
+        let url = greeting.split_whitespace().find(|word| word.starts_with("http://")).unwrap().to_owned();
+        Self { child, url }
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+#[test]
+fn a_running_server_is_measured_over_its_socket() {
+    let folder = tempfile::tempdir().unwrap();
+    let trace = write_trace(folder.path());
+    let served = Served::start(&model_path(ModelKind::Attention), &folder.path().join("kv"));
+    let mut command = poncho();
+    let report = run(command.args(["bench", "replay", "--json", "--url", &served.url]).arg(&trace)).json();
+    assert_eq!((report["mode"].as_str(), report["model"].as_str()), (Some("running"), Some("attention")));
+    check(&report, 1.02);
+}
+
+#[test]
+fn conversations_are_sent_side_by_side_and_reported_in_order() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut trace = trace();
+    let turns = trace["turns"].take();
+    trace["threads"] = json!({"a": turns, "b": turns, "c": turns});
+    let request = |thread: &str, upto: usize| json!({"thread": thread, "upto": upto});
+    trace["requests"] =
+        [1, 3, 5].iter().flat_map(|upto| ["a", "b", "c"].map(|thread| request(thread, *upto))).collect();
+    let path = folder.path().join("threads.json");
+    std::fs::write(&path, trace.to_string()).unwrap();
+    let words = ["--json", "--at-once", "3", "--parallel", "8"];
+    let report = replay(ModelKind::Attention, &path, &words).json();
+    let steps = report["traces"][0]["steps"].as_array().unwrap();
+    let order: Vec<&str> = steps.iter().map(|step| step["thread"].as_str().unwrap()).collect();
+    assert_eq!(order, ["a", "b", "c", "a", "b", "c", "a", "b", "c"]);
+    for (index, step) in steps.iter().enumerate() {
+        assert_eq!(number(&step["index"]), index);
+        assert_eq!(step["common"] == step["prompt"], index % 3 > 0, "b and c send what a sent");
+    }
 }
 
 #[test]
