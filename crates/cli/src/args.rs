@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use clap::{Parser, Subcommand, ValueEnum};
 use poncho_cache::Tier;
 
+use crate::bench::args::BenchArgs;
 use crate::bytes::parse_bytes;
 
 /// Keeps llama.cpp warm: a prompt prefix that was read once is never read again.
@@ -44,6 +45,9 @@ pub(crate) enum Command {
     /// Look into a cache folder, check it, make room in it
     #[command(arg_required_else_help = true)]
     Cache(CacheArgs),
+    /// Measure
+    #[command(arg_required_else_help = true)]
+    Bench(BenchArgs),
 }
 
 #[derive(Debug, clap::Args)]
@@ -272,7 +276,7 @@ mod tests {
     fn every_command_has_an_example() {
         let mut open = vec![Args::command()];
         while let Some(command) = open.pop() {
-            if command.get_name() != "cache" {
+            if !["cache", "bench"].contains(&command.get_name()) {
                 let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
                 assert!(help.contains("poncho "), "{} has no example", command.get_name());
             }

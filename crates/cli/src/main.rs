@@ -1,9 +1,10 @@
 //! The `poncho` binary: parses the flags, runs the command, prints an error with its causes, sets the exit code.
 //!
-//! Exit codes: 0 good, 1 failed (or `verify` found damage), 2 wrong usage. This crate wires the others together and
+//! Exit codes: 0 good, 1 failed (or `verify` found damage, or a limit was passed), 2 wrong usage. This crate wires the others together and
 //! holds no logic of theirs. Data goes to standard output, everything else to standard error.
 
 mod args;
+mod bench;
 mod bytes;
 mod cache;
 mod excerpt;
@@ -54,6 +55,7 @@ fn run(args: &Args) -> anyhow::Result<Outcome> {
     let outcome = match &args.command {
         Command::Serve(args) => serve::run(args, &mut out)?,
         Command::Cache(args) => cache::run(args, &mut out)?,
+        Command::Bench(args) => bench::run(args, &mut out)?,
     };
     out.flush()?;
     Ok(outcome)

@@ -5,6 +5,7 @@
 
 use std::io::Write;
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
@@ -49,7 +50,13 @@ pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outc
     let id = model_name(args)?;
     writeln!(out, "loading {}", args.model.display())?;
     out.flush()?;
-    engine.load(model_config(args, &id))?;
+    let exactness = match args.exact {
+        None => Exactness::Off,
+        Some(ExactArg::Always) => Exactness::Always,
+        Some(ExactArg::Request) => Exactness::OnRequest,
+    };
+    let shape = ModelShape { ctx_size: args.ctx_size, parallel: args.parallel, threads: args.threads, exactness };
+    engine.load(model_config(&args.model, &id, &shape))?;
     greet(args, address, &id, &folder, out)?;
     let replay_file = Some(replay_file(&folder));
     let config = ServerConfig { keys, any_model: true, replay_file, ..ServerConfig::default() };
@@ -70,7 +77,7 @@ pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outc
 }
 
 /// Beside the cache folder, under its name: whatever is in the folder belongs to the cache.
-fn replay_file(folder: &std::path::Path) -> std::path::PathBuf {
+fn replay_file(folder: &Path) -> PathBuf {
     let mut name = folder.as_os_str().to_owned();
     name.push(".replay");
     name.into()
@@ -93,30 +100,34 @@ fn model_name(args: &ServeArgs) -> anyhow::Result<String> {
     Ok(stem.context("the model's file name is not text; give it a name with --name")?.to_owned())
 }
 
-fn model_config(args: &ServeArgs, id: &str) -> ModelConfig {
-    let context = ContextOptions {
-        n_ctx: args.ctx_size,
-        n_seq_max: args.parallel,
-        // One long conversation and some short ones: the shared pool holds as much as every sequence at half its length.
-        n_cells: Some(args.ctx_size.saturating_mul(args.parallel.div_ceil(2).max(1))),
-        threads: args.threads,
-        ..ContextOptions::default()
-    };
-    let exactness = match args.exact {
-        None => Exactness::Off,
-        Some(ExactArg::Always) => Exactness::Always,
-        Some(ExactArg::Request) => Exactness::OnRequest,
-    };
-    ModelConfig { context, exactness, ..ModelConfig::new(id, &args.model) }
+/// How much a model may take at once.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ModelShape {
+    /// Tokens that one request may use.
+    pub(crate) ctx_size: u32,
+    /// Requests at the same time.
+    pub(crate) parallel: u32,
+    /// Threads that compute; `None` for the physical cores.
+    pub(crate) threads: Option<u32>,
+    /// Whether replies are exact.
+    pub(crate) exactness: Exactness,
 }
 
-fn greet(
-    args: &ServeArgs,
-    address: SocketAddr,
-    id: &str,
-    folder: &std::path::Path,
-    out: &mut impl Write,
-) -> anyhow::Result<()> {
+/// The settings of a model that is served.
+pub(crate) fn model_config(model: &Path, id: &str, shape: &ModelShape) -> ModelConfig {
+    let ModelShape { ctx_size, parallel, threads, exactness } = *shape;
+    let context = ContextOptions {
+        n_ctx: ctx_size,
+        n_seq_max: parallel,
+        // One long conversation and some short ones: the shared pool holds as much as every sequence at half its length.
+        n_cells: Some(ctx_size.saturating_mul(parallel.div_ceil(2).max(1))),
+        threads,
+        ..ContextOptions::default()
+    };
+    ModelConfig { context, exactness, ..ModelConfig::new(id, model) }
+}
+
+fn greet(args: &ServeArgs, address: SocketAddr, id: &str, folder: &Path, out: &mut impl Write) -> anyhow::Result<()> {
     writeln!(out, "serving {id} on http://{address}/v1 with a context of {} tokens", args.ctx_size)?;
     writeln!(out, "what was read once is kept in {}", folder.display())?;
     writeln!(out)?;

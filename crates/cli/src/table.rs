@@ -48,6 +48,21 @@ impl<const COLUMNS: usize> Table<COLUMNS> {
         }
         Ok(())
     }
+
+    /// The same as a Markdown table, headings in lower case.
+    pub(crate) fn print_markdown(&self, out: &mut dyn Write) -> io::Result<()> {
+        let line = |cells: &[String]| {
+            let cells: Vec<String> = cells.iter().map(|cell| cell.replace('|', "\\|")).collect();
+            format!("| {} |", cells.join(" | "))
+        };
+        writeln!(out, "{}", line(&self.columns.map(|(heading, _)| heading.to_lowercase())))?;
+        let ruler = self.columns.map(|(_, align)| match align {
+            Align::Left => "---".to_owned(),
+            Align::Right => "---:".to_owned(),
+        });
+        writeln!(out, "{}", line(&ruler))?;
+        self.rows.iter().try_for_each(|row| writeln!(out, "{}", line(row)))
+    }
 }
 
 #[cfg(test)]
@@ -62,5 +77,14 @@ mod tests {
         let mut out = Vec::new();
         table.print(&mut out).unwrap();
         assert_eq!(String::from_utf8(out).unwrap(), "NAME      N\ncaf\u{e9}s     7  x\na      1000\n");
+    }
+
+    #[test]
+    fn markdown_says_how_columns_are_aligned() {
+        let mut table = Table::new([("NAME", Align::Left), ("N", Align::Right)]);
+        table.row(["a|b".to_owned(), "7".to_owned()]);
+        let mut out = Vec::new();
+        table.print_markdown(&mut out).unwrap();
+        assert_eq!(String::from_utf8(out).unwrap(), "| name | n |\n| --- | ---: |\n| a\\|b | 7 |\n");
     }
 }

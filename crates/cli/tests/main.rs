@@ -10,6 +10,8 @@ mod documents;
 #[cfg(test)]
 mod reading;
 #[cfg(test)]
+mod replaying;
+#[cfg(test)]
 mod support;
 #[cfg(test)]
 mod verifying;

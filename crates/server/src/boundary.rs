@@ -7,8 +7,9 @@
 use poncho_engine::Model;
 use serde_json::Value;
 
-/// The ends of older messages were hinted when they were new, so only the last few are worth a rendering each.
-const RECENT_MESSAGES: usize = 8;
+/// The ends of older messages were hinted when they were new. Agents that shorten old tool results keep the last five,
+/// so each turn parts from the one before it eleven messages from its end.
+const RECENT_MESSAGES: usize = 12;
 
 /// Token offsets at which messages end; none for a model that can resume anywhere. `tokenize` renders the first messages
 /// of the conversation without the opening of a reply.
