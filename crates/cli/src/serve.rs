@@ -119,8 +119,8 @@ pub(crate) fn model_config(model: &Path, id: &str, shape: &ModelShape) -> ModelC
     let context = ContextOptions {
         n_ctx: ctx_size,
         n_seq_max: parallel,
-        // One long conversation and some short ones: the shared pool holds as much as every sequence at half its length.
-        n_cells: Some(ctx_size.saturating_mul(parallel.div_ceil(2).max(1))),
+        // Every request may use all of its context, whoever else is served.
+        n_cells: Some(ctx_size.saturating_mul(parallel)),
         threads,
         ..ContextOptions::default()
     };

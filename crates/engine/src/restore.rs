@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use poncho_cache::{Cache, HitKind, Namespace, Needs, PartKind, RestorePlan, Segment, Tier};
 
-use crate::backend::{Backend, Context, MemoryKind, SeqId, StatePart};
+use crate::backend::{Backend, Context, MemoryKind, SeqId, StateError, StatePart};
 use crate::estimate::{self, Estimates};
 use crate::exact::Grid;
 use crate::save::logits_from_bytes;
@@ -37,6 +37,8 @@ pub(crate) struct Restored {
     pub(crate) n_past: usize,
     /// The logits after all of the prompt, if they were stored: nothing has to be decoded.
     pub(crate) logits: Option<Vec<f32>>,
+    /// The state was there and the context had no room for it.
+    pub(crate) no_room: bool,
 }
 
 impl Restored {
@@ -126,6 +128,10 @@ impl<'a> Restorer<'a> {
                 Ok(restored) => return restored,
                 // The row is out of the cache; what lies before it may still serve.
                 Err(Failure::Unusable) => next = find_plan(self.cache, memory, wanted, None),
+                Err(Failure::NoRoom) => {
+                    self.context.remove(seq, 0..u32::MAX);
+                    return Restored { no_room: true, ..Restored::default() };
+                }
                 Err(Failure::Refused) => break,
             }
         }
@@ -165,9 +171,12 @@ impl<'a> Restorer<'a> {
                 Some(row) => Some(self.load(row, PartKind::Partial)?),
                 None => None,
             };
-            let refused = |error| {
-                tracing::warn!(%error, "a stored state was refused; the prompt is computed instead");
-                Failure::Refused
+            let refused = |error| match error {
+                StateError::NoRoom { .. } => Failure::NoRoom,
+                error => {
+                    tracing::warn!(%error, "a stored state was refused; the prompt is computed instead");
+                    Failure::Refused
+                }
             };
             let end = u32::try_from(n_past).unwrap_or(u32::MAX);
             self.context.restore_begin(seq, end, partial.as_deref()).map_err(refused)?;
@@ -184,7 +193,7 @@ impl<'a> Restorer<'a> {
             // Logits of another vocabulary size cannot be of this model; nothing else of the row is trusted either.
             return Err(Failure::Refused);
         }
-        Ok(Restored { n_past, logits })
+        Ok(Restored { n_past, logits, no_room: false })
     }
 
     /// How many segments to restore; the rest is cheaper to compute.
@@ -270,9 +279,13 @@ impl<'a> Restorer<'a> {
     }
 
     fn put_segment(&mut self, segment: &Segment, bytes: &[u8]) -> Result<(), Failure> {
-        self.context.restore_segment(bytes, segment.range().end).map_err(|error| {
-            tracing::warn!(key = %segment.key(), %error, "a stored segment was refused; the prompt is computed instead");
-            Failure::Refused
+        self.context.restore_segment(bytes, segment.range().end).map_err(|error| match error {
+            StateError::NoRoom { .. } => Failure::NoRoom,
+            error => {
+                let key = segment.key();
+                tracing::warn!(%key, %error, "a stored segment was refused; the prompt is computed instead");
+                Failure::Refused
+            }
         })
     }
 
@@ -286,6 +299,8 @@ impl<'a> Restorer<'a> {
 enum Failure {
     /// A row cannot be read; it has left the cache.
     Unusable,
+    /// The context has no free cells for the bytes; whoever holds some may give them up.
+    NoRoom,
     /// The context does not take the bytes.
     Refused,
 }

@@ -122,7 +122,12 @@ impl Worker {
         }
         drop(self.live.take(task.seq));
         let wanted = Wanted { namespace: &task.namespace, prompt: &task.tokens, grid };
-        let restored = self.restorer().restore(task.seq, &wanted, plan);
+        let mut restored = self.restorer().restore(task.seq, &wanted, plan);
+        // What others left behind is in the cache too; what this request needs comes first.
+        while restored.no_room && self.give_up_idle_cells() {
+            let plan = find_plan(&self.shared.cache, memory, &wanted, parent);
+            restored = self.restorer().restore(task.seq, &wanted, plan);
+        }
         task.hit = restored.hit();
         Ok(restored)
     }
@@ -161,7 +166,7 @@ impl Worker {
             task.seq = found.seq;
         }
         let held = self.live.take(found.seq).n_past;
-        self.cut(found.seq, keep, held).then_some(Restored { n_past: keep, logits })
+        self.cut(found.seq, keep, held).then_some(Restored { n_past: keep, logits, no_room: false })
     }
 
     /// Copies what an idle session's sequence holds.
@@ -179,7 +184,7 @@ impl Worker {
         }
         drop(self.live.take(task.seq));
         let copied = self.context.copy(found.seq, task.seq) && self.cut(task.seq, keep, held);
-        copied.then_some(Restored { n_past: keep, logits: None })
+        copied.then_some(Restored { n_past: keep, logits: None, no_room: false })
     }
 
     /// Shortens a sequence from `held` to `keep` tokens.
@@ -213,7 +218,7 @@ impl Worker {
         task.tokens.splice(0..0, live.tokens);
         task.prompt_len = task.tokens.len();
         task.hit = HitKind::Continuation;
-        Ok(Restored { n_past: live.n_past, logits: None })
+        Ok(Restored { n_past: live.n_past, logits: None, no_room: false })
     }
 
     /// Where the prefill of a model that cannot be cut pauses for a save.

@@ -164,15 +164,7 @@ impl Worker {
     /// The context has no cells for the batch: what nobody needs goes first, then idle sessions, then smaller steps, and
     /// at last the request that came last.
     fn make_room(&mut self) {
-        if let Some(seq) = self.live.oldest(self.admission.free()) {
-            drop(self.live.take(seq));
-            self.context.remove(seq, 0..u32::MAX);
-            return;
-        }
-        if let Some((seq, _)) = self.admission.lru_idle_session() {
-            self.release_session(seq);
-            drop(self.live.take(seq));
-            self.context.remove(seq, 0..u32::MAX);
+        if self.give_up_idle_cells() {
             return;
         }
         let rows = self.plan.prefill_rows();
@@ -181,6 +173,20 @@ impl Worker {
             return;
         }
         self.fail_youngest();
+    }
+
+    /// Empties the free sequence that was left longest ago, or else the idle session that was used longest ago, which is
+    /// saved first; `false` if none holds anything.
+    pub(crate) fn give_up_idle_cells(&mut self) -> bool {
+        let leftover = self.live.oldest(self.admission.free());
+        let session = self.admission.lru_idle_session().map(|(seq, _)| seq);
+        let Some(seq) = leftover.or(session) else { return false };
+        if leftover.is_none() {
+            self.release_session(seq);
+        }
+        drop(self.live.take(seq));
+        self.context.remove(seq, 0..u32::MAX);
+        true
     }
 
     fn fail_youngest(&mut self) {

@@ -1,9 +1,11 @@
 //! How a prompt is found: every hit kind is reached, reported with the right numbers, and changes nothing in the reply.
 
 use poncho_cache::HitKind;
-use poncho_engine::backend::MemoryKind;
-use poncho_engine::{CacheDelta, Mode, Request};
+use poncho_engine::backend::{ContextOptions, KvLayout, MemoryKind};
+use poncho_engine::{CacheDelta, Mode, ModelConfig, Request, RestoreRule};
+use poncho_testkit::ModelKind;
 
+use crate::real::{config, load};
 use crate::support::{greedy, memory_cache, prompt, stub_model};
 
 const KINDS: [MemoryKind; 4] =
@@ -57,5 +59,27 @@ fn a_session_continues_live() {
         assert_eq!(continued.generated, fresh.generated, "{kind:?}");
         assert!(model.end_session("chat").unwrap());
         assert!(!model.end_session("chat").unwrap());
+    }
+}
+
+/// Sequences share one pool of cells. What finished requests left in it must not keep a stored prompt out.
+#[test]
+fn leftovers_of_others_make_room_for_a_stored_prompt() {
+    for kind in [ModelKind::Attention, ModelKind::Window, ModelKind::Hybrid] {
+        for session in [None, Some("pinned".to_owned())] {
+            let cache = memory_cache();
+            let base = config(kind, KvLayout::Unified, 4);
+            let context = ContextOptions { n_ctx: 512, n_cells: Some(600), ..base.context.clone() };
+            let tight = ModelConfig { context, restore_rule: RestoreRule::Always, ..base };
+            let model = load(tight, &cache);
+            let [one, two] = [prompt(1, 400), prompt(2, 400)];
+            let cold = model.complete(greedy(&one, 4)).unwrap();
+            model.complete(Request { session_id: session, ..greedy(&two, 4) }).unwrap();
+            let warm = model.complete(greedy(&one, 4)).unwrap();
+            assert_eq!((warm.hit, warm.cache_delta.read), (HitKind::Exact, 400), "{kind:?}");
+            assert_eq!(warm.generated, cold.generated, "{kind:?}");
+            let back = model.complete(greedy(&two, 4)).unwrap();
+            assert_eq!((back.hit, back.cache_delta.read), (HitKind::Exact, 400), "{kind:?}");
+        }
     }
 }
