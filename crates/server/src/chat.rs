@@ -203,16 +203,21 @@ fn rendered(model: &ServedModel, turn: &ChatTurn, style: ToolStyle) -> Result<Re
     let spliced = splice(&scene, Check::Surroundings);
     let is_spliced = spliced.is_some();
     let tokens = spliced.map_or_else(|| model.tokenize_prompt(&prompt), Ok)?;
-    let boundaries = boundary::hints(model, &turn.messages, &tokens, |head| {
-        let closed = |messages: &[Value]| {
-            let request = ChatRequest { add_generation_prompt: false, ..request(messages).ok()? };
-            model.apply_chat_template(&request).ok()
-        };
+    let closed = |messages: &[Value]| {
+        let request = ChatRequest { add_generation_prompt: false, ..request(messages).ok()? };
+        model.apply_chat_template(&request).ok()
+    };
+    let mut whole = boundary::whole(model, &prompt, tokens.len());
+    let boundaries = boundary::hints(model, &turn.messages, |head| {
         let normal = ChatPrompt { generation_prompt: prompt.generation_prompt.clone(), ..closed(head)? };
+        if !is_spliced {
+            return whole.common_with(&normal);
+        }
         let scene = Scene { model, messages: head, normal: &normal, render: &closed };
-        let spliced = if is_spliced { splice(&scene, Check::Done) } else { None };
-        spliced.or_else(|| model.tokenize_prompt(&normal).ok())
+        let head = splice(&scene, Check::Done).or_else(|| model.tokenize_prompt(&normal).ok())?;
+        Some(head.iter().zip(&tokens).take_while(|(one, other)| one == other).count())
     });
+    drop(whole);
     Ok(Rendered { prompt, tokens, boundaries })
 }
 
