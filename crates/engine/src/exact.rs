@@ -95,10 +95,10 @@ impl Worker {
         let Some(grid) = self.grid_of(&task.request).filter(|_| !task.is_background()) else { return };
         let end = grid.floor(task.tokens.len());
         let is_more = end > grid.floor(task.prompt_len) && self.policy.should_save(SaveReason::Finish, end);
-        // Only states without adapters: a set may have been changed when its turn comes.
-        let is_plain = Arc::ptr_eq(&task.adapters, &self.adapters);
+        // It is read with the adapters of the day: those must still be the request's own.
+        let is_same_set = Arc::ptr_eq(&task.adapters, &self.adapters);
         let (Some(exact), Some(tokens)) = (self.exact.as_mut(), task.tokens.get(..end)) else { return };
-        if is_more && is_plain {
+        if is_more && is_same_set {
             exact.rereads.push_back(Reread { tokens: tokens.to_vec() });
             // A conversation for each sequence: older ones have most likely gone on.
             let limit = self.context.info().n_seq_max as usize;

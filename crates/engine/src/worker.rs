@@ -14,7 +14,7 @@ use std::time::Instant;
 use poncho_cache::Policy;
 
 use crate::adapters::{AdapterSet, ContextHashes};
-use crate::admission::{Admission, Next, Place, Refusal, Submitted, Ticket};
+use crate::admission::{Admission, Next, Place, Submitted, Ticket};
 use crate::backend::{Batch, Context, Grammar};
 use crate::batch::{Budget, Plan, Work};
 use crate::command::Command;
@@ -247,7 +247,7 @@ impl Worker {
                 self.waiting.insert(id, waiting);
                 self.admit();
             }
-            Submitted::Refused(refusal) => self.shared.end(id, StreamEvent::Error(refused(refusal))),
+            Submitted::Refused(refusal) => self.shared.end(id, StreamEvent::Error(refusal.into())),
         }
     }
 
@@ -330,13 +330,5 @@ impl Worker {
             tier: self.shared.config.tier,
             mode: self.shared.file.mode,
         }
-    }
-}
-
-fn refused(refusal: Refusal) -> EngineError {
-    match refusal {
-        Refusal::Overloaded { queued, limit } => EngineError::Overloaded { queued, limit },
-        Refusal::StickyBusy { session } => EngineError::StickyBusy { session },
-        Refusal::NoSession { session } => EngineError::NoSession { session },
     }
 }
