@@ -149,7 +149,11 @@ impl Worker {
         let lane = |task: &Task| self.exact.as_ref().map_or(Lane::Shared, |exact| exact.lane(task));
         let same = |one: &Task, two: &Task| Arc::ptr_eq(&one.adapters, &two.adapters) && lane(one) == lane(two);
         let mixed = self.tasks.windows(2).any(|pair| matches!(pair, [one, two] if !same(one, two)));
-        let place = if mixed { self.turn.wrapping_add(1) % self.tasks.len().max(1) } else { 0 };
+        let count = self.tasks.len().max(1);
+        let place = if mixed { self.turn.wrapping_add(1) % count } else { 0 };
+        // A group of which all wait for others would have nothing to compute.
+        let computes = |place: &usize| self.tasks.get(*place).is_some_and(|task| task.follow.is_none());
+        let place = (0..count).map(|step| (place + step) % count).find(computes).unwrap_or(place);
         let chosen = self.tasks.get(place).map_or_else(
             || (Arc::clone(&self.adapters), Lane::Shared),
             |task| (Arc::clone(&task.adapters), lane(task)),

@@ -83,6 +83,7 @@ mod config;
 mod engine;
 mod exact;
 mod extras;
+mod follow;
 mod inbox;
 mod live;
 mod model;

@@ -59,21 +59,46 @@ impl Worker {
         task.read = restored.n_past;
         task.last_save = restored.n_past;
         task.set_generation_limit(task.request.generation_limit(&self.shared.limits, task.prompt_len));
-        task.stops = self.pauses(&task);
-        let hit = LastHit { kind: task.hit, read: task.read as u64, prompt: task.prompt_len as u64 };
-        self.shared.status.set_last_hit(hit);
+        task.follow = if restored.logits.is_none() { self.find_leader(&task) } else { None };
+        let (follow, place) = (task.follow, self.tasks.len());
+        self.tasks.push(task);
+        match follow {
+            Some(follow) => {
+                self.arrange_pause(follow);
+                self.serve_followers();
+            }
+            None => self.begin(place, restored.logits),
+        }
+    }
+
+    /// A request has what it could get for nothing: from here on it computes. With the logits after its prompt it has its
+    /// first token already.
+    pub(crate) fn begin(&mut self, place: usize, logits: Option<Vec<f32>>) {
+        let Some(task) = self.tasks.get(place) else { return };
+        let mut stops = self.pauses(task);
+        // Others may have asked it to pause for them meanwhile.
+        stops.extend(task.stops.iter().filter(|stop| **stop > task.n_past));
+        stops.sort_unstable();
+        stops.dedup();
+        let Self { shared, tasks, .. } = self;
+        let Some(task) = tasks.get_mut(place) else { return };
+        task.stops = stops;
+        shared.status.set_last_hit(LastHit {
+            kind: task.hit,
+            read: task.read as u64,
+            prompt: task.prompt_len as u64,
+        });
         tracing::debug!(
-            request = %id, seq = task.seq, hit = task.hit.as_str(), read = task.read, prompt = task.prompt_len,
-            us = submitted.elapsed().as_micros(), "request admitted"
+            request = %task.id, seq = task.seq, hit = task.hit.as_str(), read = task.read, prompt = task.prompt_len,
+            us = task.waited().as_micros(), "request admitted"
         );
         task.events.send(StreamEvent::Started { prompt: task.prompt_len, read: task.read });
-        if let Some(logits) = restored.logits {
-            task.draw(&logits, &*self.shared.model);
-            add(&self.shared.status.generated, task.generated() as u64);
+        if let Some(logits) = logits {
+            task.draw(&logits, &*shared.model);
+            add(&shared.status.generated, task.generated() as u64);
             task.keep_logits(logits);
             task.prompt_saved = true;
         }
-        self.tasks.push(task);
     }
 
     fn resolve(&mut self, task: &mut Task, place: Place) -> Result<Restored, EngineError> {
@@ -188,7 +213,7 @@ impl Worker {
     }
 
     /// Shortens a sequence from `held` to `keep` tokens.
-    fn cut(&mut self, seq: SeqId, keep: usize, held: usize) -> bool {
+    pub(crate) fn cut(&mut self, seq: SeqId, keep: usize, held: usize) -> bool {
         let Ok(end) = u32::try_from(keep) else { return false };
         keep == held || self.context.remove(seq, end..u32::MAX)
     }
@@ -315,8 +340,11 @@ impl Worker {
 
     /// Ends every request that is over.
     pub(crate) fn end_tasks(&mut self) {
+        // Whoever waits for one of them takes over what it has, and nobody goes on waiting for one that is gone.
+        self.serve_followers();
         while let Some(place) = self.tasks.iter().position(|task| task.end.is_some()) {
             self.end_task(place);
+            self.serve_followers();
         }
     }
 

@@ -4,7 +4,7 @@
 //! requests; it must never touch the context.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use poncho_cache::{HitKind, Namespace};
 
@@ -14,6 +14,7 @@ use crate::batch::Work;
 use crate::error::EngineError;
 use crate::event::{CacheDelta, Completion, FinishReason, StreamEvent, TokenLogprob, TokenProbability};
 use crate::exact::Grid;
+use crate::follow::Follow;
 use crate::logprobs::logprobs;
 use crate::markers::SamplingMode;
 use crate::output::Output;
@@ -65,6 +66,8 @@ pub(crate) struct Task {
     pub(crate) last_save: usize,
     /// Set once the saves at the end of the prompt were made.
     pub(crate) prompt_saved: bool,
+    /// The request that reads a part of the prompt for this one; nothing is computed meanwhile.
+    pub(crate) follow: Option<Follow>,
     pub(crate) end: Option<End>,
     generation_limit: usize,
     sampler: Sampler,
@@ -105,6 +108,7 @@ impl Task {
             stops: Vec::new(),
             last_save: 0,
             prompt_saved: false,
+            follow: None,
             end: None,
             generation_limit: 0,
             sampler: new.sampler,
@@ -119,6 +123,11 @@ impl Task {
 
     pub(crate) fn set_generation_limit(&mut self, limit: usize) {
         self.generation_limit = limit;
+    }
+
+    /// Since it was submitted.
+    pub(crate) fn waited(&self) -> Duration {
+        self.started.elapsed()
     }
 
     pub(crate) fn generated(&self) -> usize {

@@ -27,7 +27,7 @@ impl Worker {
         members.clear();
         self.work.clear();
         for (place, task) in self.tasks.iter().enumerate() {
-            if task.end.is_none() && self.is_in_group(task, &set, lane) {
+            if task.end.is_none() && task.follow.is_none() && self.is_in_group(task, &set, lane) {
                 members.push(place);
                 self.work.push(task.work(self.grid_of(&task.request)));
             }
@@ -36,7 +36,9 @@ impl Worker {
         plan_into(&self.work, &self.budget, &mut self.plan);
         if self.plan.is_empty() {
             // Prefills only, and room for none of them.
-            self.fail_youngest();
+            if !self.release_followers() {
+                self.fail_youngest();
+            }
             return Ok(());
         }
         self.fill_batch();

@@ -190,6 +190,7 @@ impl Worker {
             if let Err(exit) = self.tick() {
                 return exit;
             }
+            self.serve_followers();
             self.make_saves();
             self.end_tasks();
         }

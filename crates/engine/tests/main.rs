@@ -23,6 +23,8 @@ mod segments;
 #[cfg(test)]
 mod sessions;
 #[cfg(test)]
+mod sharing;
+#[cfg(test)]
 mod smollm2;
 #[cfg(test)]
 mod state_machine;

@@ -349,6 +349,7 @@ impl Context for LlamaContext {
         }
         if range == (0..u32::MAX) {
             self.set_window_floor(seq, 0);
+            self.abandon_restore(seq);
         }
         let Ok(start) = i32::try_from(range.start) else { return true };
         // A negative end means to the end.

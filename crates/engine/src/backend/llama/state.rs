@@ -148,7 +148,9 @@ impl LlamaContext {
         partial: Option<&[u8]>,
     ) -> Result<(), StateError> {
         let known = self.known_seq(seq)?;
-        self.restoring = None;
+        if self.restoring.take().is_some() {
+            self.drop_scratch();
+        }
         self.drop_sequence(known);
         if n_tokens == 0 || n_tokens > self.info.n_ctx {
             return Err(StateError::NoRoom { n_tokens });
@@ -177,6 +179,7 @@ impl LlamaContext {
 
     pub(super) fn finish_restore(&mut self) -> Result<(), StateError> {
         let restore = self.restoring.take().ok_or(StateError::OutOfOrder)?;
+        self.drop_scratch();
         let finished = self.finish_checked(&restore);
         if finished.is_err() {
             self.drop_restored(&restore);
@@ -221,9 +224,10 @@ impl LlamaContext {
                 };
                 set.map_err(|error| no_room(error, &wanted))?;
                 if target == scratch {
+                    // The scratch sequence keeps its marks until the next segment or the end: taking them away is a
+                    // pass over all cells, and set_data makes one anyway.
                     // SAFETY: both sequences exist; within one stream only marks are copied.
                     unsafe { sys::llama_memory_seq_cp(self.memory(), scratch, known, -1, -1) }
-                    self.drop_sequence(scratch);
                 }
                 if direct {
                     self.cut(known, wanted.end, end);
@@ -431,7 +435,22 @@ impl LlamaContext {
         unsafe { sys::llama_memory_seq_rm(self.memory(), seq, -1, -1) };
     }
 
+    fn drop_scratch(&mut self) {
+        if let Some(scratch) = self.scratch {
+            self.drop_sequence(scratch);
+        }
+    }
+
+    /// Ends a restore of `seq` that was begun and given up; without one nothing happens.
+    pub(super) fn abandon_restore(&mut self, seq: SeqId) {
+        if self.restoring.as_ref().is_some_and(|restore| restore.seq == seq) {
+            self.restoring = None;
+            self.drop_scratch();
+        }
+    }
+
     fn drop_restored(&mut self, restore: &RestoreInProgress) {
+        self.drop_scratch();
         if let Some(known) = self.checked_seq(restore.seq) {
             self.drop_sequence(known);
         }
