@@ -83,11 +83,7 @@ impl Worker {
         let Self { shared, tasks, .. } = self;
         let Some(task) = tasks.get_mut(place) else { return };
         task.stops = stops;
-        shared.status.set_last_hit(LastHit {
-            kind: task.hit,
-            read: task.read as u64,
-            prompt: task.prompt_len as u64,
-        });
+        shared.status.set_last_hit(LastHit { kind: task.hit, read: task.read as u64, prompt: task.prompt_len as u64 });
         tracing::debug!(
             request = %task.id, seq = task.seq, hit = task.hit.as_str(), read = task.read, prompt = task.prompt_len,
             us = task.waited().as_micros(), "request admitted"

@@ -17,6 +17,8 @@ mod real;
 #[cfg(test)]
 mod replies;
 #[cfg(test)]
+mod resume;
+#[cfg(test)]
 mod rows;
 #[cfg(test)]
 mod segments;

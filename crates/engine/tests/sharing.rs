@@ -215,7 +215,11 @@ fn requests_that_part_at_different_places_each_take_what_is_theirs() {
 #[test]
 fn exact_requests_share_whole_steps_of_the_grid_and_reply_as_if_alone() {
     for kind in KINDS {
-        let config = || ModelConfig { exactness: Exactness::Always, exact_grid: std::num::NonZeroUsize::new(32).unwrap(), ..roomy() };
+        let config = || ModelConfig {
+            exactness: Exactness::Always,
+            exact_grid: std::num::NonZeroUsize::new(32).unwrap(),
+            ..roomy()
+        };
         let exact = || bench_with(config(), &StubBackend::new(kind), &memory_cache());
         let bench = exact();
         let requests = alike(3);
