@@ -166,7 +166,10 @@ fn from_home(value: String, environment: &Environment) -> String {
 mod tests {
     use super::*;
 
-    fn read_text(text: &str) -> Result<Vec<(&'static str, Vec<String>, usize)>, String> {
+    /// Name, values and line of an entry.
+    type Read = (&'static str, Vec<String>, usize);
+
+    fn read_text(text: &str) -> Result<Vec<Read>, String> {
         let environment = Environment::of(&[("HOME", "/h/me")]);
         let entries = entries(text, Path::new("poncho.toml"), &environment).map_err(|error| error.to_string())?;
         Ok(entries
