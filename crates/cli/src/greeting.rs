@@ -43,7 +43,10 @@ impl Greeting<'_> {
         let _ = writeln!(text, "  Anthropic SDK:  base_url=\"http://{here}\", api_key={key}, model={name}");
         let _ = writeln!(text, "  Ollama clients: OLLAMA_HOST=http://{here}, model {name}");
         let _ = writeln!(text);
-        let _ = writeln!(text, "Ctrl-C stops it: replies under way are finished and what the model holds is saved");
+        let _ = writeln!(
+            text,
+            "Ctrl-C stops it: replies under way are finished and what the model holds is saved; twice, and it ends at once"
+        );
         text
     }
 }

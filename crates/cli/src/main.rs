@@ -15,6 +15,7 @@ mod manual;
 mod model_file;
 mod serve;
 mod settings;
+mod stopping;
 mod table;
 mod time;
 

@@ -15,7 +15,6 @@ use poncho_engine::backend::llama::LlamaBackend;
 use poncho_engine::{Engine, Exactness, ModelConfig};
 use poncho_server::{ServerConfig, check_bind};
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
 
 use crate::Outcome;
 use crate::args::{ExactArg, FolderArgs, ServeArgs};
@@ -24,6 +23,7 @@ use crate::cache::folder::{chosen_folder, free_bytes};
 use crate::doctor::{LITTLE_SPACE, cpu, limits, port};
 use crate::greeting::Greeting;
 use crate::model_file;
+use crate::stopping::StopSignals;
 
 pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outcome> {
     cpu::refuse(&cpu::missing())?;
@@ -59,18 +59,14 @@ pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outc
     };
     let shape = ModelShape { ctx_size: args.ctx_size, parallel: args.parallel, threads: args.threads, exactness };
     engine.load(model_config(&args.model, &id, &shape))?;
+    let signals = {
+        let _inside = runtime.enter();
+        StopSignals::install().context("cannot wait for signals")?
+    };
     greet(args, address, &id, &folder, out)?;
     let replay_file = Some(replay_file(&folder));
     let config = ServerConfig { keys, any_model: true, replay_file, ..ServerConfig::default() };
-    runtime.block_on(async {
-        let mut interrupt = signal(SignalKind::interrupt())?;
-        let mut terminate = signal(SignalKind::terminate())?;
-        let told = async {
-            tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
-        };
-        poncho_server::serve(listener, Arc::clone(&engine), config, told).await?;
-        anyhow::Ok(())
-    })?;
+    runtime.block_on(poncho_server::serve(listener, Arc::clone(&engine), config, signals.told()))?;
     writeln!(out, "saving what the model holds")?;
     out.flush()?;
     engine.unload(&id)?;

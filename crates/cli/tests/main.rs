@@ -26,6 +26,8 @@ mod replaying;
 #[cfg(test)]
 mod served;
 #[cfg(test)]
+mod stopping;
+#[cfg(test)]
 mod support;
 #[cfg(test)]
 mod verifying;

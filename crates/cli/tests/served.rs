@@ -77,10 +77,20 @@ impl Served {
         serde_json::from_str(&text).unwrap()
     }
 
-    /// Ends it as Ctrl-C does. Returns its exit code and what it printed last.
-    pub(crate) fn stop(mut self) -> (Option<i32>, String) {
+    /// Presses Ctrl-C.
+    pub(crate) fn interrupt(&self) {
         let pid = rustix::process::Pid::from_child(&self.child);
         rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    }
+
+    /// `None` while it runs.
+    pub(crate) fn exit_code(&mut self) -> Option<i32> {
+        self.child.try_wait().unwrap().map(|status| status.code().unwrap())
+    }
+
+    /// Ends it as Ctrl-C does. Returns its exit code and what it printed last.
+    pub(crate) fn stop(mut self) -> (Option<i32>, String) {
+        self.interrupt();
         let mut last = String::new();
         self.stdout.read_to_string(&mut last).unwrap();
         (self.child.wait().unwrap().code(), last)

@@ -91,7 +91,7 @@ fn entries(text: &str, path: &Path, environment: &Environment) -> anyhow::Result
         let name = key.get_ref().as_ref();
         let Some(setting) = find(name) else { bail!("{origin}: {}", unknown_key(name)) };
         let mut values = values(setting, value).map_err(|wrong| anyhow!("{origin}: `{name}` {wrong}"))?;
-        if setting.kind == Kind::Path {
+        if matches!(setting.kind, Kind::Path | Kind::Paths) {
             values = values.into_iter().map(|value| from_home(value, environment)).collect();
         }
         entries.push(Entry { setting, values: values.into_iter().map(Into::into).collect(), origin });
@@ -117,7 +117,7 @@ fn values(setting: &Setting, value: &Spanned<DeValue<'_>>) -> Result<Vec<String>
         Kind::Number => "a number without quotes",
         Kind::Quantity => "a number, or a text in quotes with a unit",
         Kind::Switch => "true or false",
-        Kind::List => "a text in quotes, or a list of them",
+        Kind::List | Kind::Paths => "a text in quotes, or a list of them",
         Kind::Pairs => "a table of texts, or a list of \"NAME=VALUE\"",
     };
     let wrong = |found: &DeValue<'_>| format!("is {} and must be {wanted}", kind_of(found));
@@ -131,10 +131,10 @@ fn values(setting: &Setting, value: &Spanned<DeValue<'_>>) -> Result<Vec<String>
             Ok(vec![decimal.map_err(|_| format!("is {} and must be {wanted}", number.as_str()))?.to_string()])
         }
         (Kind::Switch, DeValue::Boolean(on)) => Ok(vec![on.to_string()]),
-        (Kind::Text | Kind::Path | Kind::Quantity | Kind::List | Kind::Pairs, DeValue::String(text)) => {
+        (Kind::Text | Kind::Path | Kind::Quantity | Kind::List | Kind::Paths | Kind::Pairs, DeValue::String(text)) => {
             Ok(vec![text.to_string()])
         }
-        (Kind::List | Kind::Pairs, DeValue::Array(items)) => items.iter().map(text).collect(),
+        (Kind::List | Kind::Paths | Kind::Pairs, DeValue::Array(items)) => items.iter().map(text).collect(),
         (Kind::Pairs, DeValue::Table(table)) => {
             table.iter().map(|(name, value)| Ok(format!("{}={}", name.get_ref(), text(value)?))).collect()
         }

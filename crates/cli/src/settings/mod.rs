@@ -33,12 +33,14 @@ pub(crate) enum Kind {
     Switch,
     /// A string, or a list of strings.
     List,
+    /// A string, or a list of strings; `~/` at the start of one means the home folder.
+    Paths,
     /// A table of strings, or a list of `"NAME=VALUE"`.
     Pairs,
 }
 
 /// Flags come and go; their kinds stay readable.
-const _: Kind = Kind::Pairs;
+const _: [Kind; 2] = [Kind::Pairs, Kind::Paths];
 
 /// The headings of the reference, in its order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,7 +99,7 @@ impl Setting {
 
     /// Whether a variable or a key of the file may hold several values.
     const fn is_many(&self) -> bool {
-        matches!(self.kind, Kind::List | Kind::Pairs)
+        matches!(self.kind, Kind::List | Kind::Paths | Kind::Pairs)
     }
 }
 
@@ -216,7 +218,8 @@ mod tests {
             assert!(flag.is_some(), "the setting {} has no flag: take its row out of SETTINGS", setting.name);
             let many = flag.is_some_and(|flag| matches!(flag.get_action(), clap::ArgAction::Append));
             let switch = flag.is_some_and(|flag| matches!(flag.get_action(), clap::ArgAction::SetTrue));
-            assert!(!setting.is_many() || many, "{} may be given once and its kind says several", setting.name);
+            let kinds = if many { "List, Paths or Pairs" } else { "one for a single value" };
+            assert_eq!(setting.is_many(), many, "{}: its flag needs another kind, {kinds}", setting.name);
             assert_eq!(
                 setting.kind == Kind::Switch,
                 switch,

@@ -98,6 +98,7 @@ fn value(kind: Kind, flag: &Arg) -> String {
         Kind::Number => "number".to_owned(),
         Kind::Quantity => "number, or text with a unit".to_owned(),
         Kind::List => "text or list".to_owned(),
+        Kind::Paths => "path or list".to_owned(),
         Kind::Pairs => "table, or list of `NAME=VALUE`".to_owned(),
     }
 }

@@ -10,7 +10,8 @@ use super::layers::Effective;
 use super::reference::{self, said_default};
 use super::{Kind, Resolved, command, flag_of};
 use crate::Outcome;
-use crate::args::ConfigArgs;
+use crate::args::{ConfigArgs, FolderArgs};
+use crate::cache::folder::chosen_folder;
 use crate::table::{Align, Table};
 
 /// What stands in place of a key.
@@ -48,7 +49,12 @@ fn print(resolved: &Resolved, out: &mut impl Write) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The values for people and scripts. The cache folder depends on the machine where nobody names it.
 fn shown(effective: &Effective) -> Vec<String> {
+    if effective.setting.name == "cache_dir" && effective.values.is_empty() {
+        let folder = chosen_folder(&FolderArgs { cache_dir: None, ram_file_dir: None });
+        return folder.ok().into_iter().map(|folder| folder.display().to_string()).collect();
+    }
     let mask = |value: &std::ffi::OsString| match effective.setting.secret {
         true => MASK.to_owned(),
         false => value.to_string_lossy().into_owned(),
@@ -79,6 +85,6 @@ fn typed(kind: Kind, text: String) -> Value {
     match kind {
         Kind::Number => text.parse::<i64>().map_or(Value::String(text), Value::from),
         Kind::Switch => Value::Bool(text == "true"),
-        Kind::Text | Kind::Path | Kind::Quantity | Kind::List | Kind::Pairs => Value::String(text),
+        Kind::Text | Kind::Path | Kind::Quantity | Kind::List | Kind::Paths | Kind::Pairs => Value::String(text),
     }
 }
