@@ -61,7 +61,7 @@ impl Group {
             Self::Network => "Network and keys",
             Self::Cache => "Cache",
             Self::Computing => "Computing",
-            Self::Logs => "Logs",
+            Self::Logs => "Logs and traces",
         }
     }
 }
@@ -205,7 +205,8 @@ mod tests {
     fn every_flag_of_serve_is_a_setting_and_every_setting_a_flag() {
         let command = Args::command();
         let serve = command.find_subcommand("serve").unwrap();
-        for flag in serve.get_arguments() {
+        // Those of the whole program too: they decide how a server logs.
+        for flag in serve.get_arguments().chain(command.get_arguments()) {
             assert!(
                 find(flag.get_id().as_str()).is_some(),
                 "--{} of `poncho serve` has no row in SETTINGS: add one to crates/cli/src/settings/mod.rs, then run \
