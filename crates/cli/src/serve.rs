@@ -20,13 +20,12 @@ use crate::Outcome;
 use crate::args::{ExactArg, FolderArgs, ServeArgs};
 use crate::bytes::show_bytes;
 use crate::cache::folder::{chosen_folder, free_bytes};
-use crate::doctor::{LITTLE_SPACE, cpu, limits, port};
+use crate::doctor::{LITTLE_SPACE, limits, port};
 use crate::greeting::Greeting;
 use crate::model_file;
 use crate::stopping::StopSignals;
 
 pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outcome> {
-    cpu::refuse(&cpu::missing())?;
     limits::raise_open_files();
     let address = address(args)?;
     let keys = args.api_key.clone();

@@ -246,3 +246,16 @@ fn the_greeting_is_true_line_by_line() {
     assert_eq!(code, Some(0), "{last}");
     assert!(last.contains("saving what the model holds"), "{last}");
 }
+
+#[test]
+fn a_cpu_that_is_too_old_is_told_before_anything_runs() {
+    // The build of another architecture, or without the flags, needs nothing of the kind.
+    let flags = include_str!("../../../.cargo/config.toml");
+    if !cfg!(all(target_arch = "x86_64", target_os = "linux")) || !flags.contains("x86-64-v3") {
+        return;
+    }
+    for words in [&["--version"][..], &["serve"], &["doctor"]] {
+        let ended = refused(poncho().args(words).env("PONCHO_PRETEND_CPU_WITHOUT", "F16C"));
+        says(&ended, &["this CPU has no F16C,", "x86-64-v3", "-cpu host"]);
+    }
+}

@@ -3,7 +3,8 @@
 //! Pure: facts in, findings out. Broken is what would keep `poncho serve` from starting or from serving; a warning is
 //! what makes it slower or loses what it keeps.
 
-use super::cpu;
+use poncho_engine::backend::llama::CPU_ADVICE;
+
 use super::facts::Facts;
 use super::port::PortState;
 use crate::bytes::show_bytes;
@@ -82,7 +83,7 @@ pub(super) fn check(facts: &Facts) -> Vec<Finding> {
 fn cpu(facts: &Facts) -> Finding {
     match facts.cpu_missing.as_slice() {
         [] => Finding::good("cpu", "has every instruction that this build uses"),
-        missing => Finding::broken("cpu", format!("has no {}", missing.join(", no ")), cpu::ADVICE),
+        missing => Finding::broken("cpu", format!("has no {}", missing.join(", no ")), CPU_ADVICE),
     }
 }
 

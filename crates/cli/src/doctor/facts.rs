@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use poncho_cache::format::LOCK_FILE_NAME;
+use poncho_engine::backend::llama::missing_cpu_features;
 
 use super::port::{self, PortState};
-use super::{cpu, limits, memory};
+use super::{limits, memory};
 use crate::args::FolderArgs;
 use crate::cache::folder::{chosen_folder, free_bytes, is_in_memory};
 use crate::model_file;
@@ -78,7 +79,7 @@ pub(super) fn gather(resolved: &Resolved) -> anyhow::Result<Facts> {
     let has_keys = matches.get_raw("api_key").is_some_and(|mut keys| keys.next().is_some());
     let file = resolved.file.clone().filter(|path| has_keys && others_may_read(path));
     Ok(Facts {
-        cpu_missing: cpu::missing(),
+        cpu_missing: missing_cpu_features(),
         memory: memory::available(),
         model: model.map(look_at_model),
         ctx_size: *matches.get_one::<u32>("ctx_size").context("no context size")?,

@@ -4,7 +4,6 @@
 //! printed. It changes nothing: no folder is created, and what it writes to measure the disk has no name.
 
 mod checks;
-pub(crate) mod cpu;
 mod facts;
 pub(crate) mod limits;
 mod memory;
