@@ -39,7 +39,8 @@ pub(crate) enum LogLevel {
 pub(crate) enum Command {
     /// Serve a model over HTTP, as OpenAI's API does
     #[command(
-        after_help = "Examples:\n  poncho serve --model model.gguf\n  poncho serve --model model.gguf --ctx-size 32768 --port 9000"
+        after_help = "Examples:\n  poncho serve --model model.gguf\n  poncho serve --model model.gguf --ctx-size 32768 --port 9000\n\n\
+        Settings also come from variables and a file; `poncho config` shows which hold."
     )]
     Serve(ServeArgs),
     /// Look into a cache folder, check it, make room in it
@@ -48,6 +49,52 @@ pub(crate) enum Command {
     /// Measure
     #[command(arg_required_else_help = true)]
     Bench(BenchArgs),
+    /// Print the settings that hold and where each comes from
+    #[command(
+        after_help = "Examples:\n  poncho config\n  poncho config --port 9000 --json\n  poncho config --reference"
+    )]
+    Config(ConfigArgs),
+    /// Check whether this machine can serve: CPU, memory, cache folder, disk, port, limits; exits 1 if it cannot
+    #[command(after_help = "Examples:\n  poncho doctor\n  poncho doctor --model model.gguf --ctx-size 32768 --json")]
+    Doctor(DoctorArgs),
+    /// Print the completions of a shell
+    #[command(after_help = "Example:\n  poncho completions bash > ~/.local/share/bash-completion/completions/poncho")]
+    Completions(CompletionsArgs),
+    /// Print the manual page, or write the pages of all commands
+    #[command(after_help = "Example:\n  poncho man --out ~/.local/share/man/man1")]
+    Man(ManArgs),
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct ConfigArgs {
+    /// Print JSON on standard output, and nothing else there
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// Print the reference of all settings instead, as docs/configuration.md has it
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) reference: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct DoctorArgs {
+    /// Print JSON on standard output, and nothing else there
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct CompletionsArgs {
+    /// The shell
+    #[arg(value_name = "SHELL", value_enum)]
+    pub(crate) shell: clap_complete::Shell,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct ManArgs {
+    /// Write one page for each command into this folder
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: Option<PathBuf>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -68,7 +115,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, default_value_t = 8080)]
     pub(crate) port: u16,
 
-    /// The cache folder [env: PONCHO_CACHE_DIR] [default: $XDG_CACHE_HOME/poncho/kv, or ~/.cache/poncho/kv]
+    /// The cache folder [default: $XDG_CACHE_HOME/poncho/kv, or ~/.cache/poncho/kv]
     #[arg(long, value_name = "DIR")]
     pub(crate) cache_dir: Option<PathBuf>,
 
@@ -88,11 +135,11 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) threads: Option<u32>,
 
-    /// Byte-identical replies to those of a cold, idle server: for all requests, or for those that ask for it
+    /// Byte-identical replies to those of a cold, idle server: for all requests, or for those that ask for it [default: off]
     #[arg(long, value_name = "WHEN", num_args = 0..=1, require_equals = true, default_missing_value = "always")]
     pub(crate) exact: Option<ExactArg>,
 
-    /// A key that clients must send; may be given several times [env: PONCHO_API_KEY]
+    /// A key that clients must send; may be given several times
     #[arg(long, value_name = "KEY")]
     pub(crate) api_key: Vec<String>,
 

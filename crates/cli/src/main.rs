@@ -7,18 +7,25 @@ mod args;
 mod bench;
 mod bytes;
 mod cache;
+mod doctor;
 mod excerpt;
+mod greeting;
 mod logging;
+mod manual;
+mod model_file;
 mod serve;
+mod settings;
+mod stopping;
 mod table;
 mod time;
 
 use std::io::{self, BufWriter, Write};
 use std::process::ExitCode;
 
-use clap::Parser;
+use anyhow::Context;
 
 use crate::args::{Args, Command};
+use crate::settings::{Environment, Refused, Resolved};
 
 /// How a command that ran to its end came out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,16 +36,24 @@ enum Outcome {
     Bad,
 }
 
+/// Cannot happen: the parser gives these commands their settings.
+const NO_SETTINGS: &str = "the command has no settings";
+
 fn main() -> ExitCode {
-    let args = match Args::try_parse() {
-        Ok(args) => args,
-        Err(error) => {
+    let parsed = settings::parse(std::env::args_os().collect(), &Environment::of_process());
+    let (args, resolved) = match parsed {
+        Ok(parsed) => parsed,
+        Err(Refused::Usage(error)) => {
             // Help and version come this way too; a reader that is gone needs no message.
             let _ = error.print();
             return ExitCode::from(if error.use_stderr() { 2 } else { 0 });
         }
+        Err(Refused::Settings(error)) => {
+            print_error(&error);
+            return ExitCode::FAILURE;
+        }
     };
-    match run(&args) {
+    match run(&args, resolved.as_ref()) {
         Ok(Outcome::Good) => ExitCode::SUCCESS,
         Ok(Outcome::Bad) => ExitCode::FAILURE,
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
@@ -49,13 +64,17 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(args: &Args) -> anyhow::Result<Outcome> {
+fn run(args: &Args, resolved: Option<&Resolved>) -> anyhow::Result<Outcome> {
     logging::start(args.log_level)?;
     let mut out = BufWriter::new(io::stdout().lock());
     let outcome = match &args.command {
         Command::Serve(args) => serve::run(args, &mut out)?,
         Command::Cache(args) => cache::run(args, &mut out)?,
         Command::Bench(args) => bench::run(args, &mut out)?,
+        Command::Config(args) => settings::run(args, resolved.context(NO_SETTINGS)?, &mut out)?,
+        Command::Doctor(args) => doctor::run(args, resolved.context(NO_SETTINGS)?, &mut out)?,
+        Command::Completions(args) => manual::completions(args, &mut out)?,
+        Command::Man(args) => manual::man(args, &mut out)?,
     };
     out.flush()?;
     Ok(outcome)

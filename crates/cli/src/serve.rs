@@ -8,44 +8,45 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow};
 use poncho_cache::{Cache, CacheConfig};
 use poncho_engine::backend::ContextOptions;
 use poncho_engine::backend::llama::LlamaBackend;
 use poncho_engine::{Engine, Exactness, ModelConfig};
 use poncho_server::{ServerConfig, check_bind};
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
 
 use crate::Outcome;
 use crate::args::{ExactArg, FolderArgs, ServeArgs};
-use crate::cache::folder::chosen_folder;
-
-/// Where a key may come from besides the flag: an argument is visible to every user of the machine.
-const KEY_VARIABLE: &str = "PONCHO_API_KEY";
+use crate::bytes::show_bytes;
+use crate::cache::folder::{chosen_folder, free_bytes};
+use crate::doctor::{LITTLE_SPACE, limits, port};
+use crate::greeting::Greeting;
+use crate::model_file;
+use crate::stopping::StopSignals;
 
 pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outcome> {
+    limits::raise_open_files();
     let address = address(args)?;
-    let mut keys = args.api_key.clone();
-    keys.extend(std::env::var(KEY_VARIABLE).ok().filter(|key| !key.is_empty()));
-    check_bind(address, &keys, args.open)?;
-    if !args.model.is_file() {
-        bail!(
-            "{} is not a model file; give the path of a GGUF file with --model (`make model` fetches a small one)",
-            args.model.display()
-        );
-    }
+    let keys = args.api_key.clone();
+    check_bind(address, &keys, args.open).map_err(|_| {
+        anyhow!(
+            "{address} can be reached from other machines and no key is set; set one (PONCHO_API_KEY, api_key in \
+             poncho.toml, or --api-key), listen on 127.0.0.1 only, or allow it with --open"
+        )
+    })?;
+    model_file::check(&args.model)?;
+    let folder = chosen_folder(&FolderArgs { cache_dir: args.cache_dir.clone(), ram_file_dir: None })?;
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start the runtime")?;
     // The port first: a taken one should not cost the time to load a model.
-    let listener = runtime.block_on(TcpListener::bind(address)).with_context(|| {
-        format!(
-            "cannot listen on {address}; if the port is taken, stop the other program or choose another with --port"
-        )
+    let listener = runtime.block_on(TcpListener::bind(address)).map_err(|error| {
+        let why = port::why_not(address, &error);
+        anyhow::Error::new(error).context(format!("cannot listen on {address}: {why}"))
     })?;
     let address = listener.local_addr()?;
-    let folder = chosen_folder(&FolderArgs { cache_dir: args.cache_dir.clone(), ram_file_dir: None })?;
     let cache = Cache::open(CacheConfig::on_disk(&folder, args.cache_size))?;
+    warn_of_little_space(&folder);
     let engine = Arc::new(Engine::new(Arc::new(LlamaBackend), Arc::new(cache)));
     let id = model_name(args)?;
     writeln!(out, "loading {}", args.model.display())?;
@@ -57,23 +58,31 @@ pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outc
     };
     let shape = ModelShape { ctx_size: args.ctx_size, parallel: args.parallel, threads: args.threads, exactness };
     engine.load(model_config(&args.model, &id, &shape))?;
+    let signals = {
+        let _inside = runtime.enter();
+        StopSignals::install().context("cannot wait for signals")?
+    };
     greet(args, address, &id, &folder, out)?;
     let replay_file = Some(replay_file(&folder));
     let config = ServerConfig { keys, any_model: true, replay_file, ..ServerConfig::default() };
-    runtime.block_on(async {
-        let mut interrupt = signal(SignalKind::interrupt())?;
-        let mut terminate = signal(SignalKind::terminate())?;
-        let told = async {
-            tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
-        };
-        poncho_server::serve(listener, Arc::clone(&engine), config, told).await?;
-        anyhow::Ok(())
-    })?;
+    runtime.block_on(poncho_server::serve(listener, Arc::clone(&engine), config, signals.told()))?;
     writeln!(out, "saving what the model holds")?;
     out.flush()?;
     engine.unload(&id)?;
     engine.cache().flush();
     Ok(Outcome::Good)
+}
+
+/// Nothing fails without space, but what was read would be read again: better said before it is noticed.
+fn warn_of_little_space(folder: &Path) {
+    let existing = folder.ancestors().find(|folder| folder.is_dir());
+    if let Some(free) = existing.and_then(free_bytes).filter(|free| *free < LITTLE_SPACE) {
+        tracing::warn!(
+            folder = %folder.display(),
+            free = show_bytes(free),
+            "little space for the cache; free some, or give a folder on another disk with --cache-dir"
+        );
+    }
 }
 
 /// Beside the cache folder, under its name: whatever is in the folder belongs to the cache.
@@ -128,15 +137,14 @@ pub(crate) fn model_config(model: &Path, id: &str, shape: &ModelShape) -> ModelC
 }
 
 fn greet(args: &ServeArgs, address: SocketAddr, id: &str, folder: &Path, out: &mut impl Write) -> anyhow::Result<()> {
-    writeln!(out, "serving {id} on http://{address}/v1 with a context of {} tokens", args.ctx_size)?;
-    writeln!(out, "what was read once is kept in {}", folder.display())?;
-    writeln!(out)?;
-    writeln!(out, "  curl http://{address}/v1/chat/completions -H 'content-type: application/json' \\")?;
-    writeln!(out, "    -d '{{\"model\":\"{id}\",\"messages\":[{{\"role\":\"user\",\"content\":\"Hello\"}}]}}'")?;
-    writeln!(out)?;
-    writeln!(out, "  OpenAI SDK: base_url=\"http://{address}/v1\", api_key=\"any\", model=\"{id}\"")?;
-    writeln!(out)?;
-    writeln!(out, "Ctrl-C stops it")?;
+    let greeting = Greeting {
+        address,
+        model: id,
+        ctx_size: args.ctx_size,
+        cache_folder: folder,
+        needs_key: !args.api_key.is_empty(),
+    };
+    out.write_all(greeting.text().as_bytes())?;
     out.flush()?;
     Ok(())
 }

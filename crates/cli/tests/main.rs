@@ -6,11 +6,27 @@ mod bad_input;
 #[cfg(test)]
 mod changing;
 #[cfg(test)]
+mod configuring;
+#[cfg(test)]
+mod diagnosing;
+#[cfg(test)]
 mod documents;
+#[cfg(test)]
+mod guides;
+#[cfg(test)]
+mod manual;
+#[cfg(test)]
+mod newcomer;
+#[cfg(test)]
+mod packaging;
 #[cfg(test)]
 mod reading;
 #[cfg(test)]
 mod replaying;
+#[cfg(test)]
+mod served;
+#[cfg(test)]
+mod stopping;
 #[cfg(test)]
 mod support;
 #[cfg(test)]

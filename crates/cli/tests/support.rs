@@ -56,9 +56,13 @@ impl Run {
 /// The binary, with none of the variables that would change what it does.
 pub(crate) fn poncho() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_poncho"));
-    for name in ["PONCHO_CACHE_DIR", "PONCHO_LOG", "XDG_CACHE_HOME"] {
-        command.env_remove(name);
+    for (name, _) in std::env::vars_os() {
+        if name.to_str().is_some_and(|name| name.starts_with("PONCHO_") || name.starts_with("XDG_")) {
+            command.env_remove(name);
+        }
     }
+    // The settings of whoever runs the tests must not reach them.
+    command.env("XDG_CONFIG_HOME", "/nonexistent");
     command
 }
 

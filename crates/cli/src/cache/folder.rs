@@ -1,6 +1,6 @@
 //! Which folders a command works on, and what kind of file system they are on.
 //!
-//! Flags over `PONCHO_CACHE_DIR` over the platform's cache folder. A folder that was named must be there; the default
+//! Flags over `PONCHO_CACHE_DIR` over the settings file over the platform's cache folder. A folder that was named must be there; the default
 //! one may be missing, which is an empty cache. It must never create a folder: a mistyped name would become one.
 
 use std::ffi::OsString;
@@ -11,6 +11,7 @@ use anyhow::{Context, bail};
 use poncho_cache::{CacheConfig, FileTierConfig, Tier};
 
 use crate::args::FolderArgs;
+use crate::settings::configured;
 
 const VARIABLE: &str = "PONCHO_CACHE_DIR";
 
@@ -43,7 +44,11 @@ fn choose(args: &FolderArgs) -> anyhow::Result<(PathBuf, Origin)> {
     Ok(match (&args.cache_dir, variable(VARIABLE)) {
         (Some(path), _) => (path.clone(), Origin::Named("--cache-dir")),
         (None, Some(path)) => (path.into(), Origin::Named(VARIABLE)),
-        (None, None) => (default_folder(variable("XDG_CACHE_HOME"), variable("HOME"))?, Origin::Default),
+        // A folder of the settings file may be missing like the default one: no server has run yet.
+        (None, None) => match configured("cache_dir")? {
+            Some((path, _)) => (path.into(), Origin::Default),
+            None => (default_folder(variable("XDG_CACHE_HOME"), variable("HOME"))?, Origin::Default),
+        },
     })
 }
 
@@ -123,7 +128,7 @@ fn is_same(one: &Path, two: &Path) -> bool {
 
 /// Whether a folder is on a memory file system.
 #[cfg(target_os = "linux")]
-fn is_in_memory(path: &Path) -> bool {
+pub(crate) fn is_in_memory(path: &Path) -> bool {
     const TMPFS: i64 = 0x0102_1994;
     const RAMFS: i64 = 0x8584_58f6;
     rustix::fs::statfs(path).is_ok_and(|facts| [TMPFS, RAMFS].contains(&facts.f_type))
@@ -131,7 +136,7 @@ fn is_in_memory(path: &Path) -> bool {
 
 /// Whether a folder is on a memory file system: only Linux says so.
 #[cfg(not(target_os = "linux"))]
-fn is_in_memory(_path: &Path) -> bool {
+pub(crate) fn is_in_memory(_path: &Path) -> bool {
     false
 }
 

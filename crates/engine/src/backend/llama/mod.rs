@@ -2,7 +2,7 @@
 //!
 //! `model.rs` loads, `context.rs` computes, `state.rs` packs and restores with the help of `layout.rs`,
 //! `segment.rs` and `partial.rs` (all safe), `grammar.rs` constrains, `chat.rs` renders and parses, `adapter.rs` holds LoRA adapters,
-//! `gguf_check.rs` looks at a file before llama.cpp does, `log.rs` keeps its words. No C++ exception and no failed
+//! `gguf_check.rs` looks at a file before llama.cpp does, `cpu.rs` at the CPU, `log.rs` keeps its words. No C++ exception and no failed
 //! assertion may reach this folder's callers: input is checked before it crosses the line.
 //!
 //! # What each memory kind needs, and how it is put back
@@ -29,6 +29,7 @@ mod adapter;
 mod buffer;
 mod chat;
 mod context;
+mod cpu;
 mod gguf_check;
 mod grammar;
 mod layout;
@@ -38,6 +39,8 @@ mod params;
 mod partial;
 mod segment;
 mod state;
+
+pub use cpu::{CPU_ADVICE, missing_cpu_features};
 
 /// llama.cpp. It starts at the first load or the first buffer, not before.
 #[derive(Clone, Copy, Debug, Default)]

@@ -1,0 +1,107 @@
+//! What a model and its context need, from the model's metadata, and what the machine has left.
+//!
+//! An estimate for advice, not for decisions: attention is counted as if every layer kept all cells in 16 bits, which
+//! is what plain models do and more than what windowed, recurrent and hybrid ones need.
+
+use std::path::Path;
+
+use poncho_cache::gguf_identity::{GgufValue, gguf_metadata};
+
+/// Arrays of metadata that hold one value a layer; no model has more layers.
+const LONGEST_ARRAY: usize = 1024;
+
+/// Bytes of attention state that a token takes, or what is wrong with the file.
+pub(super) fn bytes_per_token(path: &Path) -> Result<Option<u64>, String> {
+    let metadata = gguf_metadata(path, LONGEST_ARRAY).map_err(|error| error.to_string())?;
+    Ok(per_token(&metadata))
+}
+
+fn per_token(metadata: &[(String, GgufValue)]) -> Option<u64> {
+    let find = |key: &str| metadata.iter().find(|(name, _)| name == key).map(|(_, value)| value);
+    let Some(GgufValue::Text(architecture)) = find("general.architecture") else { return None };
+    let field = |name: &str| find(&format!("{architecture}.{name}"));
+    let number = |name: &str| field(name).and_then(as_number);
+    let layers = number("block_count")?;
+    let heads = number("attention.head_count").filter(|heads| *heads > 0)?;
+    let of_head = number("embedding_length").map(|width| width / heads);
+    let width =
+        number("attention.key_length").or(of_head)?.checked_add(number("attention.value_length").or(of_head)?)?;
+    let kv_heads = match field("attention.head_count_kv") {
+        Some(GgufValue::Array(each)) if !each.is_empty() => each.iter().filter_map(as_number).sum(),
+        Some(value) => as_number(value)?.checked_mul(layers)?,
+        None => heads.checked_mul(layers)?,
+    };
+    kv_heads.checked_mul(width)?.checked_mul(2)
+}
+
+fn as_number(value: &GgufValue) -> Option<u64> {
+    match value {
+        GgufValue::Unsigned(number) => Some(*number),
+        GgufValue::Signed(number) => u64::try_from(*number).ok(),
+        GgufValue::Array(each) => each.iter().filter_map(as_number).max(),
+        _ => None,
+    }
+}
+
+/// Bytes that programs may still take: what the kernel says, or what the control group leaves if that is less.
+pub(super) fn available() -> Option<u64> {
+    let free = meminfo(&std::fs::read_to_string("/proc/meminfo").ok()?)?;
+    Some(group_room().map_or(free, |room| room.min(free)))
+}
+
+fn meminfo(text: &str) -> Option<u64> {
+    let line = text.lines().find(|line| line.starts_with("MemAvailable:"))?;
+    let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
+    kib.checked_mul(1024)
+}
+
+/// What the limit of the container leaves; `None` without one.
+fn group_room() -> Option<u64> {
+    let read = |name: &str| std::fs::read_to_string(format!("/sys/fs/cgroup/{name}")).ok()?.trim().parse::<u64>().ok();
+    Some(read("memory.max")?.saturating_sub(read("memory.current")?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pairs(fields: &[(&str, GgufValue)]) -> Vec<(String, GgufValue)> {
+        fields.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect()
+    }
+
+    #[test]
+    fn the_default_model_takes_23_kilobytes_a_token() {
+        // The shape of SmolLM2-135M: 30 layers, 9 heads of 64, 3 of them for keys and values.
+        let number = GgufValue::Unsigned;
+        let shape = pairs(&[
+            ("general.architecture", GgufValue::Text("llama".to_owned())),
+            ("llama.block_count", number(30)),
+            ("llama.embedding_length", number(576)),
+            ("llama.attention.head_count", number(9)),
+            ("llama.attention.head_count_kv", number(3)),
+        ]);
+        assert_eq!(per_token(&shape), Some(23_040));
+        assert_eq!(per_token(&pairs(&[("general.architecture", GgufValue::Text("x".to_owned()))])), None);
+    }
+
+    #[test]
+    fn heads_may_differ_from_layer_to_layer() {
+        let number = GgufValue::Unsigned;
+        let shape = pairs(&[
+            ("general.architecture", GgufValue::Text("a".to_owned())),
+            ("a.block_count", number(3)),
+            ("a.attention.head_count", number(4)),
+            ("a.attention.key_length", number(10)),
+            ("a.attention.value_length", number(6)),
+            ("a.attention.head_count_kv", GgufValue::Array(vec![number(2), number(0), number(1)])),
+        ]);
+        assert_eq!(per_token(&shape), Some(3 * 16 * 2));
+    }
+
+    #[test]
+    fn free_memory_is_read_as_the_kernel_writes_it() {
+        assert_eq!(meminfo("MemTotal: 9 kB\nMemAvailable:    2048 kB\n"), Some(2 << 20));
+        assert_eq!(meminfo("MemTotal: 9 kB\n"), None);
+        assert!(available().is_none_or(|bytes| bytes > 0));
+    }
+}

@@ -1,0 +1,244 @@
+//! `poncho.toml`: where it is looked for, and its keys with the lines that they stand on.
+//!
+//! Called by the layers. Whether a value is right is the flag's business; here only the shape is checked. The working
+//! folder is never looked into on its own: a repository that somebody cloned must not be able to open a port or name a
+//! model. A wrong file is refused whole, never read in part.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, anyhow, bail};
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::layers::Environment;
+use super::{FILE_VARIABLE, Kind, Origin, SETTINGS, Setting, find, nearest};
+
+/// More than any settings need; a model given by mistake must not be read into memory.
+const MOST_BYTES: u64 = 1 << 20;
+
+/// What a file says about one setting.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Entry {
+    pub(super) setting: &'static Setting,
+    pub(super) values: Vec<OsString>,
+    pub(super) origin: Origin,
+}
+
+/// A file that was read.
+#[derive(Debug, Clone, Default)]
+pub(super) struct SettingsFile {
+    /// `None` if no file was named and the default one is not there.
+    pub(super) path: Option<PathBuf>,
+    pub(super) entries: Vec<Entry>,
+}
+
+/// Finds and reads the file: the one that was named, which must be there, or the default one, which may be missing.
+pub(super) fn load(named: Option<&Path>, environment: &Environment) -> anyhow::Result<SettingsFile> {
+    let by_variable = environment.get(FILE_VARIABLE).map(PathBuf::from);
+    let (path, said_by) = match (named, by_variable, default_path(environment)) {
+        (Some(path), ..) => (path.to_path_buf(), Some("--config")),
+        (None, Some(path), _) => (path, Some(FILE_VARIABLE)),
+        (None, None, Some(path)) => (path, None),
+        (None, None, None) => return Ok(SettingsFile::default()),
+    };
+    let missing = std::fs::metadata(&path).is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound);
+    match said_by {
+        None if missing => return Ok(SettingsFile::default()),
+        Some(by) if missing => {
+            bail!("the settings file {} does not exist; check {by}, or leave it out", path.display())
+        }
+        _ => {}
+    }
+    let text = read(&path)?;
+    let entries = entries(&text, &path, environment)?;
+    Ok(SettingsFile { path: Some(path), entries })
+}
+
+/// `$XDG_CONFIG_HOME/poncho/poncho.toml`, or `~/.config/poncho/poncho.toml`.
+fn default_path(environment: &Environment) -> Option<PathBuf> {
+    let xdg = environment.get("XDG_CONFIG_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
+    let base = xdg.or_else(|| environment.get("HOME").map(|home| PathBuf::from(home).join(".config")))?;
+    Some(base.join("poncho").join("poncho.toml"))
+}
+
+fn read(path: &Path) -> anyhow::Result<String> {
+    let cannot = || format!("cannot read the settings file {}; check the path and its permissions", path.display());
+    let metadata = std::fs::metadata(path).with_context(cannot)?;
+    if metadata.is_dir() {
+        bail!(
+            "{} is a folder; name the settings file in it, such as {}",
+            path.display(),
+            path.join("poncho.toml").display()
+        );
+    }
+    if metadata.len() > MOST_BYTES {
+        bail!("{} has {} bytes and is no settings file; name a poncho.toml", path.display(), metadata.len());
+    }
+    let bytes = std::fs::read(path).with_context(cannot)?;
+    String::from_utf8(bytes).map_err(|_| anyhow!("{} is not text in UTF-8; name a poncho.toml", path.display()))
+}
+
+fn entries(text: &str, path: &Path, environment: &Environment) -> anyhow::Result<Vec<Entry>> {
+    let place = |at: usize| Origin::File { path: path.to_path_buf(), line: line_of(text, at) };
+    let table = DeTable::parse(text).map_err(|error| {
+        let at = error.span().map_or(0, |span| span.start);
+        anyhow!("{}: {}; it is read as TOML, with lines such as `port = 8080`", place(at), error.message().trim())
+    })?;
+    let mut entries = Vec::new();
+    for (key, value) in table.get_ref() {
+        let origin = place(key.span().start);
+        let name = key.get_ref().as_ref();
+        let Some(setting) = find(name) else { bail!("{origin}: {}", unknown_key(name)) };
+        let mut values = values(setting, value).map_err(|wrong| anyhow!("{origin}: `{name}` {wrong}"))?;
+        if matches!(setting.kind, Kind::Path | Kind::Paths) {
+            values = values.into_iter().map(|value| from_home(value, environment)).collect();
+        }
+        entries.push(Entry { setting, values: values.into_iter().map(Into::into).collect(), origin });
+    }
+    Ok(entries)
+}
+
+fn unknown_key(name: &str) -> String {
+    match nearest(name, SETTINGS.iter().map(|setting| setting.name)) {
+        Some(near) => format!("there is no setting `{name}`; did you mean `{near}`?"),
+        None => format!("there is no setting `{name}`; `poncho config` lists them all"),
+    }
+}
+
+fn line_of(text: &str, at: usize) -> usize {
+    text.bytes().take(at).filter(|byte| *byte == b'\n').count() + 1
+}
+
+/// The values of a key as the flag would be given them; an error ends a sentence that starts with the key.
+fn values(setting: &Setting, value: &Spanned<DeValue<'_>>) -> Result<Vec<String>, String> {
+    let wanted = match setting.kind {
+        Kind::Text | Kind::Path => "a text in quotes",
+        Kind::Number => "a number without quotes",
+        Kind::Quantity => "a number, or a text in quotes with a unit",
+        Kind::Switch => "true or false",
+        Kind::List | Kind::Paths => "a text in quotes, or a list of them",
+        Kind::Pairs => "a table of texts, or a list of \"NAME=VALUE\"",
+    };
+    let wrong = |found: &DeValue<'_>| format!("is {} and must be {wanted}", kind_of(found));
+    let text = |found: &Spanned<DeValue<'_>>| match found.get_ref() {
+        DeValue::String(text) => Ok(text.to_string()),
+        other => Err(wrong(other)),
+    };
+    match (setting.kind, value.get_ref()) {
+        (Kind::Number | Kind::Quantity, DeValue::Integer(number)) => {
+            let decimal = i128::from_str_radix(number.as_str(), number.radix());
+            Ok(vec![decimal.map_err(|_| format!("is {} and must be {wanted}", number.as_str()))?.to_string()])
+        }
+        (Kind::Switch, DeValue::Boolean(on)) => Ok(vec![on.to_string()]),
+        (Kind::Text | Kind::Path | Kind::Quantity | Kind::List | Kind::Paths | Kind::Pairs, DeValue::String(text)) => {
+            Ok(vec![text.to_string()])
+        }
+        (Kind::List | Kind::Paths | Kind::Pairs, DeValue::Array(items)) => items.iter().map(text).collect(),
+        (Kind::Pairs, DeValue::Table(table)) => {
+            table.iter().map(|(name, value)| Ok(format!("{}={}", name.get_ref(), text(value)?))).collect()
+        }
+        (_, other) => Err(wrong(other)),
+    }
+}
+
+const fn kind_of(value: &DeValue<'_>) -> &'static str {
+    match value {
+        DeValue::String(_) => "a text",
+        DeValue::Integer(_) => "a number",
+        DeValue::Float(_) => "a number with a point",
+        DeValue::Boolean(_) => "true or false",
+        DeValue::Datetime(_) => "a date",
+        DeValue::Array(_) => "a list",
+        DeValue::Table(_) => "a table",
+    }
+}
+
+/// No shell reads the file, so `~/` is put right here.
+fn from_home(value: String, environment: &Environment) -> String {
+    match (value.strip_prefix("~/"), environment.get("HOME").and_then(|home| home.into_string().ok())) {
+        (Some(rest), Some(home)) => format!("{}/{rest}", home.trim_end_matches('/')),
+        _ => value,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Name, values and line of an entry.
+    type Read = (&'static str, Vec<String>, usize);
+
+    fn read_text(text: &str) -> Result<Vec<Read>, String> {
+        let environment = Environment::of(&[("HOME", "/h/me")]);
+        let entries = entries(text, Path::new("poncho.toml"), &environment).map_err(|error| error.to_string())?;
+        Ok(entries
+            .into_iter()
+            .map(|entry| {
+                let Origin::File { line, .. } = entry.origin else { panic!("a line") };
+                (
+                    entry.setting.name,
+                    entry.values.iter().map(|value| value.to_str().unwrap().to_owned()).collect(),
+                    line,
+                )
+            })
+            .collect())
+    }
+
+    #[test]
+    fn keys_are_read_with_their_lines() {
+        let text = "# my server\nport = 0x1F90\n\ncache_dir = \"~/kv\"\nopen = true\napi_key = [\"a\", \"b,c\"]\ncache_size = \"5GiB\"\n";
+        let mut found = read_text(text).unwrap();
+        found.sort_by_key(|(.., line)| *line);
+        let expected = [
+            ("port", vec!["8080"], 2),
+            ("cache_dir", vec!["/h/me/kv"], 4),
+            ("open", vec!["true"], 5),
+            ("api_key", vec!["a", "b,c"], 6),
+            ("cache_size", vec!["5GiB"], 7),
+        ];
+        for (found, expected) in found.iter().zip(&expected) {
+            assert_eq!((found.0, found.1.iter().map(String::as_str).collect::<Vec<_>>(), found.2), *expected);
+        }
+        assert_eq!(found.len(), expected.len());
+        assert_eq!(read_text("").unwrap(), []);
+    }
+
+    #[test]
+    fn wrong_files_name_the_line_and_what_would_do() {
+        for (text, said) in [
+            ("port = 80\nprot = 81\n", "poncho.toml:2: there is no setting `prot`; did you mean `port`?"),
+            ("\n[serve]\nport = 1\n", "poncho.toml:2: there is no setting `serve`"),
+            ("port = \"80\"\n", "poncho.toml:1: `port` is a text and must be a number without quotes"),
+            ("\n\nopen = \"yes\"\n", "poncho.toml:3: `open` is a text and must be true or false"),
+            ("api_key = [1]\n", "`api_key` is a number and must be a text in quotes, or a list of them"),
+            ("ctx_size = 1.5\n", "must be a number without quotes"),
+            ("host = 127.0.0.1\n", "poncho.toml:1: "),
+            ("port = 1\nport = 2\n", "poncho.toml:2: "),
+        ] {
+            let message = read_text(text).unwrap_err();
+            assert!(message.contains(said), "{text:?}: {message}");
+        }
+    }
+
+    #[test]
+    fn tables_and_lists_become_pairs() {
+        const ALIAS: Setting = Setting::new("alias", Kind::Pairs, super::super::Group::Models);
+        let pairs = |text: &str| {
+            let table = DeTable::parse(text).unwrap();
+            let value = table.get_ref().iter().next().unwrap().1.clone();
+            values(&ALIAS, &value)
+        };
+        assert_eq!(pairs("[alias]\n\"gpt-4o\" = \"small\"\n"), Ok(vec!["gpt-4o=small".to_owned()]));
+        assert_eq!(pairs("alias = [\"a=b\"]\n"), Ok(vec!["a=b".to_owned()]));
+        assert!(pairs("[alias]\na = 1\n").unwrap_err().contains("table of texts"));
+    }
+
+    #[test]
+    fn the_default_file_follows_the_platform_and_never_the_working_folder() {
+        let path = |variables: &[(&str, &str)]| default_path(&Environment::of(variables));
+        assert_eq!(path(&[("XDG_CONFIG_HOME", "/x"), ("HOME", "/h")]), Some("/x/poncho/poncho.toml".into()));
+        assert_eq!(path(&[("XDG_CONFIG_HOME", "x"), ("HOME", "/h")]), Some("/h/.config/poncho/poncho.toml".into()));
+        assert_eq!(path(&[]), None);
+    }
+}

@@ -1,0 +1,331 @@
+//! The layers put together: flags over variables over the file over defaults.
+//!
+//! Called by `main` in place of clap's own parsing. Whatever a lower layer says is checked by the parser of its flag and
+//! then handed to clap as if it had been typed, so that commands see one struct and no layers. A layer replaces lower
+//! ones, lists too. Values never reach the argument list of the process, where other users could read them.
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, anyhow};
+use clap::parser::ValueSource;
+use clap::{Arg, ArgMatches, Command, FromArgMatches};
+
+use super::file::{self, Entry, SettingsFile};
+use super::{COMMANDS, FILE_FLAG, Kind, Origin, SETTINGS, Setting, command, find, flag_of};
+use crate::args::Args;
+
+/// The environment of a process; an empty variable counts as unset.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Environment(BTreeMap<OsString, OsString>);
+
+impl Environment {
+    pub(crate) fn of_process() -> Self {
+        Self(std::env::vars_os().collect())
+    }
+
+    #[cfg(test)]
+    pub(super) fn of(variables: &[(&str, &str)]) -> Self {
+        Self(variables.iter().map(|(name, value)| (name.into(), value.into())).collect())
+    }
+
+    pub(super) fn get(&self, name: &str) -> Option<OsString> {
+        self.0.get(OsStr::new(name)).filter(|value| !value.is_empty()).cloned()
+    }
+
+    /// Variables that begin as ours do.
+    pub(super) fn ours(&self) -> impl Iterator<Item = &str> {
+        self.0.keys().filter_map(|name| name.to_str()).filter(|name| name.starts_with("PONCHO_"))
+    }
+}
+
+/// A setting with the value that holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Effective {
+    pub(crate) setting: &'static Setting,
+    /// As they would be typed; none if it is unset and has no default.
+    pub(crate) values: Vec<OsString>,
+    pub(crate) origin: Origin,
+}
+
+/// All settings of a command.
+#[derive(Debug)]
+pub(crate) struct Resolved {
+    pub(crate) settings: Vec<Effective>,
+    /// The file that was read.
+    pub(crate) file: Option<PathBuf>,
+    /// The command's arguments with all layers in them.
+    pub(crate) matches: ArgMatches,
+    /// Variables that look like ours and are not.
+    pub(crate) strange: Vec<String>,
+}
+
+/// Why there is nothing to run.
+#[derive(Debug)]
+pub(crate) enum Refused {
+    /// Wrong usage, or a question for help.
+    Usage(clap::Error),
+    /// A variable or the file is wrong.
+    Settings(anyhow::Error),
+}
+
+/// The arguments of a command, and its settings if it has them.
+pub(crate) fn parse(words: Vec<OsString>, environment: &Environment) -> Result<(Args, Option<Resolved>), Refused> {
+    // What is required may come from another layer.
+    let lenient = command().mut_subcommand("serve", |serve| serve.mut_args(|flag| flag.required(false)));
+    let typed = lenient.clone().try_get_matches_from(&words).map_err(Refused::Usage)?;
+    let Some((name, sub)) = typed.subcommand().filter(|(name, _)| COMMANDS.contains(name)) else {
+        return Ok((Args::from_arg_matches(&typed).map_err(Refused::Usage)?, None));
+    };
+    let named = sub.get_one::<PathBuf>(FILE_FLAG).map(PathBuf::as_path);
+    let layers = Layers::read(&lenient, named, environment).map_err(Refused::Settings)?;
+    let untyped = |setting: &Setting| sub.value_source(setting.name) != Some(ValueSource::CommandLine);
+    let lower: Vec<&Entry> = layers.entries.iter().filter(|entry| untyped(entry.setting)).collect();
+    let all = words.into_iter().chain(lower.iter().flat_map(|entry| as_flags(&lenient, entry)));
+    let all: Vec<OsString> = all.collect();
+    let merged = lenient.clone().try_get_matches_from(&all).map_err(Refused::Usage)?;
+    let args = command().try_get_matches_from(all).and_then(|strict| Args::from_arg_matches(&strict));
+    let args = args.map_err(Refused::Usage)?;
+    let Some(matches) = merged.subcommand_matches(name).cloned() else { return Ok((args, None)) };
+    let settings = SETTINGS.iter().map(|setting| {
+        let values = matches.get_raw(setting.name).map(|values| values.map(OsStr::to_owned).collect());
+        let origin = match lower.iter().find(|entry| entry.setting == setting) {
+            Some(entry) => entry.origin.clone(),
+            None if matches.value_source(setting.name) == Some(ValueSource::CommandLine) => {
+                Origin::Flag(format!("--{}", long_of(&lenient, setting)))
+            }
+            None => Origin::Default,
+        };
+        let values: Vec<OsString> = match setting.kind {
+            Kind::Switch => vec![if matches.get_flag(setting.name) { "true".into() } else { "false".into() }],
+            _ => values.unwrap_or_default(),
+        };
+        Effective { setting, values, origin }
+    });
+    let resolved = Resolved { settings: settings.collect(), file: layers.file, matches, strange: layers.strange };
+    Ok((args, Some(resolved)))
+}
+
+/// What variables and the file say about one setting.
+pub(super) fn configured(name: &str, environment: &Environment) -> anyhow::Result<Option<(OsString, Origin)>> {
+    let setting = find(name).with_context(|| format!("there is no setting {name}"))?;
+    // Only this one is checked: a wrong port of the server is no reason not to list a folder.
+    let entry = match of_variable(setting, environment)? {
+        Some(entry) => Some(entry),
+        None => file::load(None, environment)?.entries.into_iter().find(|entry| entry.setting == setting),
+    };
+    let Some(entry) = entry else { return Ok(None) };
+    for value in &entry.values {
+        check(&command(), &entry, value)?;
+    }
+    let Entry { values, origin, .. } = entry;
+    Ok(values.into_iter().next().map(|value| (value, origin)))
+}
+
+/// The two layers between flags and defaults, the higher one chosen for each setting and every value checked.
+struct Layers {
+    entries: Vec<Entry>,
+    file: Option<PathBuf>,
+    strange: Vec<String>,
+}
+
+impl Layers {
+    fn read(command: &Command, named: Option<&Path>, environment: &Environment) -> anyhow::Result<Self> {
+        let SettingsFile { path, entries: of_file } = file::load(named, environment)?;
+        let mut entries = Vec::new();
+        for setting in SETTINGS {
+            let of_file = of_file.iter().find(|entry| entry.setting == setting);
+            // A wrong line is told also where a variable hides it today.
+            for entry in of_file.into_iter().chain(of_variable(setting, environment)?.as_ref()) {
+                for value in &entry.values {
+                    check(command, entry, value)?;
+                }
+                entries.retain(|lower: &Entry| lower.setting != setting);
+                entries.push(entry.clone());
+            }
+        }
+        Ok(Self { entries, file: path, strange: strange(environment) })
+    }
+}
+
+fn of_variable(setting: &'static Setting, environment: &Environment) -> anyhow::Result<Option<Entry>> {
+    let name = setting.variable();
+    let Some(value) = environment.get(&name) else { return Ok(None) };
+    let values = match (setting.kind, value.to_str()) {
+        (Kind::Switch, text) => vec![switch(&name, text.unwrap_or_default())?.into()],
+        (_, Some(text)) if setting.is_many() => {
+            text.split(',').map(str::trim).filter(|part| !part.is_empty()).map(Into::into).collect()
+        }
+        _ => vec![value],
+    };
+    Ok(Some(Entry { setting, values, origin: Origin::Variable(name) }))
+}
+
+fn switch(name: &str, text: &str) -> anyhow::Result<&'static str> {
+    match text.to_ascii_lowercase().as_str() {
+        "1" | "true" | "yes" | "on" => Ok("true"),
+        "0" | "false" | "no" | "off" => Ok("false"),
+        _ => Err(anyhow!("{name} is `{text}`; set it to true or false")),
+    }
+}
+
+/// Variables that begin as ours do and are none: most often a typing error.
+fn strange(environment: &Environment) -> Vec<String> {
+    let known: Vec<String> = SETTINGS.iter().map(Setting::variable).chain([super::FILE_VARIABLE.to_owned()]).collect();
+    let unknown = environment.ours().filter(|name| !known.iter().any(|known| known == name));
+    let near = |name: &str| super::nearest(name, known.iter().map(String::as_str));
+    unknown
+        .map(|name| match near(name) {
+            Some(near) => format!("{name} is no setting; did you mean {near}?"),
+            None => format!("{name} is no setting"),
+        })
+        .collect()
+}
+
+fn long_of<'a>(command: &'a Command, setting: &Setting) -> &'a str {
+    flag_of(command, setting).and_then(Arg::get_long).unwrap_or_default()
+}
+
+/// An entry as the words that would have been typed for it.
+fn as_flags(command: &Command, entry: &Entry) -> Vec<OsString> {
+    let long = long_of(command, entry.setting);
+    let flag = |value: &OsString| {
+        let mut word = OsString::from(format!("--{long}="));
+        word.push(value);
+        word
+    };
+    match entry.setting.kind {
+        Kind::Switch if entry.values.iter().any(|value| value == "true") => vec![format!("--{long}").into()],
+        Kind::Switch => Vec::new(),
+        _ => entry.values.iter().map(flag).collect(),
+    }
+}
+
+/// Asks the flag's own parser about a value, and tells its answer with the place that the value came from.
+fn check(command: &Command, entry: &Entry, value: &OsStr) -> anyhow::Result<()> {
+    let flag = flag_of(command, entry.setting).context("a setting without a flag")?.clone().global(false);
+    let one = Entry { values: vec![value.to_owned()], ..entry.clone() };
+    let words = as_flags(command, &one);
+    let alone = Command::new("poncho").no_binary_name(true).arg(flag.clone().required(false));
+    let Err(error) = alone.try_get_matches_from(words) else { return Ok(()) };
+    let reason = match std::error::Error::source(&error) {
+        Some(reason) => reason.to_string(),
+        None => possible_values(&flag).unwrap_or_else(|| "it is empty".to_owned()),
+    };
+    let Entry { setting, origin, .. } = entry;
+    let shown = if setting.secret { "***".into() } else { value.to_string_lossy() };
+    let subject = match origin {
+        Origin::Variable(name) => format!("{name} is `{shown}`"),
+        _ => format!("{origin}: {} is `{shown}`", setting.name),
+    };
+    Err(anyhow!("{subject}: {reason}; put it right, or take it out"))
+}
+
+fn possible_values(flag: &Arg) -> Option<String> {
+    let names: Vec<String> = flag.get_possible_values().iter().map(|value| value.get_name().to_owned()).collect();
+    (!names.is_empty()).then(|| format!("it may be {}", names.join(", ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::Command as Chosen;
+
+    fn words(line: &str) -> Vec<OsString> {
+        line.split_whitespace().map(Into::into).collect()
+    }
+
+    fn resolved(line: &str, variables: &[(&str, &str)]) -> Result<Resolved, String> {
+        match parse(words(line), &Environment::of(variables)) {
+            Ok((_, resolved)) => Ok(resolved.unwrap()),
+            Err(Refused::Usage(error)) => Err(error.to_string()),
+            Err(Refused::Settings(error)) => Err(error.to_string()),
+        }
+    }
+
+    fn holds(resolved: &Resolved, name: &str) -> (Vec<String>, String) {
+        let found = resolved.settings.iter().find(|effective| effective.setting.name == name).unwrap();
+        let values = found.values.iter().map(|value| value.to_string_lossy().into_owned()).collect();
+        (values, found.origin.to_string())
+    }
+
+    #[test]
+    fn each_layer_wins_over_those_below_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("mine.toml");
+        std::fs::write(&path, "port = 1\nhost = \"::1\"\nparallel = 2\napi_key = [\"x\"]\nopen = true\n").unwrap();
+        let file = path.to_str().unwrap();
+        let variables =
+            [("PONCHO_CONFIG", file), ("PONCHO_PORT", "2"), ("PONCHO_API_KEY", "a, b"), ("PONCHO_HOST", "")];
+        let found = resolved("poncho config --port 3 --ctx-size 100", &variables).unwrap();
+        assert_eq!(holds(&found, "port"), (vec!["3".to_owned()], "--port".to_owned()));
+        assert_eq!(holds(&found, "host"), (vec!["::1".to_owned()], format!("{file}:2")), "an empty variable is unset");
+        assert_eq!(holds(&found, "api_key"), (vec!["a".into(), "b".into()], "PONCHO_API_KEY".to_owned()));
+        assert_eq!(holds(&found, "parallel"), (vec!["2".to_owned()], format!("{file}:3")));
+        assert_eq!(holds(&found, "open"), (vec!["true".to_owned()], format!("{file}:5")));
+        assert_eq!(holds(&found, "cache_size"), (vec!["20GiB".to_owned()], "default".to_owned()));
+        assert_eq!(found.matches.get_one::<u16>("port"), Some(&3));
+        assert_eq!(found.file.as_deref(), Some(path.as_path()));
+        let off = resolved("poncho config", &[("PONCHO_CONFIG", file), ("PONCHO_OPEN", "off")]).unwrap();
+        assert_eq!(holds(&off, "open"), (vec!["false".to_owned()], "PONCHO_OPEN".to_owned()));
+    }
+
+    #[test]
+    fn serve_sees_one_struct_with_all_layers_in_it() {
+        let variables = [("PONCHO_MODEL", "m.gguf"), ("PONCHO_CACHE_SIZE", "1MiB"), ("PONCHO_EXACT", "request")];
+        let (args, _) = parse(words("poncho serve --threads 3"), &Environment::of(&variables)).unwrap();
+        let Chosen::Serve(serve) = args.command else { panic!("serve") };
+        assert_eq!((serve.cache_size, serve.threads), (1 << 20, Some(3)));
+        assert!(format!("{:?}", serve.model).contains("m.gguf"));
+        assert!(serve.exact.is_some());
+    }
+
+    #[test]
+    fn wrong_values_name_the_place_they_came_from() {
+        for (variables, said) in [
+            (&[("PONCHO_PORT", "http")][..], "PONCHO_PORT is `http`: "),
+            (&[("PONCHO_PORT", "70000")], "70000 is not in 0..=65535"),
+            (&[("PONCHO_CACHE_SIZE", "lots")], "PONCHO_CACHE_SIZE is `lots`: "),
+            (&[("PONCHO_EXACT", "sometimes")], "it may be always, request"),
+            (&[("PONCHO_LOG", "loud")], "PONCHO_LOG is `loud`: it may be off, error"),
+            (&[("PONCHO_OPEN", "perhaps")], "PONCHO_OPEN is `perhaps`; set it to true or false"),
+            (&[("PONCHO_CONFIG", "/no/such.toml")], "/no/such.toml does not exist; check PONCHO_CONFIG"),
+        ] {
+            let message = resolved("poncho config", variables).unwrap_err();
+            assert!(message.contains(said), "{variables:?}: {message}");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("poncho.toml");
+        std::fs::write(&path, "\nport = 99999\n").unwrap();
+        let hidden = [("PONCHO_CONFIG", path.to_str().unwrap()), ("PONCHO_PORT", "1")];
+        let message = resolved("poncho config", &hidden).unwrap_err();
+        assert!(message.contains("poncho.toml:2: port is `99999`: "), "{message}");
+    }
+
+    #[test]
+    fn variables_that_look_like_ours_are_told() {
+        let found = resolved("poncho config", &[("PONCHO_PROT", "1"), ("PONCHO_PORT", "1")]).unwrap();
+        assert_eq!(found.strange, ["PONCHO_PROT is no setting; did you mean PONCHO_PORT?"]);
+    }
+
+    #[test]
+    fn one_setting_can_be_asked_for_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("poncho.toml");
+        std::fs::write(&path, "cache_dir = \"/kv\"\n").unwrap();
+        let file = ("PONCHO_CONFIG", path.to_str().unwrap());
+        let asked = |variables: &[(&str, &str)]| configured("cache_dir", &Environment::of(variables)).unwrap();
+        assert_eq!(asked(&[file, ("PONCHO_PORT", "wrong")]).unwrap().0, "/kv");
+        assert_eq!(asked(&[file, ("PONCHO_CACHE_DIR", "/other")]).unwrap().0, "/other");
+        assert_eq!(asked(&[]), None);
+        assert!(configured("no_such", &Environment::default()).is_err());
+    }
+
+    #[test]
+    fn a_command_without_settings_is_left_alone() {
+        let environment = Environment::of(&[("PONCHO_CONFIG", "/no/such.toml")]);
+        let (args, resolved) = parse(words("poncho cache ls"), &environment).unwrap();
+        assert!(matches!(args.command, Chosen::Cache(_)) && resolved.is_none());
+    }
+}

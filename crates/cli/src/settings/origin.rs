@@ -1,0 +1,40 @@
+//! Where a value comes from, in the words that messages and `poncho config` use.
+
+use std::fmt;
+use std::path::PathBuf;
+
+/// The layer that won.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// A flag, with its dashes.
+    Flag(String),
+    /// An environment variable.
+    Variable(String),
+    /// A line of the file, counted from 1.
+    File { path: PathBuf, line: usize },
+    /// Nobody said anything.
+    Default,
+}
+
+impl Origin {
+    /// The layer's name, for scripts.
+    pub(crate) const fn layer(&self) -> &'static str {
+        match self {
+            Self::Flag(_) => "flag",
+            Self::Variable(_) => "environment",
+            Self::File { .. } => "file",
+            Self::Default => "default",
+        }
+    }
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Flag(flag) => formatter.write_str(flag),
+            Self::Variable(name) => formatter.write_str(name),
+            Self::File { path, line } => write!(formatter, "{}:{line}", path.display()),
+            Self::Default => formatter.write_str("default"),
+        }
+    }
+}

@@ -1,0 +1,41 @@
+//! Stopping a server: once in order, twice at once.
+
+use std::io::Write as _;
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use crate::served::Served;
+
+/// Waits until something holds, for as long as any machine may need.
+#[track_caller]
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !holds() {
+        assert!(started.elapsed() < Duration::from_secs(120), "it never came to this: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn a_second_signal_does_not_wait_for_requests_in_flight() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut served = Served::start(folder.path());
+    // A request whose body never ends is in flight until its time is up, a minute from now.
+    let mut open = TcpStream::connect(served.address).unwrap();
+    open.write_all(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 900\r\n\r\n{").unwrap();
+    let in_flight = |served: &Served| {
+        let (_, page) = served.ask("GET", "/metrics");
+        page.lines().any(|line| line.starts_with("poncho_http_in_flight") && line.ends_with(" 1"))
+    };
+    until("the request is in flight", || in_flight(&served));
+    served.interrupt();
+    until("no more work is taken", || served.ask("GET", "/health/ready").0 == 503);
+    assert_eq!(served.exit_code(), None, "it waits for the request");
+    served.interrupt();
+    let mut code = None;
+    until("it ends", || {
+        code = served.exit_code();
+        code.is_some()
+    });
+    assert_eq!(code, Some(130));
+}
