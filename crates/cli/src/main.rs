@@ -7,11 +7,20 @@ mod args;
 mod bench;
 mod bytes;
 mod cache;
+mod embed;
 mod excerpt;
 mod logging;
+mod printable;
+mod prometheus;
+mod ps;
+mod remote;
+mod run;
 mod serve;
+mod stop;
 mod table;
 mod time;
+mod tokenize;
+mod top;
 
 use std::io::{self, BufWriter, Write};
 use std::process::ExitCode;
@@ -56,6 +65,12 @@ fn run(args: &Args) -> anyhow::Result<Outcome> {
         Command::Serve(args) => serve::run(args, &mut out)?,
         Command::Cache(args) => cache::run(args, &mut out)?,
         Command::Bench(args) => bench::run(args, &mut out)?,
+        Command::Run(args) => run::run(args, &mut out)?,
+        Command::Ps(args) => ps::run(args, &mut out)?,
+        Command::Stop(args) => stop::run(args, &mut out)?,
+        Command::Embed(args) => embed::run(args, &mut out)?,
+        Command::Tokenize(args) => tokenize::run(args, &mut out)?,
+        Command::Top(args) => top::run(args, &mut out)?,
     };
     out.flush()?;
     Ok(outcome)

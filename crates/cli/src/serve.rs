@@ -22,7 +22,7 @@ use crate::args::{ExactArg, FolderArgs, ServeArgs};
 use crate::cache::folder::chosen_folder;
 
 /// Where a key may come from besides the flag: an argument is visible to every user of the machine.
-const KEY_VARIABLE: &str = "PONCHO_API_KEY";
+pub(crate) const KEY_VARIABLE: &str = "PONCHO_API_KEY";
 
 pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outcome> {
     let address = address(args)?;
@@ -77,7 +77,7 @@ pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outc
 }
 
 /// Beside the cache folder, under its name: whatever is in the folder belongs to the cache.
-fn replay_file(folder: &Path) -> PathBuf {
+pub(crate) fn replay_file(folder: &Path) -> PathBuf {
     let mut name = folder.as_os_str().to_owned();
     name.push(".replay");
     name.into()
