@@ -6,7 +6,15 @@ mod bad_input;
 #[cfg(test)]
 mod changing;
 #[cfg(test)]
+mod chat_guide;
+#[cfg(test)]
+mod chatting;
+#[cfg(test)]
 mod documents;
+#[cfg(test)]
+mod fake_server;
+#[cfg(test)]
+mod piping;
 #[cfg(test)]
 mod reading;
 #[cfg(test)]
@@ -14,4 +22,8 @@ mod replaying;
 #[cfg(test)]
 mod support;
 #[cfg(test)]
+mod terminal;
+#[cfg(test)]
 mod verifying;
+#[cfg(test)]
+mod watching;

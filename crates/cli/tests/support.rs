@@ -56,7 +56,15 @@ impl Run {
 /// The binary, with none of the variables that would change what it does.
 pub(crate) fn poncho() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_poncho"));
-    for name in ["PONCHO_CACHE_DIR", "PONCHO_LOG", "XDG_CACHE_HOME"] {
+    for name in [
+        "PONCHO_CACHE_DIR",
+        "PONCHO_LOG",
+        "XDG_CACHE_HOME",
+        "PONCHO_URL",
+        "PONCHO_API_KEY",
+        "PONCHO_HOST",
+        "PONCHO_PORT",
+    ] {
         command.env_remove(name);
     }
     command

@@ -11,6 +11,7 @@ use super::args::RunArgs;
 use super::command;
 use super::conversation::Conversation;
 use super::editor::{Editor, Entry};
+use super::ending::Told;
 use super::input::{Input, parse};
 use super::reply::Question;
 use super::screen::{Screen, summary};
@@ -40,6 +41,7 @@ pub(crate) fn hold(
     args: &RunArgs,
     connection: &Connection,
     runtime: &Runtime,
+    told: &Told,
     out: &mut impl Write,
 ) -> anyhow::Result<Outcome> {
     let conversation = Conversation::new(args.system.clone());
@@ -48,6 +50,7 @@ pub(crate) fn hold(
     let mut editor = Editor::open()?;
     runtime.block_on(chat.greet(out))?;
     loop {
+        told.pass();
         let next = match editor.read()? {
             Entry::End => Next::End,
             Entry::Warned => {

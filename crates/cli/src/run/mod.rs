@@ -12,6 +12,7 @@ mod ending;
 mod input;
 mod once;
 mod progress;
+mod quiet;
 mod reply;
 mod screen;
 mod stats;
@@ -24,6 +25,7 @@ use anyhow::{Context, bail, ensure};
 use crate::Outcome;
 use crate::remote::{Connection, Purpose};
 use crate::run::args::RunArgs;
+use crate::run::ending::Ending;
 
 /// The longest prompt that is read from standard input: beyond any context, and no more than a server takes.
 const LONGEST_PROMPT: u64 = 16 << 20;
@@ -38,11 +40,17 @@ pub(crate) fn run(args: &RunArgs, out: &mut impl Write) -> anyhow::Result<Outcom
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start the runtime")?;
     let opening = Connection::open(&args.server, &args.own, args.model.as_deref(), Purpose::Compute);
     let connection = runtime.block_on(opening)?;
-    runtime.spawn(ending::save_when_told(connection.clone()));
+    let ending = {
+        let _on_runtime = runtime.enter();
+        Ending::listen().context("cannot listen for signals")?
+    };
+    let told = ending.told();
+    runtime.spawn(ending.wait(connection.clone()));
     let outcome = match &prompt {
         Some(prompt) => runtime.block_on(once::answer(args, &connection, prompt, out)),
-        None => chat::hold(args, &connection, &runtime, out),
+        None => chat::hold(args, &connection, &runtime, &told, out),
     };
+    told.pass();
     let closed = runtime.block_on(connection.close());
     // What went wrong first is what the user has to hear.
     let outcome = outcome?;

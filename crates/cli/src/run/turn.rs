@@ -6,9 +6,10 @@
 use std::io;
 
 use anyhow::Context;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::progress::Waiting;
+use super::quiet::Quiet;
 use super::reply::{Facts, Piece, Question, Reply};
 use crate::remote::Connection;
 
@@ -31,6 +32,28 @@ pub(crate) struct Turn {
     pub(crate) end: End,
 }
 
+/// Ctrl-C, and what ends the whole process: a reply that goes on would hold up that end.
+struct Stop {
+    signals: [Signal; 3],
+}
+
+impl Stop {
+    fn listen() -> io::Result<Self> {
+        let [interrupt, terminate, hang_up] =
+            [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()].map(signal);
+        Ok(Self { signals: [interrupt?, terminate?, hang_up?] })
+    }
+
+    async fn told(&mut self) {
+        let [interrupt, terminate, hang_up] = &mut self.signals;
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+            _ = hang_up.recv() => {}
+        }
+    }
+}
+
 impl Turn {
     /// Asks and hands every piece to `show` as it comes.
     pub(crate) async fn take(
@@ -39,16 +62,17 @@ impl Turn {
         mut show: impl FnMut(&Piece) -> io::Result<()>,
     ) -> anyhow::Result<Self> {
         // Made anew for each turn: it hears only what comes from now on.
-        let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for Ctrl-C")?;
+        let mut stop = Stop::listen().context("cannot listen for Ctrl-C")?;
+        let _quiet = Quiet::begin();
         let waiting = Waiting::begin(&connection.client, &connection.model);
         let mut turn = Self { text: String::new(), thought: String::new(), facts: Facts::default(), end: End::Stopped };
         let mut reply = tokio::select! {
-            _ = interrupt.recv() => return Ok(turn),
+            () = stop.told() => return Ok(turn),
             reply = Reply::ask(&connection.client, question) => reply?,
         };
         loop {
             let piece = tokio::select! {
-                _ = interrupt.recv() => return Ok(turn),
+                () = stop.told() => return Ok(turn),
                 piece = reply.next() => piece?,
             };
             waiting.end();

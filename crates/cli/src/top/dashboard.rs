@@ -13,7 +13,7 @@ use super::snapshot::{ModelFacts, TierFacts};
 use super::view::View;
 use crate::bytes::show_bytes;
 
-/// Lines of the curve.
+/// Lines of the curve with its title.
 const CURVE: u16 = 4;
 /// Cells of a bar.
 const BAR: usize = 20;
@@ -36,7 +36,9 @@ impl Dashboard<'_> {
         let models = lines(count(|seen| seen.models.len()), 2);
         let tiers = lines(count(|seen| seen.tiers.len()), 2);
         let sessions = lines(count(|seen| seen.sessions.len()), 2);
-        [1, models, tiers, 2, CURVE, sessions, 1]
+        // One look alone has no curve.
+        let curve = if self.view.curve.is_empty() { 1 } else { CURVE };
+        [1, models, tiers, 2, curve, sessions, 1]
     }
 }
 
