@@ -219,3 +219,55 @@ fn being_told_to_end_restores_the_terminal_and_saves() {
     again.keys(CTRL_D);
     assert_eq!(again.end().0, 0);
 }
+
+#[test]
+fn being_told_to_end_does_not_wait_for_a_reply() {
+    let home = tempfile::tempdir().unwrap();
+    let (server, mut terminal) = scripted(home.path(), &["one"], End::Never);
+    terminal.keys("Count\r");
+    terminal.wait_for("one");
+    terminal.signal(Signal::HUP);
+    server.left.recv_timeout(BOUND).unwrap();
+    assert_eq!(terminal.end().0, 128 + 1);
+}
+
+#[test]
+fn keys_pressed_during_a_reply_wait_for_the_prompt() {
+    let home = tempfile::tempdir().unwrap();
+    let (server, mut terminal) = scripted(home.path(), &["one"], End::Released);
+    terminal.keys("Count\r");
+    terminal.wait_for("one");
+    terminal.keys("/help");
+    server.release.send(()).unwrap();
+    terminal.wait_for(">>> /help");
+    let reply = terminal.raw().split("one").nth(1).unwrap().split(">>> ").next().unwrap().to_owned();
+    assert!(!reply.contains("/help"), "nothing shows within the reply: {reply:?}");
+    terminal.keys("\r");
+    terminal.wait_for("forget the conversation");
+    server.now(Script { pieces: vec!["two"], end: End::Never });
+    terminal.wait_for_prompt();
+    terminal.keys("Again\r");
+    terminal.wait_for("two");
+    terminal.keys(CTRL_C);
+    terminal.wait_for("stopped");
+    assert!(!terminal.raw().contains("^C"), "{:?}", terminal.raw());
+    terminal.wait_for_prompt();
+    terminal.keys(CTRL_D);
+    assert_eq!(terminal.end().0, 0);
+}
+
+#[test]
+fn one_prompt_on_a_terminal_is_answered_and_ctrl_c_stops_it() {
+    let home = tempfile::tempdir().unwrap();
+    let server = FakeServer::start(Script { pieces: vec!["yes \x1b[2J"], end: End::Whole });
+    let words = ["run", "--url", &server.url, "fake", "Hello"];
+    let (code, screen) = Terminal::open(&words, home.path()).end();
+    assert_eq!(code, 0);
+    assert!(screen.contains("yes \u{241b}[2J") && screen.contains("partial hit: 6 cached"), "{screen}");
+    server.now(Script { pieces: vec!["one"], end: End::Never });
+    let mut terminal = Terminal::open(&words, home.path());
+    terminal.wait_for("one");
+    terminal.keys(CTRL_C);
+    let (code, screen) = terminal.end();
+    assert!(code == 1 && screen.contains("stopped"), "{screen}");
+}

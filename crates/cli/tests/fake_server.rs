@@ -18,6 +18,8 @@ pub(crate) const BOUND: Duration = Duration::from_secs(120);
 pub(crate) enum End {
     /// With its numbers, as it should.
     Whole,
+    /// As it should, but only when the test says so.
+    Released,
     /// Not: it waits until the client goes away.
     Never,
     /// The connection breaks.
@@ -37,6 +39,16 @@ pub(crate) struct FakeServer {
     pub(crate) posted: Receiver<(String, Value)>,
     /// A client went away before its reply ended.
     pub(crate) left: Receiver<()>,
+    /// Lets one reply end that waits for it.
+    pub(crate) release: Sender<()>,
+    script: Arc<Mutex<Script>>,
+}
+
+/// What the threads of a server share with its test.
+struct Shared {
+    post: Sender<(String, Value)>,
+    leave: Sender<()>,
+    released: Mutex<Receiver<()>>,
     script: Arc<Mutex<Script>>,
 }
 
@@ -44,16 +56,17 @@ impl FakeServer {
     pub(crate) fn start(script: Script) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        let ((post, posted), (leave, left)) = (channel(), channel());
+        let ((post, posted), (leave, left), (release, released)) = (channel(), channel(), channel());
         let script = Arc::new(Mutex::new(script));
-        let scripted = Arc::clone(&script);
+        let shared = Shared { post, leave, released: Mutex::new(released), script: Arc::clone(&script) };
+        let shared = Arc::new(shared);
         std::thread::spawn(move || {
             for stream in listener.incoming() {
-                let (post, leave, scripted) = (post.clone(), leave.clone(), Arc::clone(&scripted));
-                std::thread::spawn(move || answer(stream.unwrap(), &post, &leave, &scripted));
+                let shared = Arc::clone(&shared);
+                std::thread::spawn(move || answer(stream.unwrap(), &shared));
             }
         });
-        Self { url, posted, left, script }
+        Self { url, posted, left, release, script }
     }
 
     /// What is answered from now on.
@@ -63,7 +76,7 @@ impl FakeServer {
 }
 
 /// Writes may fail: the client of a test that is over is gone.
-fn answer(mut stream: TcpStream, post: &Sender<(String, Value)>, leave: &Sender<()>, script: &Mutex<Script>) {
+fn answer(mut stream: TcpStream, shared: &Shared) {
     let mut reader = BufReader::new(stream.try_clone().unwrap());
     let mut line = String::new();
     reader.read_line(&mut line).unwrap();
@@ -84,10 +97,10 @@ fn answer(mut stream: TcpStream, post: &Sender<(String, Value)>, leave: &Sender<
     let mut body = vec![0; length];
     reader.read_exact(&mut body).unwrap();
     if method == "POST" {
-        let _ = post.send((path.clone(), serde_json::from_slice(&body).unwrap()));
+        let _ = shared.post.send((path.clone(), serde_json::from_slice(&body).unwrap()));
     }
     let whole = match path.as_str() {
-        "/v1/chat/completions" => return reply(stream, reader, leave, &script.lock().unwrap().clone()),
+        "/v1/chat/completions" => return reply(stream, reader, shared),
         "/v1/models" => Some(json!({"object": "list", "data": [{"id": "fake", "owned_by": "poncho"}]})),
         "/api/models/unload" => Some(json!({"status": "unloaded"})),
         _ => None,
@@ -101,7 +114,8 @@ fn answer(mut stream: TcpStream, post: &Sender<(String, Value)>, leave: &Sender<
     let _ = write!(stream, "{head}content-length: {}\r\n\r\n{body}", body.len());
 }
 
-fn reply(mut stream: TcpStream, mut reader: BufReader<TcpStream>, leave: &Sender<()>, script: &Script) {
+fn reply(mut stream: TcpStream, mut reader: BufReader<TcpStream>, shared: &Shared) {
+    let script = shared.script.lock().unwrap().clone();
     let _ = write!(stream, "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n");
     let mut send = |data: String| {
         let event = format!("data: {data}\n\n");
@@ -110,14 +124,17 @@ fn reply(mut stream: TcpStream, mut reader: BufReader<TcpStream>, leave: &Sender
     for piece in &script.pieces {
         send(json!({"choices": [{"delta": {"content": piece}, "finish_reason": null}]}).to_string());
     }
+    if script.end == End::Released {
+        shared.released.lock().unwrap().recv_timeout(BOUND).unwrap();
+    }
     match script.end {
         End::Broken => {}
         End::Never => {
             // Returns when the client closes its side.
             let _ = reader.read(&mut [0]);
-            let _ = leave.send(());
+            let _ = shared.leave.send(());
         }
-        End::Whole => {
+        End::Whole | End::Released => {
             send(json!({"choices": [{"delta": {}, "finish_reason": "stop"}]}).to_string());
             let usage =
                 json!({"prompt_tokens": 9, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 6}});

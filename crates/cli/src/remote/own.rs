@@ -18,8 +18,9 @@ use tokio::task::spawn_blocking;
 use super::args::OwnArgs;
 use crate::args::FolderArgs;
 use crate::bench::local::LocalServer;
+use crate::bytes::show_bytes;
 use crate::cache::folder::chosen_folder;
-use crate::printable::printable;
+use crate::printable::printable_line;
 use crate::serve::{ModelShape, model_config, replay_file};
 
 /// Memory for states when the folder is taken: a conversation of a small model fits several times.
@@ -51,11 +52,10 @@ pub(crate) async fn start(path: &Path, args: &OwnArgs, purpose: Purpose) -> anyh
     let shape = ModelShape { ctx_size, parallel: 1, threads: args.threads, exactness: Exactness::Off };
     let config = model_config(path, &id, &shape);
     let bar = loading_bar(&id);
-    let (loading, shown) = (Arc::clone(&engine), bar.clone());
+    let (loading, shown, name) = (Arc::clone(&engine), bar.clone(), printable_line(&id));
     let loaded = spawn_blocking(move || {
         loading.load_with_progress(config, &mut |done, all| {
-            shown.set_length(all);
-            shown.set_position(done);
+            shown.set_message(format!("{name}, {} of {} checked", show_bytes(done), show_bytes(all)));
         })
     });
     let loaded = loaded.await.context("loading was interrupted");
@@ -83,8 +83,8 @@ fn open_cache(args: &OwnArgs) -> anyhow::Result<(Cache, Option<PathBuf>)> {
 
 /// Drawn on a terminal only.
 fn loading_bar(id: &str) -> ProgressBar {
-    let style = ProgressStyle::with_template("{spinner} loading {msg} {bytes}/{total_bytes} {elapsed}");
-    let bar = ProgressBar::new(0).with_message(printable(id));
+    let style = ProgressStyle::with_template("{spinner} loading {msg} {elapsed}");
+    let bar = ProgressBar::new_spinner().with_message(printable_line(id));
     let bar = style.map_or(bar.clone(), |style| bar.with_style(style));
     bar.enable_steady_tick(SPINNER_STEP);
     bar

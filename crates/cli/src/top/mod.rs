@@ -47,12 +47,16 @@ pub(crate) fn run(args: &TopArgs, out: &mut impl Write) -> anyhow::Result<Outcom
     if !(std::io::stdin().is_terminal() && std::io::stdout().is_terminal()) {
         bail!("this is no terminal; `poncho top --once` prints one frame as text");
     }
-    // Also sets a hook that restores the terminal before a panic is reported.
+    on_terminal(|terminal| runtime.block_on(watch(args, &client, terminal)))?;
+    Ok(Outcome::Good)
+}
+
+/// Takes the terminal over for as long as `draw` runs, and gives it back however that ends.
+fn on_terminal(draw: impl FnOnce(DefaultTerminal) -> anyhow::Result<()>) -> anyhow::Result<()> {
+    // Also sets a hook that gives the terminal back before a panic is reported.
     let terminal = ratatui::try_init().context("cannot take over the terminal")?;
-    let restore = Restore;
-    let watched = runtime.block_on(watch(args, &client, terminal));
-    drop(restore);
-    watched.map(|()| Outcome::Good)
+    let _restore = Restore;
+    draw(terminal)
 }
 
 /// Gives the terminal back when it goes.
@@ -60,7 +64,10 @@ struct Restore;
 
 impl Drop for Restore {
     fn drop(&mut self) {
-        ratatui::restore();
+        // After a panic the hook has done it; twice would put the cursor back over the message.
+        if !std::thread::panicking() {
+            ratatui::restore();
+        }
     }
 }
 
@@ -123,5 +130,51 @@ async fn poll(client: Client, pause: Duration, send: mpsc::Sender<Result<Snapsho
             return;
         }
         tokio::time::sleep(pause).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+
+    use portable_pty::{CommandBuilder, PtySize, native_pty_system};
+
+    use super::*;
+
+    /// Tells the process that the test starts to be the one that panics.
+    const PANIC: &str = "PONCHO_TEST_PANIC_ON_TERMINAL";
+
+    #[test]
+    fn a_panic_gives_the_terminal_back_before_it_is_reported() {
+        if std::env::var_os(PANIC).is_some() {
+            on_terminal(|_| panic!("something broke")).unwrap();
+        }
+        let pair = native_pty_system().openpty(PtySize::default()).unwrap();
+        let modes = || format!("{:?}", pair.master.get_termios().unwrap());
+        let before = modes();
+        let mut command = CommandBuilder::new(std::env::current_exe().unwrap());
+        let name = "top::tests::a_panic_gives_the_terminal_back_before_it_is_reported";
+        command.args(["--exact", name, "--nocapture"]);
+        command.env(PANIC, "1");
+        // A long report would push the message off the screen.
+        command.env("RUST_BACKTRACE", "0");
+        command.env("TERM", "xterm-256color");
+        let mut child = pair.slave.spawn_command(command).unwrap();
+        let mut output = pair.master.try_clone_reader().unwrap();
+        // Read by another thread until nobody can write: a full terminal would hold the child up.
+        let reading = std::thread::spawn(move || {
+            let mut bytes = Vec::new();
+            // The end of a terminal is an error on Linux.
+            let _ = output.read_to_end(&mut bytes);
+            bytes
+        });
+        assert!(!child.wait().unwrap().success());
+        assert_eq!(modes(), before);
+        drop(pair.slave);
+        let mut parser = vt100::Parser::new(24, 80, 1000);
+        parser.process(&reading.join().unwrap());
+        let screen = parser.screen();
+        assert!(!screen.alternate_screen() && !screen.hide_cursor());
+        assert!(screen.contents().contains("something broke"), "{}", screen.contents());
     }
 }
