@@ -10,6 +10,12 @@ use poncho_cache::Tier;
 
 use crate::bench::args::BenchArgs;
 use crate::bytes::parse_bytes;
+use crate::embed::EmbedArgs;
+use crate::ps::PsArgs;
+use crate::run::args::RunArgs;
+use crate::stop::StopArgs;
+use crate::tokenize::TokenizeArgs;
+use crate::top::args::TopArgs;
 
 /// Keeps llama.cpp warm: a prompt prefix that was read once is never read again.
 #[derive(Debug, Parser)]
@@ -63,6 +69,27 @@ pub(crate) enum Command {
     /// Print the manual page, or write the pages of all commands
     #[command(after_help = "Example:\n  poncho man --out ~/.local/share/man/man1")]
     Man(ManArgs),
+    /// Chat with a model in the terminal, or let it answer one prompt
+    #[command(after_help = "Examples:\n  poncho run model.gguf\n  poncho run model.gguf 'Why is the sky blue?'\n  \
+        git diff | poncho run model.gguf 'Describe this change:' -\n  poncho run --url http://127.0.0.1:8080")]
+    Run(Box<RunArgs>),
+    /// List the models that a running server has loaded
+    #[command(after_help = "Examples:\n  poncho ps\n  poncho ps --json | jq '.[].name'")]
+    Ps(PsArgs),
+    /// Unload a model at a running server
+    #[command(after_help = "Example:\n  poncho stop smollm2:135m")]
+    Stop(StopArgs),
+    /// Turn texts into vectors
+    #[command(after_help = "Examples:\n  poncho embed --model model.gguf 'first text' 'second text'\n  \
+        poncho embed --json 'a text' | jq '.embeddings[0] | length'")]
+    Embed(Box<EmbedArgs>),
+    /// Show a text as tokens, or tokens as text
+    #[command(after_help = "Examples:\n  poncho tokenize --model model.gguf 'Hello there'\n  \
+        poncho tokenize --detokenize 72 105")]
+    Tokenize(Box<TokenizeArgs>),
+    /// Watch a running server: models, requests, cache, speed
+    #[command(after_help = "Examples:\n  poncho top\n  poncho top --url http://127.0.0.1:9000\n  poncho top --once")]
+    Top(TopArgs),
 }
 
 #[derive(Debug, clap::Args)]

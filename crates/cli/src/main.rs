@@ -8,16 +8,25 @@ mod bench;
 mod bytes;
 mod cache;
 mod doctor;
+mod embed;
 mod excerpt;
 mod greeting;
 mod logging;
 mod manual;
 mod model_file;
+mod printable;
+mod prometheus;
+mod ps;
+mod remote;
+mod run;
 mod serve;
 mod settings;
+mod stop;
 mod stopping;
 mod table;
 mod time;
+mod tokenize;
+mod top;
 
 use std::io::{self, BufWriter, Write};
 use std::process::ExitCode;
@@ -75,6 +84,12 @@ fn run(args: &Args, resolved: Option<&Resolved>) -> anyhow::Result<Outcome> {
         Command::Doctor(args) => doctor::run(args, resolved.context(NO_SETTINGS)?, &mut out)?,
         Command::Completions(args) => manual::completions(args, &mut out)?,
         Command::Man(args) => manual::man(args, &mut out)?,
+        Command::Run(args) => run::run(args, &mut out)?,
+        Command::Ps(args) => ps::run(args, &mut out)?,
+        Command::Stop(args) => stop::run(args, &mut out)?,
+        Command::Embed(args) => embed::run(args, &mut out)?,
+        Command::Tokenize(args) => tokenize::run(args, &mut out)?,
+        Command::Top(args) => top::run(args, &mut out)?,
     };
     out.flush()?;
     Ok(outcome)

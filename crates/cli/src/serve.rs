@@ -86,7 +86,7 @@ fn warn_of_little_space(folder: &Path) {
 }
 
 /// Beside the cache folder, under its name: whatever is in the folder belongs to the cache.
-fn replay_file(folder: &Path) -> PathBuf {
+pub(crate) fn replay_file(folder: &Path) -> PathBuf {
     let mut name = folder.as_os_str().to_owned();
     name.push(".replay");
     name.into()

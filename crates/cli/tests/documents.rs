@@ -10,13 +10,13 @@ use crate::support::{Run, branch, poncho, prepare, run};
 const GUIDE: &str = include_str!("../../../docs/cache-commands.md");
 
 /// One command of a document and what is printed there below it.
-struct Example<'a> {
-    command: &'a str,
-    expected: Vec<&'a str>,
-    code: i32,
+pub(crate) struct Example<'a> {
+    pub(crate) command: &'a str,
+    pub(crate) expected: Vec<&'a str>,
+    pub(crate) code: i32,
 }
 
-fn examples(document: &str) -> Vec<Example<'_>> {
+pub(crate) fn examples(document: &str) -> Vec<Example<'_>> {
     let mut examples = Vec::new();
     for block in document.split("```console\n").skip(1) {
         let block = block.split("```").next().unwrap();
@@ -38,7 +38,7 @@ fn execute(command: &str, folder: &Path) -> Run {
 }
 
 /// Whether the pieces between the dots stand in the line, in order, the first at its start and the last at its end.
-fn matches(pattern: &str, line: &str) -> bool {
+pub(crate) fn matches(pattern: &str, line: &str) -> bool {
     let pieces: Vec<&str> = pattern.split("...").collect();
     let mut rest = line;
     for (number, piece) in pieces.iter().enumerate() {

@@ -6,11 +6,17 @@ mod bad_input;
 #[cfg(test)]
 mod changing;
 #[cfg(test)]
+mod chat_guide;
+#[cfg(test)]
+mod chatting;
+#[cfg(test)]
 mod configuring;
 #[cfg(test)]
 mod diagnosing;
 #[cfg(test)]
 mod documents;
+#[cfg(test)]
+mod fake_server;
 #[cfg(test)]
 mod guides;
 #[cfg(test)]
@@ -19,6 +25,8 @@ mod manual;
 mod newcomer;
 #[cfg(test)]
 mod packaging;
+#[cfg(test)]
+mod piping;
 #[cfg(test)]
 mod reading;
 #[cfg(test)]
@@ -30,4 +38,8 @@ mod stopping;
 #[cfg(test)]
 mod support;
 #[cfg(test)]
+mod terminal;
+#[cfg(test)]
 mod verifying;
+#[cfg(test)]
+mod watching;

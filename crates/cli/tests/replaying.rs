@@ -144,13 +144,13 @@ fn a_folder_that_is_kept_is_known_to_the_next_run() {
 }
 
 /// A served model; killed when the test is over.
-struct Served {
+pub(crate) struct Served {
     child: Child,
-    url: String,
+    pub(crate) url: String,
 }
 
 impl Served {
-    fn start(model: &Path, cache: &Path) -> Self {
+    pub(crate) fn start(model: &Path, cache: &Path) -> Self {
         let mut command = poncho();
         command.args(["serve", "--port", "0", "--ctx-size", "4096", "--threads", "1", "--model"]).arg(model);
         let mut child = command.arg("--cache-dir").arg(cache).stdout(Stdio::piped()).spawn().unwrap();

@@ -64,7 +64,8 @@ pub(crate) async fn cache(State(app): State<SharedApp>) -> Json<Value> {
         .tiers()
         .map(|(tier, bytes, rows)| {
             let off = health.iter().find(|health| health.tier == tier).and_then(|health| health.off.clone());
-            json!({"tier": tier.as_str(), "bytes": bytes, "rows": rows, "on": off.is_none(), "off_because": off})
+            let quota = cache.config().quota(tier);
+            json!({"tier": tier.as_str(), "bytes": bytes, "quota": quota, "rows": rows, "on": off.is_none(), "off_because": off})
         })
         .collect();
     Json(json!({

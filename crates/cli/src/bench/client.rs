@@ -1,6 +1,6 @@
 //! A small HTTP client for a server on this machine or near it: JSON calls, and a chat completion that streams.
 //!
-//! Used by the replay. One connection a call, so that a server that was ended and started again needs no special care.
+//! Used by the replay and by every command that talks to a server. One connection a call, so that a server that was ended and started again needs no special care.
 //! Plain HTTP only.
 
 use std::time::{Duration, Instant};
@@ -57,6 +57,24 @@ impl Client {
         self.call(Method::POST, path, serde_json::to_vec(body)?).await
     }
 
+    /// Fetches a plain text.
+    pub(crate) async fn get_text(&self, path: &str) -> anyhow::Result<String> {
+        let response = self.send(Method::GET, path, Vec::new()).await?;
+        self.text(path, response).await
+    }
+
+    /// Posts a JSON document and wants a good answer: an unknown path or name fails with what the server says.
+    pub(crate) async fn demand(&self, path: &str, body: &impl Serialize) -> anyhow::Result<Value> {
+        let response = self.send(Method::POST, path, serde_json::to_vec(body)?).await?;
+        let text = self.text(path, response).await?;
+        serde_json::from_str(&text).with_context(|| format!("the answer of {path} is no JSON"))
+    }
+
+    /// Host and port, for messages.
+    pub(crate) fn authority(&self) -> &str {
+        &self.authority
+    }
+
     async fn call(&self, method: Method, path: &str, body: Vec<u8>) -> anyhow::Result<Option<Value>> {
         let response = self.send(method, path, body).await?;
         if matches!(response.status(), StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED) {
@@ -87,7 +105,8 @@ impl Client {
         reader.end()
     }
 
-    async fn send(&self, method: Method, path: &str, body: Vec<u8>) -> anyhow::Result<Response<Incoming>> {
+    /// Sends a request and returns the answer, good or bad, before its body is read.
+    pub(crate) async fn send(&self, method: Method, path: &str, body: Vec<u8>) -> anyhow::Result<Response<Incoming>> {
         let unreachable = || format!("cannot reach the server at {}; is it running?", self.authority);
         let stream = TcpStream::connect(&self.authority).await.with_context(unreachable)?;
         stream.set_nodelay(true)?;
@@ -108,7 +127,7 @@ impl Client {
     }
 
     /// The body of a good answer; the message of any other.
-    async fn text(&self, path: &str, response: Response<Incoming>) -> anyhow::Result<String> {
+    pub(crate) async fn text(&self, path: &str, response: Response<Incoming>) -> anyhow::Result<String> {
         let status = response.status();
         let bytes = response.into_body().collect().await.with_context(|| format!("the answer of {path} broke off"))?;
         let text = String::from_utf8_lossy(&bytes.to_bytes()).into_owned();
@@ -116,19 +135,20 @@ impl Client {
             return Ok(text);
         }
         let document: Option<Value> = serde_json::from_str(&text).ok();
-        let message = document.as_ref().and_then(|body| body.pointer("/error/message")).and_then(Value::as_str);
+        let message = document.as_ref().and_then(|body| body.pointer("/error/message").or_else(|| body.get("error")));
+        let message = message.and_then(Value::as_str);
         bail!("{path} answered {status}: {}", message.unwrap_or(&text))
     }
 }
 
 /// Splits the bytes of a stream into the data of its events.
 #[derive(Default)]
-struct Events {
+pub(crate) struct Events {
     rest: Vec<u8>,
 }
 
 impl Events {
-    fn push(&mut self, bytes: &[u8]) -> Vec<String> {
+    pub(crate) fn push(&mut self, bytes: &[u8]) -> Vec<String> {
         self.rest.extend_from_slice(bytes);
         let mut found = Vec::new();
         while let Some(end) = self.rest.iter().position(|byte| *byte == b'\n') {

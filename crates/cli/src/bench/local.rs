@@ -1,6 +1,6 @@
 //! A server in this process: a cache folder, an engine with one model, and `poncho_server` on a free port.
 //!
-//! Used by the replay, which ends it and starts it again as a user would: requests end, states are saved, the engine and
+//! Used by chats and other commands that find no server, and by the replay, which ends it and starts it again as a user would: requests end, states are saved, the engine and
 //! the cache are dropped, and the next one opens the folder anew. Speaking to it goes over the socket like to any other.
 
 use std::path::{Path, PathBuf};
@@ -35,6 +35,8 @@ pub(crate) struct LocalSettings {
 /// A server that runs.
 pub(crate) struct LocalServer {
     pub(crate) client: Client,
+    /// What the model is called.
+    id: String,
     engine: Arc<Engine>,
     stop: oneshot::Sender<()>,
     serving: JoinHandle<Result<(), ConfigError>>,
@@ -54,6 +56,11 @@ impl LocalServer {
         }
         let loading = Arc::clone(&engine);
         spawn_blocking(move || loading.load(config)).await.context("loading was interrupted")??;
+        Self::over(engine, MODEL_ID, ServerConfig::default()).await
+    }
+
+    /// Serves a model that is loaded under this name.
+    pub(crate) async fn over(engine: Arc<Engine>, id: &str, config: ServerConfig) -> anyhow::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await.context("cannot listen on 127.0.0.1")?;
         let client = Client::new(&format!("http://{}", listener.local_addr()?), None)?;
         let (stop, stopped) = oneshot::channel();
@@ -61,18 +68,17 @@ impl LocalServer {
             // A sender that is gone means the same.
             let _ = stopped.await;
         };
-        let serving =
-            tokio::spawn(poncho_server::serve(listener, Arc::clone(&engine), ServerConfig::default(), shutdown));
-        Ok(Self { client, engine, stop, serving })
+        let serving = tokio::spawn(poncho_server::serve(listener, Arc::clone(&engine), config, shutdown));
+        Ok(Self { client, id: id.to_owned(), engine, stop, serving })
     }
 
     /// Ends the server in order. Returns the bytes that its cache wrote since it was opened.
     pub(crate) async fn stop(self) -> anyhow::Result<u64> {
-        let Self { client: _, engine, stop, serving } = self;
+        let Self { client: _, id, engine, stop, serving } = self;
         let _ = stop.send(());
         serving.await.context("the server was interrupted")??;
         spawn_blocking(move || {
-            engine.unload(MODEL_ID)?;
+            engine.unload(&id)?;
             engine.cache().flush();
             anyhow::Ok(engine.cache().counters().save_bytes)
         })

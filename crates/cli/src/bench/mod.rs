@@ -3,9 +3,9 @@
 //! Called by `main`. One file per step of a replay: read a trace, start a server or reach one, send, count, report.
 
 pub(crate) mod args;
-mod client;
+pub(crate) mod client;
 mod known;
-mod local;
+pub(crate) mod local;
 mod replay;
 mod report;
 mod trace;

@@ -1,0 +1,158 @@
+//! The line editor of a chat: several lines where the entry asks for them, history, completion of commands.
+//!
+//! Called by `chat.rs`. History is a file under the user's state folder that only the user can read; a history that
+//! cannot be kept is no reason to fail.
+
+use std::cell::Cell;
+use std::ffi::OsString;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use rustyline::completion::Completer;
+use rustyline::error::ReadlineError;
+use rustyline::highlight::Highlighter;
+use rustyline::hint::Hinter;
+use rustyline::history::FileHistory;
+use rustyline::validate::{ValidationContext, ValidationResult, Validator};
+use rustyline::{Config, Context, Helper};
+
+use super::input::is_complete;
+
+const PROMPT: &str = ">>> ";
+/// Entries that are remembered: weeks of talking, and read in no time.
+const LONGEST_HISTORY: usize = 2000;
+const COMMANDS: [&str; 8] = ["/clear", "/help", "/load ", "/model ", "/quit", "/save ", "/stats", "/system "];
+
+/// What came from the keyboard.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Entry {
+    Text(String),
+    /// Ctrl-C at an empty prompt for the first time.
+    Warned,
+    /// Ctrl-D, or Ctrl-C at an empty prompt again.
+    End,
+}
+
+/// See the module.
+pub(crate) struct Editor {
+    inner: rustyline::Editor<Rules, FileHistory>,
+    history: Option<PathBuf>,
+    warned: bool,
+}
+
+impl Editor {
+    pub(crate) fn open() -> anyhow::Result<Self> {
+        let config = Config::builder().history_ignore_space(true).max_history_size(LONGEST_HISTORY)?.build();
+        let mut inner = rustyline::Editor::with_config(config).context("cannot read from the terminal")?;
+        inner.set_helper(Some(Rules::default()));
+        let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+        let history = history_file(variable("XDG_STATE_HOME"), variable("HOME")).filter(|path| make_folder(path));
+        if let Some(path) = &history {
+            // There is none before the first entry.
+            let _ = inner.load_history(path);
+        }
+        Ok(Self { inner, history, warned: false })
+    }
+
+    /// Waits for an entry.
+    pub(crate) fn read(&mut self) -> anyhow::Result<Entry> {
+        if let Some(rules) = self.inner.helper() {
+            rules.has_text.set(false);
+        }
+        let warned = std::mem::take(&mut self.warned);
+        match self.inner.readline(PROMPT) {
+            Ok(text) => {
+                self.remember(&text);
+                Ok(Entry::Text(text))
+            }
+            Err(ReadlineError::Eof) => Ok(Entry::End),
+            Err(ReadlineError::Interrupted) if self.inner.helper().is_some_and(|rules| rules.has_text.get()) => {
+                Ok(Entry::Text(String::new()))
+            }
+            Err(ReadlineError::Interrupted) if warned => Ok(Entry::End),
+            Err(ReadlineError::Interrupted) => {
+                self.warned = true;
+                Ok(Entry::Warned)
+            }
+            Err(error) => Err(error).context("cannot read from the terminal"),
+        }
+    }
+
+    fn remember(&mut self, text: &str) {
+        let is_new = self.inner.add_history_entry(text).unwrap_or(false);
+        if let Some(path) = self.history.as_ref().filter(|_| is_new) {
+            let _ = self.inner.append_history(path);
+        }
+    }
+}
+
+/// `$XDG_STATE_HOME/poncho/history`, or `~/.local/state/poncho/history`. A relative folder is ignored, as its rules ask.
+fn history_file(xdg_state_home: Option<OsString>, home: Option<OsString>) -> Option<PathBuf> {
+    let base = xdg_state_home.map(PathBuf::from).filter(|path| path.is_absolute());
+    let base = base.or_else(|| home.map(|home| PathBuf::from(home).join(".local/state")))?;
+    Some(base.join("poncho").join("history"))
+}
+
+fn make_folder(file: &Path) -> bool {
+    let folder = file.parent().map(|folder| std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder));
+    folder.is_some_and(|made| made.is_ok())
+}
+
+/// When an entry is complete, and how commands are completed.
+#[derive(Default)]
+struct Rules {
+    /// Whether something stands at the prompt; an interrupt does not say.
+    has_text: Cell<bool>,
+}
+
+impl Helper for Rules {}
+impl Highlighter for Rules {}
+
+impl Hinter for Rules {
+    type Hint = String;
+
+    /// Called on every change of the line, which is all that it is used for.
+    fn hint(&self, line: &str, _position: usize, _context: &Context<'_>) -> Option<String> {
+        self.has_text.set(!line.is_empty());
+        None
+    }
+}
+
+impl Validator for Rules {
+    fn validate(&self, context: &mut ValidationContext<'_>) -> rustyline::Result<ValidationResult> {
+        Ok(if is_complete(context.input()) { ValidationResult::Valid(None) } else { ValidationResult::Incomplete })
+    }
+}
+
+impl Completer for Rules {
+    type Candidate = String;
+
+    fn complete(&self, line: &str, position: usize, _: &Context<'_>) -> rustyline::Result<(usize, Vec<String>)> {
+        let typed = line.get(..position).filter(|typed| typed.starts_with('/')).unwrap_or("\n");
+        let fitting = COMMANDS.iter().filter(|command| command.starts_with(typed));
+        Ok((0, fitting.map(|command| (*command).to_owned()).collect()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn history_follows_the_platform() {
+        let file = |xdg: Option<&str>, home: Option<&str>| history_file(xdg.map(Into::into), home.map(Into::into));
+        assert_eq!(file(Some("/s"), Some("/h")), Some("/s/poncho/history".into()));
+        assert_eq!(file(Some("relative"), Some("/h")), Some("/h/.local/state/poncho/history".into()));
+        assert_eq!(file(None, None), None);
+    }
+
+    #[test]
+    fn commands_are_completed_and_other_text_is_not() {
+        let history = FileHistory::new();
+        let complete = |line: &str| Rules::default().complete(line, line.len(), &Context::new(&history)).unwrap().1;
+        assert_eq!(complete("/s"), ["/save ", "/stats", "/system "]);
+        assert_eq!(complete("/help"), ["/help"]);
+        assert!(complete("").is_empty() && complete("say /s").is_empty());
+    }
+}
