@@ -10,6 +10,7 @@ use poncho_cache::Tier;
 
 use crate::bench::args::BenchArgs;
 use crate::bytes::parse_bytes;
+use crate::models::args::{CpArgs, CreateArgs, ListArgs, PullArgs, RmArgs, ShowModelArgs};
 
 /// Keeps llama.cpp warm: a prompt prefix that was read once is never read again.
 #[derive(Debug, Parser)]
@@ -48,6 +49,27 @@ pub(crate) enum Command {
     /// Measure
     #[command(arg_required_else_help = true)]
     Bench(BenchArgs),
+    /// Fetch a model: from the catalogue, a hub repository, an address or a file
+    #[command(after_help = "Examples:\n  poncho pull smollm2:135m\n  poncho pull hf:Qwen/Qwen3-0.6B-GGUF:Q8_0\n  \
+        poncho pull ./model.gguf --name mine:1\n\nHF_TOKEN and HF_ENDPOINT are respected. An interrupted download goes on \
+        where it stopped.")]
+    Pull(PullArgs),
+    /// List the models that are here
+    #[command(after_help = "Examples:\n  poncho list\n  poncho list --catalogue\n  poncho list --json | jq '.[].name'")]
+    List(ListArgs),
+    /// Show everything about a model
+    #[command(after_help = "Examples:\n  poncho show smollm2:135m\n  poncho show smollm2:135m --verify\n  \
+        poncho show smollm2:135m --modelfile > Modelfile")]
+    Show(ShowModelArgs),
+    /// Remove models, and the files that no other name needs
+    #[command(after_help = "Example:\n  poncho rm smollm2:135m")]
+    Rm(RmArgs),
+    /// Give a model a second name; no bytes are copied
+    #[command(after_help = "Example:\n  poncho cp smollm2:135m gpt-4o")]
+    Cp(CpArgs),
+    /// Make a model from a Modelfile: FROM, PARAMETER, SYSTEM, TEMPLATE, ADAPTER, LICENSE, MESSAGE
+    #[command(after_help = "Example:\n  poncho create pirate -f Modelfile")]
+    Create(CreateArgs),
 }
 
 #[derive(Debug, clap::Args)]

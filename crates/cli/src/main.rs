@@ -9,6 +9,7 @@ mod bytes;
 mod cache;
 mod excerpt;
 mod logging;
+mod models;
 mod serve;
 mod table;
 mod time;
@@ -56,6 +57,12 @@ fn run(args: &Args) -> anyhow::Result<Outcome> {
         Command::Serve(args) => serve::run(args, &mut out)?,
         Command::Cache(args) => cache::run(args, &mut out)?,
         Command::Bench(args) => bench::run(args, &mut out)?,
+        Command::Pull(args) => models::pull::run(args, &mut out)?,
+        Command::List(args) => models::list::run(args, &mut out)?,
+        Command::Show(args) => models::show::run(args, &mut out)?,
+        Command::Rm(args) => models::rm::run(args, &mut out)?,
+        Command::Cp(args) => models::cp::run(args, &mut out)?,
+        Command::Create(args) => models::create::run(args, &mut out)?,
     };
     out.flush()?;
     Ok(outcome)

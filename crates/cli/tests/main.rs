@@ -8,6 +8,10 @@ mod changing;
 #[cfg(test)]
 mod documents;
 #[cfg(test)]
+mod models;
+#[cfg(test)]
+mod models_document;
+#[cfg(test)]
 mod reading;
 #[cfg(test)]
 mod replaying;

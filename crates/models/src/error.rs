@@ -11,7 +11,7 @@ use thiserror::Error;
 use crate::digest::Sha256;
 use crate::gguf::GgufError;
 use crate::name::ModelName;
-use crate::parameters::did_you_mean;
+use crate::parameters::did_you_mean_or;
 use crate::reference::ReferenceError;
 
 /// Why the registry says no.
@@ -19,7 +19,7 @@ use crate::reference::ReferenceError;
 #[non_exhaustive]
 pub enum RegistryError {
     /// No model of that name.
-    #[error("there is no model `{}` here{}; {}", .name.short(), did_you_mean(.near), if *.in_catalogue { format!("`poncho pull {}` fetches it", .name.short()) } else { "`poncho list` shows the models that are here".to_owned() })]
+    #[error("there is no model `{}` here{} {}", .name.short(), did_you_mean_or(.near), if *.in_catalogue { format!("`poncho pull {}` fetches it", .name.short()) } else { "`poncho list` shows the models that are here".to_owned() })]
     Unknown {
         /// What was asked for.
         name: ModelName,

@@ -10,7 +10,7 @@ use thiserror::Error;
 use crate::manifest::{Message, Role};
 use crate::name::printable;
 use crate::nearest::nearest;
-use crate::parameters::{ParameterError, Parameters, did_you_mean};
+use crate::parameters::{ParameterError, Parameters, did_you_mean_or};
 
 /// What a Modelfile says.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -51,7 +51,7 @@ pub enum ModelfileProblem {
     #[error("a second FROM; a model is made from one")]
     SecondFrom,
     /// An instruction that is not known.
-    #[error("`{word}` is no instruction{}; FROM, PARAMETER, SYSTEM, TEMPLATE, ADAPTER, LICENSE and MESSAGE are", did_you_mean(.near))]
+    #[error("`{word}` is no instruction{} FROM, PARAMETER, SYSTEM, TEMPLATE, ADAPTER, LICENSE and MESSAGE are", did_you_mean_or(.near))]
     UnknownInstruction {
         /// The word, made printable.
         word: String,

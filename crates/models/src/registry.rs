@@ -64,7 +64,7 @@ pub enum Resolved {
         /// Its path.
         path: PathBuf,
         /// What its header says.
-        facts: Facts,
+        facts: Box<Facts>,
     },
 }
 
@@ -177,7 +177,7 @@ impl Registry {
         match &reference {
             Reference::Path(path) => {
                 let facts = usable_model(path)?;
-                Ok(Resolved::File { path: path.clone(), facts })
+                Ok(Resolved::File { path: path.clone(), facts: Box::new(facts) })
             }
             Reference::Name(name) => self.get(name).map(|installed| Resolved::Installed(Box::new(installed))),
             Reference::Hub(_) | Reference::Url(_) => {

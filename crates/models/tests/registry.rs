@@ -20,7 +20,7 @@ fn an_imported_model_is_listed_with_its_facts() {
     assert_eq!(fs::read(&installed.model).unwrap(), gguf("model", 1));
     assert_eq!((manifest.source.kind, manifest.facts.parameters), (SourceKind::File, 64));
     assert_eq!(manifest.facts.quantization.as_deref(), Some("Q4_1"));
-    assert_eq!(before.list().unwrap(), [installed.clone()]);
+    assert_eq!(before.list().unwrap(), std::slice::from_ref(&installed));
     assert_eq!(before.get(&name("TINY:1")).unwrap(), installed);
     assert_eq!(before.verify(&name("tiny:1"), &mut ignore_progress).unwrap(), installed);
     assert_eq!(place.names_in("manifests"), ["tiny=1.json"]);

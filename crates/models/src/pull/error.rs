@@ -7,7 +7,7 @@ use thiserror::Error;
 use crate::digest::Sha256;
 use crate::error::RegistryError;
 use crate::name::ModelName;
-use crate::parameters::did_you_mean;
+use crate::parameters::did_you_mean_or;
 use crate::reference::without_secrets;
 
 /// Why a pull failed.
@@ -15,7 +15,7 @@ use crate::reference::without_secrets;
 #[non_exhaustive]
 pub enum PullError {
     /// The catalogue has no such name.
-    #[error("the catalogue has no model `{}`{}; any GGUF file can be pulled as hf:owner/repo, as hf:owner/repo:Q4_K_M or by its https:// address", .name.short(), did_you_mean(.near))]
+    #[error("the catalogue has no model `{}`{} any GGUF file can be pulled as hf:owner/repo, as hf:owner/repo:Q4_K_M or by its https:// address", .name.short(), did_you_mean_or(.near))]
     NotInCatalogue {
         /// The name.
         name: ModelName,

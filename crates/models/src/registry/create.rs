@@ -47,7 +47,7 @@ impl Ready {
 /// A part of a new model: a file that has its name already, or one that waits for it.
 enum Part {
     Here(Blob),
-    Ready(Ready),
+    Ready(Box<Ready>),
 }
 
 impl Part {
@@ -73,7 +73,7 @@ impl Registry {
     ) -> Result<Installed, RegistryError> {
         let ready = self.bring(path, progress)?;
         let source = Source { kind: SourceKind::File, reference: absolute(path) };
-        self.install(name, source, ready, progress)
+        self.install(name, source, &ready, progress)
     }
 
     /// Gives a file that is ready its name.
@@ -81,7 +81,7 @@ impl Registry {
         &self,
         name: &ModelName,
         source: Source,
-        ready: Ready,
+        ready: &Ready,
         progress: ProgressSink<'_>,
     ) -> Result<Installed, RegistryError> {
         tell(progress, Progress::Installing)?;
@@ -168,7 +168,7 @@ impl Registry {
         }
         let source = Source { kind: SourceKind::File, reference: file.reference };
         let below = Manifest::new(name, source, file.ready.blob, file.ready.facts.clone());
-        Ok((Part::Ready(file.ready), below))
+        Ok((Part::Ready(Box::new(file.ready)), below))
     }
 
     fn find_adapter(&self, text: &str, paths: PathRule<'_>, progress: ProgressSink<'_>) -> Result<Part, RegistryError> {
@@ -184,7 +184,7 @@ impl Registry {
                 advice: "name it with FROM",
             });
         }
-        Ok(Part::Ready(ready))
+        Ok(Part::Ready(Box::new(ready)))
     }
 
     /// Brings a model's file in, and hashes it there.
