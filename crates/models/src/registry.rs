@@ -112,7 +112,9 @@ impl Registry {
     /// # Errors
     /// When the path is not a folder, or cannot be looked at.
     pub fn open(folder: impl Into<PathBuf>) -> Result<Self, RegistryError> {
-        let layout = Layout { root: folder.into() };
+        let folder = folder.into();
+        // Paths of files leave the registry, and their readers may work in another folder.
+        let layout = Layout { root: std::path::absolute(&folder).unwrap_or(folder) };
         match fs::metadata(&layout.root) {
             Ok(metadata) if metadata.is_dir() => clean::clean(&layout),
             Ok(_) => {
