@@ -11,6 +11,7 @@ use poncho_cache::Tier;
 use crate::bench::args::BenchArgs;
 use crate::bytes::parse_bytes;
 use crate::embed::EmbedArgs;
+use crate::models::args::{CpArgs, CreateArgs, ListArgs, PullArgs, RmArgs, ShowModelArgs};
 use crate::ps::PsArgs;
 use crate::run::args::RunArgs;
 use crate::stop::StopArgs;
@@ -90,6 +91,27 @@ pub(crate) enum Command {
     /// Watch a running server: models, requests, cache, speed
     #[command(after_help = "Examples:\n  poncho top\n  poncho top --url http://127.0.0.1:9000\n  poncho top --once")]
     Top(TopArgs),
+    /// Fetch a model: from the catalogue, a hub repository, an address or a file
+    #[command(after_help = "Examples:\n  poncho pull smollm2:135m\n  poncho pull hf:Qwen/Qwen3-0.6B-GGUF:Q8_0\n  \
+        poncho pull ./model.gguf --name mine:1\n\nHF_TOKEN and HF_ENDPOINT are respected. An interrupted download goes on \
+        where it stopped.")]
+    Pull(PullArgs),
+    /// List the models that are here
+    #[command(after_help = "Examples:\n  poncho list\n  poncho list --catalogue\n  poncho list --json | jq '.[].name'")]
+    List(ListArgs),
+    /// Show everything about a model
+    #[command(after_help = "Examples:\n  poncho show smollm2:135m\n  poncho show smollm2:135m --verify\n  \
+        poncho show smollm2:135m --modelfile > Modelfile")]
+    Show(ShowModelArgs),
+    /// Remove models, and the files that no other name needs
+    #[command(after_help = "Example:\n  poncho rm smollm2:135m")]
+    Rm(RmArgs),
+    /// Give a model a second name; no bytes are copied
+    #[command(after_help = "Example:\n  poncho cp smollm2:135m gpt-4o")]
+    Cp(CpArgs),
+    /// Make a model from a Modelfile: FROM, PARAMETER, SYSTEM, TEMPLATE, ADAPTER, LICENSE, MESSAGE
+    #[command(after_help = "Example:\n  poncho create pirate -f Modelfile")]
+    Create(CreateArgs),
 }
 
 #[derive(Debug, clap::Args)]

@@ -14,6 +14,7 @@ mod greeting;
 mod logging;
 mod manual;
 mod model_file;
+mod models;
 mod printable;
 mod prometheus;
 mod ps;
@@ -90,6 +91,12 @@ fn run(args: &Args, resolved: Option<&Resolved>) -> anyhow::Result<Outcome> {
         Command::Embed(args) => embed::run(args, &mut out)?,
         Command::Tokenize(args) => tokenize::run(args, &mut out)?,
         Command::Top(args) => top::run(args, &mut out)?,
+        Command::Pull(args) => models::pull::run(args, &mut out)?,
+        Command::List(args) => models::list::run(args, &mut out)?,
+        Command::Show(args) => models::show::run(args, &mut out)?,
+        Command::Rm(args) => models::rm::run(args, &mut out)?,
+        Command::Cp(args) => models::cp::run(args, &mut out)?,
+        Command::Create(args) => models::create::run(args, &mut out)?,
     };
     out.flush()?;
     Ok(outcome)

@@ -69,15 +69,19 @@ fn every_example_of_the_guide_prints_what_it_shows() {
         let shown = |example: &Example<'_>| example.command.starts_with(&format!("poncho cache {word}"));
         assert!(examples.iter().any(shown), "no example of {word}");
     }
-    for Example { command, expected, code } in examples {
-        let run = execute(command, folder.path());
-        assert_eq!(run.code, Some(code), "$ {command}\n{}{}", run.stdout, run.stderr);
-        let printed = format!("{}{}", run.stdout, run.stderr);
-        let mut lines = printed.lines();
-        for pattern in expected.into_iter().filter(|line| line.trim() != "...") {
-            let found = lines.any(|line| matches(pattern.trim_end(), line.trim_end()));
-            assert!(found, "$ {command}\ndoes not print\n{pattern}\nbut\n{printed}");
-        }
+    for example in examples {
+        assert_prints(&example, &execute(example.command, folder.path()));
+    }
+}
+
+/// The exit code and the lines, in their order.
+pub(crate) fn assert_prints(Example { command, expected, code }: &Example<'_>, run: &Run) {
+    assert_eq!(run.code, Some(*code), "$ {command}\n{}{}", run.stdout, run.stderr);
+    let printed = format!("{}{}", run.stdout, run.stderr);
+    let mut lines = printed.lines();
+    for pattern in expected.iter().filter(|line| line.trim() != "...") {
+        let found = lines.any(|line| matches(pattern.trim_end(), line.trim_end()));
+        assert!(found, "$ {command}\ndoes not print\n{pattern}\nbut\n{printed}");
     }
 }
 

@@ -22,6 +22,10 @@ mod guides;
 #[cfg(test)]
 mod manual;
 #[cfg(test)]
+mod models;
+#[cfg(test)]
+mod models_document;
+#[cfg(test)]
 mod newcomer;
 #[cfg(test)]
 mod packaging;
