@@ -83,6 +83,7 @@ mod config;
 mod engine;
 mod exact;
 mod extras;
+mod footprint;
 mod inbox;
 mod live;
 mod model;
@@ -106,6 +107,7 @@ pub use config::{Exactness, FingerprintSource, ModelConfig, PrefillChunk, Restor
 pub use engine::Engine;
 pub use error::{EngineError, RequestError};
 pub use event::{CacheDelta, Completion, FinishReason, StreamEvent, TokenLogprob, TokenProbability};
+pub use footprint::Footprint;
 pub use model::Model;
 pub use request::{Grammar, GrammarSource, Mode, ModelLimits, Request, RequestId, Sampling, Thinking, Trigger};
 pub use status::{LastHit, Phase, StatusReport};
