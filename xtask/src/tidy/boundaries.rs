@@ -1,15 +1,19 @@
-//! Rule: crates depend downwards only, cli -> server -> engine -> cache, and llama.cpp is known
-//! to the engine alone.
+//! Rule: crates depend downwards only, cli -> server -> engine -> cache, the registry of models is
+//! known to server and cli alone, and llama.cpp to the engine alone.
 //!
 //! Reads the manifests as text: section headers and the names in them are all it needs. A path
-//! over a crate outside the four layers counts too.
+//! over a crate outside the layers counts too.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Finding, Tree};
 
 /// Lowest first. A crate may use those before it.
-const LAYERS: [&str; 4] = ["poncho-cache", "poncho-engine", "poncho-server", "poncho"];
+const LAYERS: [&str; 5] = ["poncho-models", "poncho-cache", "poncho-engine", "poncho-server", "poncho"];
+
+/// The registry of models stands beside cache and engine: it uses none of ours, and only these use it.
+const MODELS: &str = "poncho-models";
+const USERS_OF_MODELS: [&str; 2] = ["poncho-server", "poncho"];
 
 /// Only this crate may name llama.cpp's bindings.
 const LLAMA_OWNER: &str = "poncho-engine";
@@ -39,6 +43,14 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
                     *line,
                     format!("`{}` depends on `{dependency}`", manifest.name),
                     format!("only {LLAMA_OWNER} may; go through its backend trait"),
+                ));
+            }
+            if dependency == MODELS && !USERS_OF_MODELS.contains(&manifest.name.as_str()) {
+                findings.push(Finding::new(
+                    manifest.path,
+                    *line,
+                    format!("`{}` depends on `{dependency}`", manifest.name),
+                    "only the server and the command line may; give the other crates paths and settings",
                 ));
             }
             if let Some(above) = first_above(&manifest.name, dependency, &by_name) {
@@ -155,8 +167,20 @@ mod tests {
     }
 
     #[test]
+    fn the_registry_is_for_server_and_command_line_alone() {
+        for name in ["poncho-cache", "poncho-engine", "poncho-testkit"] {
+            let text = manifest(name, "[dependencies]\nponcho-models.workspace = true");
+            assert_eq!(found(check, &[("crates/x/Cargo.toml", text.as_str())]).len(), 1, "{name}");
+        }
+        for dependency in ["poncho-cache", "poncho-engine", "poncho-server"] {
+            let text = manifest("poncho-models", &format!("[dependencies]\n{dependency}.workspace = true"));
+            assert_eq!(found(check, &[("crates/models/Cargo.toml", text.as_str())]).len(), 1, "{dependency}");
+        }
+    }
+
+    #[test]
     fn the_allowed_ways_pass() {
-        let down = "[dependencies]\nponcho-cache.workspace = true\nponcho-engine.workspace = true\nponcho-server.workspace = true";
+        let down = "[dependencies]\nponcho-models.workspace = true\nponcho-cache.workspace = true\nponcho-engine.workspace = true\nponcho-server.workspace = true";
         let own = "[features]\nponcho = []\n[dependencies]\nbytes = \"1\" # not poncho-engine\n[dev-dependencies]\nponcho-cache = { path = \".\", features = [\"testing\"] }";
         let files = [
             ("crates/cli/Cargo.toml", manifest("poncho", down)),

@@ -1,0 +1,135 @@
+//! What the registry's callers must hear of, each with what to try next.
+//!
+//! Errors of downloads are in `pull/error.rs`, those of names, references, Modelfiles and GGUF headers beside what they
+//! belong to.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+use crate::digest::Sha256;
+use crate::gguf::GgufError;
+use crate::name::ModelName;
+use crate::parameters::did_you_mean;
+use crate::reference::ReferenceError;
+
+/// Why the registry says no.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum RegistryError {
+    /// No model of that name.
+    #[error("there is no model `{}` here{}; {}", .name.short(), did_you_mean(.near), if *.in_catalogue { format!("`poncho pull {}` fetches it", .name.short()) } else { "`poncho list` shows the models that are here".to_owned() })]
+    Unknown {
+        /// What was asked for.
+        name: ModelName,
+        /// Names that may have been meant, of installed models and of the catalogue.
+        near: Vec<String>,
+        /// Whether the catalogue has it.
+        in_catalogue: bool,
+    },
+    /// The text is no name, path or reference.
+    #[error(transparent)]
+    Reference(#[from] ReferenceError),
+    /// The text means something on the network that is not here.
+    #[error("`{reference}` is not here; `poncho pull {reference}` fetches it")]
+    NotPulled {
+        /// The reference.
+        reference: String,
+    },
+    /// A file that is no usable model.
+    #[error("{} cannot be used: {source}", .path.display())]
+    NotAModel {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: GgufError,
+    },
+    /// A LoRA adapter in place of a model, or the other way round.
+    #[error("{} is {is}, not {wanted}; {advice}", .path.display())]
+    WrongKind {
+        /// The file.
+        path: PathBuf,
+        /// What it is.
+        is: &'static str,
+        /// What was asked for.
+        wanted: &'static str,
+        /// What to do.
+        advice: &'static str,
+    },
+    /// One file of a model in several files.
+    #[error("{} is one of {count} files of a split model, which the registry cannot hold; serve it by its path, or join the files with `llama-gguf-split --merge`", .path.display())]
+    Split {
+        /// The file.
+        path: PathBuf,
+        /// Files of the model.
+        count: u64,
+    },
+    /// A path in a place where none may be read.
+    #[error(
+        "`{path}` is a path, and only names of models that are here are allowed in this place; import the file first with `poncho pull {path}`"
+    )]
+    PathRefused {
+        /// The text.
+        path: String,
+    },
+    /// A blob that was named by its hash and is not here.
+    #[error("there is no file with the hash {digest} here; upload it first")]
+    NoBlob {
+        /// The hash.
+        digest: Sha256,
+    },
+    /// A file whose bytes are not those of its hash.
+    #[error("{} is damaged: {found}; `poncho rm` and `poncho pull` the model again", .path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What was found.
+        found: String,
+    },
+    /// The manifest cannot be used.
+    #[error("the manifest {} cannot be used: {reason}; use a newer release of poncho, or remove the model with `poncho rm` and pull it again", .path.display())]
+    BadManifest {
+        /// The manifest.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// Bytes that do not have the hash they were announced with.
+    #[error("the bytes have the SHA-256 {got}, and {expected} was expected; fetch them again")]
+    WrongHash {
+        /// As announced.
+        expected: Sha256,
+        /// As received.
+        got: Sha256,
+    },
+    /// No room.
+    #[error("the disk is full: {} could not be written; free some space, or choose another folder with --models-dir", .path.display())]
+    DiskFull {
+        /// What was written.
+        path: PathBuf,
+    },
+    /// The caller stopped it.
+    #[error("stopped before it was done; what was fetched is kept, and the same command goes on from there")]
+    Stopped,
+    /// The file system said no.
+    #[error("cannot {action} {}: {source}; check the path, its permissions and the disk", .path.display())]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+impl RegistryError {
+    /// An error of the file system; a full disk is told apart.
+    pub(crate) fn io(action: &'static str, path: &Path, source: io::Error) -> Self {
+        match source.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::DiskFull { path: path.to_owned() },
+            _ => Self::Io { action, path: path.to_owned(), source },
+        }
+    }
+}

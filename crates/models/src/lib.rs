@@ -1,0 +1,33 @@
+//! The registry of models: a folder of content-addressed files and of manifests that give them names.
+//!
+//! Called by the server (off its async threads) and by the command line; every call may block. Names are checked before
+//! they are used and never become paths by themselves. Nothing here may load a model, run async code or serve HTTP, and
+//! a crash at any point must leave the folder readable.
+
+mod blobs;
+mod catalogue;
+mod digest;
+mod error;
+mod gguf;
+mod lock;
+mod manifest;
+mod modelfile;
+mod name;
+mod nearest;
+mod parameters;
+mod progress;
+mod reference;
+mod registry;
+
+pub use blobs::Blob;
+pub use catalogue::{CATALOGUE, CatalogueEntry, DEFAULT_MODEL};
+pub use digest::Sha256;
+pub use error::RegistryError;
+pub use gguf::{Facts, GgufError, NotGguf, read_facts};
+pub use manifest::{Manifest, Message, Role, Source, SourceKind};
+pub use modelfile::{Modelfile, ModelfileError};
+pub use name::{ModelName, NameError};
+pub use parameters::{ParameterError, Parameters};
+pub use progress::{Progress, ProgressSink, ignore_progress};
+pub use reference::{HubChoice, HubReference, Reference, ReferenceError};
+pub use registry::{Damaged, Installed, PathRule, Registry, Removed, Resolved};

@@ -1,0 +1,68 @@
+//! Locks between processes: one for everybody who changes the folder, and one on each temporary file while it is written.
+//!
+//! The kernel drops them with the process, however it ends, so a free lock on a temporary file means a leftover. Locks
+//! are held for short work only; copying and downloading happen without the folder's lock.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::path::Path;
+
+use crate::error::RegistryError;
+
+/// Holds the lock of a file while it lives.
+#[derive(Debug)]
+pub(crate) struct HeldLock {
+    file: File,
+}
+
+impl Drop for HeldLock {
+    fn drop(&mut self) {
+        // Closing is not enough: a process that is being started at this moment holds a copy of the handle.
+        let _ = self.file.unlock();
+    }
+}
+
+fn open(path: &Path) -> Result<File, RegistryError> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false);
+    options.open(path).map_err(|source| RegistryError::io("open", path, source))
+}
+
+/// Waits until the lock is free: its holders do short work.
+pub(crate) fn wait_for(path: &Path) -> Result<HeldLock, RegistryError> {
+    let file = open(path)?;
+    file.lock().map_err(|source| RegistryError::io("lock", path, source))?;
+    Ok(HeldLock { file })
+}
+
+/// The lock, or `None` if somebody holds it.
+pub(crate) fn try_take(path: &Path) -> Result<Option<HeldLock>, RegistryError> {
+    let file = open(path)?;
+    match file.try_lock() {
+        Ok(()) => Ok(Some(HeldLock { file })),
+        Err(TryLockError::WouldBlock) => Ok(None),
+        Err(TryLockError::Error(source)) => Err(RegistryError::io("lock", path, source)),
+    }
+}
+
+/// Whether nobody holds the lock of a file that is there.
+pub(crate) fn is_free(path: &Path) -> bool {
+    File::open(path).is_ok_and(|file| file.try_lock().is_ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_is_taken_once_and_free_after_the_drop() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("lock");
+        assert!(!is_free(&path), "a file that is not there has no lock");
+        let held = wait_for(&path).unwrap();
+        assert!(try_take(&path).unwrap().is_none());
+        assert!(!is_free(&path));
+        drop(held);
+        assert!(is_free(&path));
+        assert!(try_take(&path).unwrap().is_some());
+    }
+}

@@ -1,0 +1,167 @@
+//! A manifest: the JSON file that gives a model its name and says which files it is made of.
+//!
+//! Written and read by the registry. A manifest of a newer format is left alone and reported, never rewritten; one that
+//! does not parse is reported too.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+
+use crate::blobs::Blob;
+use crate::gguf::Facts;
+use crate::name::ModelName;
+use crate::parameters::Parameters;
+
+/// The version that this release writes, and the newest it reads.
+pub(crate) const FORMAT: u32 = 1;
+
+/// Bytes of a manifest; licences and templates are long, but not that long.
+pub(crate) const MOST_BYTES: u64 = 16 << 20;
+
+/// What a name stands for.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// The version of this format.
+    pub format: u32,
+    /// The model's name, as its file is called too.
+    pub name: ModelName,
+    /// When the name was made, in seconds since 1970.
+    pub created: u64,
+    /// Where the model came from.
+    pub source: Source,
+    /// The model's file.
+    pub model: Blob,
+    /// LoRA adapters that are laid over it, in order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub adapters: Vec<Blob>,
+    /// Defaults for requests.
+    #[serde(default, skip_serializing_if = "Parameters::is_empty")]
+    pub parameters: Parameters,
+    /// The system prompt of conversations that bring none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub system: Option<String>,
+    /// The template in place of the one in the file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub template: Option<String>,
+    /// Messages that stand before every conversation.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub messages: Vec<Message>,
+    /// Licences, as texts.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub license: Vec<String>,
+    /// What the header of the model's file says.
+    pub facts: Facts,
+}
+
+/// Where a model came from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Source {
+    /// Of which kind the source is.
+    pub kind: SourceKind,
+    /// A path, an address, a hub reference, a package or the name of another model.
+    pub reference: String,
+}
+
+/// The kinds of sources.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SourceKind {
+    /// A file of this machine.
+    File,
+    /// An address.
+    Url,
+    /// A repository of the hub.
+    Hub,
+    /// A Python package.
+    Package,
+    /// Another model of the registry, through a Modelfile.
+    Model,
+}
+
+/// A message of a Modelfile.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Message {
+    /// Who says it.
+    pub role: Role,
+    /// What is said.
+    pub content: String,
+}
+
+/// Who says a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    /// The operator.
+    System,
+    /// The user.
+    User,
+    /// The model.
+    Assistant,
+}
+
+impl Role {
+    /// The word in a Modelfile.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::System => "system",
+            Self::User => "user",
+            Self::Assistant => "assistant",
+        }
+    }
+
+    /// The role of a word.
+    #[must_use]
+    pub fn parse(word: &str) -> Option<Self> {
+        [Self::System, Self::User, Self::Assistant].into_iter().find(|role| role.word().eq_ignore_ascii_case(word))
+    }
+}
+
+impl Manifest {
+    /// A manifest that says nothing but what a file is and where it came from.
+    pub(crate) fn new(name: &ModelName, source: Source, model: Blob, facts: Facts) -> Self {
+        let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        Self {
+            format: FORMAT,
+            name: name.clone(),
+            created,
+            source,
+            model,
+            adapters: Vec::new(),
+            parameters: Parameters::default(),
+            system: None,
+            template: None,
+            messages: Vec::new(),
+            license: Vec::new(),
+            facts,
+        }
+    }
+
+    /// The files that it needs.
+    pub(crate) fn blobs(&self) -> impl Iterator<Item = &Blob> {
+        std::iter::once(&self.model).chain(&self.adapters)
+    }
+
+    /// Bytes of all files.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.blobs().fold(0, |sum, blob| sum.saturating_add(blob.bytes))
+    }
+
+    /// Reads a manifest whose file is called `name`.
+    pub(crate) fn parse(bytes: &[u8], name: &ModelName) -> Result<Self, String> {
+        #[derive(Deserialize)]
+        struct Version {
+            format: u32,
+        }
+        let version: Version = serde_json::from_slice(bytes).map_err(|error| format!("it is no manifest: {error}"))?;
+        if version.format != FORMAT {
+            return Err(format!("it has format {}, and this release knows {FORMAT}", version.format));
+        }
+        let manifest: Self = serde_json::from_slice(bytes).map_err(|error| format!("it is no manifest: {error}"))?;
+        if manifest.name != *name {
+            return Err(format!("it says that it belongs to {}", manifest.name));
+        }
+        Ok(manifest)
+    }
+}

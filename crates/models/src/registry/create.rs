@@ -1,0 +1,267 @@
+//! New models: from a file, from a Modelfile, from files that a client sent.
+//!
+//! A file is brought in, read, hashed and synced without the folder's lock, which is then held for the two renames: the
+//! file gets its name, then the manifest.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+
+use crate::blobs::{self, Blob, Incoming, hash_file, pieces, sync_file, sync_folder, tell};
+use crate::digest::{Hasher, Sha256};
+use crate::error::RegistryError;
+use crate::gguf::Facts;
+use crate::manifest::{Manifest, Source, SourceKind};
+use crate::modelfile::Modelfile;
+use crate::name::ModelName;
+use crate::progress::{Progress, ProgressSink};
+use crate::reference::Reference;
+
+use super::{Installed, PathRule, Registry, facts_of, usable_model};
+
+/// A whole, checked file that waits for its name.
+#[derive(Debug)]
+pub(crate) struct Ready {
+    data: PathBuf,
+    pub(crate) blob: Blob,
+    facts: Facts,
+    /// Removed when this is dropped; `None` for a file that lies elsewhere.
+    _incoming: Option<Incoming>,
+}
+
+impl Ready {
+    /// A file that was fetched to where it can be renamed from, with its hash known.
+    pub(crate) fn fetched(data: PathBuf, blob: Blob, incoming: Option<Incoming>) -> Result<Self, RegistryError> {
+        let facts = usable_file(&data, &data)?;
+        Ok(Self { data, blob, facts, _incoming: incoming })
+    }
+}
+
+/// A part of a new model: a file that has its name already, or one that waits for it.
+enum Part {
+    Here(Blob),
+    Ready(Ready),
+}
+
+impl Part {
+    fn blob(&self) -> Blob {
+        match self {
+            Self::Here(blob) => *blob,
+            Self::Ready(ready) => ready.blob,
+        }
+    }
+}
+
+impl Registry {
+    /// Installs a GGUF file of this machine. Its blocks are shared where the file system can, else it gets a second name,
+    /// else it is copied.
+    ///
+    /// # Errors
+    /// When the file is no model or the folder cannot be written.
+    pub fn import(
+        &self,
+        path: &Path,
+        name: &ModelName,
+        progress: ProgressSink<'_>,
+    ) -> Result<Installed, RegistryError> {
+        let ready = self.bring(path, progress)?;
+        let source = Source { kind: SourceKind::File, reference: absolute(path) };
+        self.install(name, source, ready, progress)
+    }
+
+    /// Gives a file that is ready its name.
+    pub(crate) fn install(
+        &self,
+        name: &ModelName,
+        source: Source,
+        ready: Ready,
+        progress: ProgressSink<'_>,
+    ) -> Result<Installed, RegistryError> {
+        tell(progress, Progress::Installing)?;
+        let manifest = Manifest::new(name, source, ready.blob, ready.facts.clone());
+        let _writing = self.layout.lock_for_writing()?;
+        blobs::place(&self.layout, &ready.data, &ready.blob)?;
+        self.replace(manifest)
+    }
+
+    /// Makes a model from a Modelfile. What the model below says holds where the Modelfile is silent.
+    ///
+    /// # Errors
+    /// When FROM or an ADAPTER leads nowhere, or the folder cannot be written.
+    pub fn create(
+        &self,
+        name: &ModelName,
+        modelfile: &Modelfile,
+        paths: PathRule<'_>,
+        progress: ProgressSink<'_>,
+    ) -> Result<Installed, RegistryError> {
+        let (model, below) = self.find_model(name, &modelfile.from, paths, progress)?;
+        let mut adapters: Vec<Part> = below.adapters.iter().map(|blob| Part::Here(*blob)).collect();
+        for adapter in &modelfile.adapters {
+            adapters.push(self.find_adapter(adapter, paths, progress)?);
+        }
+        tell(progress, Progress::Installing)?;
+        // An empty text takes away the one below.
+        let text = |own: &Option<String>, below: Option<String>| own.clone().or(below).filter(|text| !text.is_empty());
+        let list = |own: &[String], below: Vec<String>| if own.is_empty() { below } else { own.to_vec() };
+        let manifest = Manifest {
+            adapters: adapters.iter().map(Part::blob).collect(),
+            parameters: below.parameters.overlaid(&modelfile.parameters),
+            system: text(&modelfile.system, below.system),
+            template: text(&modelfile.template, below.template),
+            messages: if modelfile.messages.is_empty() { below.messages } else { modelfile.messages.clone() },
+            license: list(&modelfile.license, below.license),
+            ..Manifest::new(name, below.source, model.blob(), below.facts)
+        };
+        self.layout.prepare()?;
+        let _writing = self.layout.lock_for_writing()?;
+        for part in std::iter::once(&model).chain(&adapters) {
+            match part {
+                Part::Ready(ready) => blobs::place(&self.layout, &ready.data, &ready.blob)?,
+                // The name it was found by may have been removed since.
+                Part::Here(blob) if self.layout.blob(&blob.sha256).exists() => {}
+                Part::Here(blob) => return Err(RegistryError::NoBlob { digest: blob.sha256 }),
+            }
+        }
+        self.replace(manifest)
+    }
+
+    /// The file of FROM, and the manifest that the new one starts from.
+    fn find_model(
+        &self,
+        name: &ModelName,
+        from: &str,
+        paths: PathRule<'_>,
+        progress: ProgressSink<'_>,
+    ) -> Result<(Part, Manifest), RegistryError> {
+        let file = match (uploaded(from), Reference::parse(from)) {
+            (Some(digest), _) => FromFile { ready: self.take_upload(&digest, progress)?, reference: from.to_owned() },
+            (None, Ok(Reference::Path(path))) => {
+                let path = allowed(&path, from, paths)?;
+                FromFile { reference: absolute(&path), ready: self.bring(&path, progress)? }
+            }
+            // A folder name without a dot before it, as people write; only where paths are allowed at all.
+            (None, Err(_)) if matches!(paths, PathRule::From(base) if base.join(from).is_file()) => {
+                let path = allowed(Path::new(from), from, paths)?;
+                FromFile { reference: absolute(&path), ready: self.bring(&path, progress)? }
+            }
+            (None, Err(error)) => return Err(error.into()),
+            (None, Ok(_)) => match self.resolve(from)? {
+                super::Resolved::Installed(installed) => {
+                    let reference = installed.name.to_string();
+                    let mut manifest = installed.manifest;
+                    manifest.source = Source { kind: SourceKind::Model, reference };
+                    return Ok((Part::Here(manifest.model), manifest));
+                }
+                super::Resolved::File { .. } => return Err(RegistryError::PathRefused { path: from.to_owned() }),
+            },
+        };
+        if file.ready.facts.is_adapter() {
+            usable_model(&file.ready.data)?;
+        }
+        let source = Source { kind: SourceKind::File, reference: file.reference };
+        let below = Manifest::new(name, source, file.ready.blob, file.ready.facts.clone());
+        Ok((Part::Ready(file.ready), below))
+    }
+
+    fn find_adapter(&self, text: &str, paths: PathRule<'_>, progress: ProgressSink<'_>) -> Result<Part, RegistryError> {
+        let ready = match uploaded(text) {
+            Some(digest) => self.take_upload(&digest, progress)?,
+            None => self.bring_any(&allowed(Path::new(text), text, paths)?, progress)?,
+        };
+        if !ready.facts.is_adapter() {
+            return Err(RegistryError::WrongKind {
+                path: text.into(),
+                is: "a model",
+                wanted: "a LoRA adapter",
+                advice: "name it with FROM",
+            });
+        }
+        Ok(Part::Ready(ready))
+    }
+
+    /// Brings a model's file in, and hashes it there.
+    fn bring(&self, path: &Path, progress: ProgressSink<'_>) -> Result<Ready, RegistryError> {
+        usable_file(path, path)?;
+        self.bring_any(path, progress)
+    }
+
+    fn bring_any(&self, path: &Path, progress: ProgressSink<'_>) -> Result<Ready, RegistryError> {
+        // Looked at before anything is copied, and again in the copy, which is what counts.
+        facts_of(path)?;
+        let incoming = self.layout.receive()?;
+        blobs::bring(path, &incoming, progress)?;
+        let data = incoming.data();
+        let blob = hash_file(&data, progress)?;
+        sync_file(&data)?;
+        let facts = facts_of(&data)?;
+        Ok(Ready { data, blob, facts, _incoming: Some(incoming) })
+    }
+
+    /// Whether a file with this hash is here, as a model's file or as one that a client sent.
+    #[must_use]
+    pub fn has_blob(&self, digest: &Sha256) -> bool {
+        self.layout.blob(digest).is_file() || self.layout.upload(digest).is_file()
+    }
+
+    /// Takes a file from a client, for a Modelfile that names it as `@sha256:HEX` within a day.
+    ///
+    /// # Errors
+    /// When the bytes do not have that hash, or cannot be stored.
+    pub fn add_blob(&self, digest: &Sha256, reader: impl Read) -> Result<Blob, RegistryError> {
+        let incoming = self.layout.receive()?;
+        let data = incoming.data();
+        let mut file = fs::File::create(&data).map_err(|source| RegistryError::io("create", &data, source))?;
+        let mut hasher = Hasher::default();
+        let bytes = pieces(reader, &data, |piece, _| {
+            hasher.update(piece);
+            file.write_all(piece).map_err(|source| RegistryError::io("write", &data, source))
+        })?;
+        let got = hasher.finish();
+        if got != *digest {
+            return Err(RegistryError::WrongHash { expected: *digest, got });
+        }
+        file.sync_all().map_err(|source| RegistryError::io("sync", &data, source))?;
+        let target = self.layout.upload(digest);
+        fs::rename(&data, &target).map_err(|source| RegistryError::io("rename", &target, source))?;
+        sync_folder(&self.layout.uploads())?;
+        Ok(Blob { sha256: got, bytes })
+    }
+
+    /// A file that a client sent, or one of a model, by its hash.
+    fn take_upload(&self, digest: &Sha256, progress: ProgressSink<'_>) -> Result<Ready, RegistryError> {
+        let found = [self.layout.upload(digest), self.layout.blob(digest)].into_iter().find(|path| path.is_file());
+        // A second name for it: the upload itself waits for other models, and goes after a day.
+        self.bring_any(&found.ok_or(RegistryError::NoBlob { digest: *digest })?, progress)
+    }
+}
+
+struct FromFile {
+    ready: Ready,
+    reference: String,
+}
+
+/// The hash in `@sha256:HEX`.
+fn uploaded(text: &str) -> Option<Sha256> {
+    text.strip_prefix('@').and_then(Sha256::parse)
+}
+
+fn allowed(path: &Path, text: &str, paths: PathRule<'_>) -> Result<PathBuf, RegistryError> {
+    match paths {
+        PathRule::From(base) => Ok(base.join(path)),
+        PathRule::Refused => Err(RegistryError::PathRefused { path: text.to_owned() }),
+    }
+}
+
+/// The facts of a file that the registry can hold, with `shown` in messages.
+pub(super) fn usable_file(path: &Path, shown: &Path) -> Result<Facts, RegistryError> {
+    let facts = usable_model(path)?;
+    if facts.split_count > 1 {
+        return Err(RegistryError::Split { path: shown.to_owned(), count: facts.split_count });
+    }
+    Ok(facts)
+}
+
+fn absolute(path: &Path) -> String {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).display().to_string()
+}
