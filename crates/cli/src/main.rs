@@ -10,6 +10,7 @@ mod cache;
 mod excerpt;
 mod logging;
 mod serve;
+mod served_models;
 mod table;
 mod time;
 

@@ -173,8 +173,16 @@ impl Models {
 
     async fn installed(&self, name: &str) -> Result<Option<LibraryModel>, ApiError> {
         let Some(library) = self.manager.library().map(Arc::clone) else { return Ok(None) };
-        let name = name.to_owned();
-        blocking("looked for a model", move || Ok(library.find(&name)?)).await
+        let forms: Vec<String> = std::iter::once(name.to_owned()).chain(other_form(name)).collect();
+        blocking("looked for a model", move || {
+            for name in &forms {
+                if let Some(found) = library.find(name)? {
+                    return Ok(Some(found));
+                }
+            }
+            Ok(None)
+        })
+        .await
     }
 
     /// What an alias stands for.
