@@ -122,6 +122,10 @@ pub(crate) struct Incoming {
 }
 
 impl Incoming {
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
     pub(crate) fn data(&self) -> PathBuf {
         self.folder.join(DATA_NAME)
     }

@@ -4,6 +4,7 @@
 //! are held for short work only; copying and downloading happen without the folder's lock.
 
 use std::fs::{File, OpenOptions, TryLockError};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use crate::error::RegistryError;
@@ -38,10 +39,16 @@ pub(crate) fn wait_for(path: &Path) -> Result<HeldLock, RegistryError> {
 pub(crate) fn try_take(path: &Path) -> Result<Option<HeldLock>, RegistryError> {
     let file = open(path)?;
     match file.try_lock() {
-        Ok(()) => Ok(Some(HeldLock { file })),
+        // Its folder may have been removed between opening and locking: then the lock is nobody's any more.
+        Ok(()) => Ok(is_same_file(&file, path).then_some(HeldLock { file })),
         Err(TryLockError::WouldBlock) => Ok(None),
         Err(TryLockError::Error(source)) => Err(RegistryError::io("lock", path, source)),
     }
+}
+
+fn is_same_file(file: &File, path: &Path) -> bool {
+    let (Ok(held), Ok(named)) = (file.metadata(), std::fs::metadata(path)) else { return false };
+    (held.dev(), held.ino()) == (named.dev(), named.ino())
 }
 
 /// Whether nobody holds the lock of a file that is there.

@@ -22,6 +22,8 @@ use crate::nearest::nearest;
 use crate::progress::ProgressSink;
 use crate::reference::Reference;
 
+pub(crate) use create::Ready;
+
 /// A registry folder.
 #[derive(Debug, Clone)]
 pub struct Registry {

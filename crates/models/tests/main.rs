@@ -6,6 +6,12 @@ mod crashes;
 #[cfg(test)]
 mod creating;
 #[cfg(test)]
+mod hub;
+#[cfg(test)]
+mod loopback;
+#[cfg(test)]
+mod pulling;
+#[cfg(test)]
 mod registry;
 #[cfg(test)]
 mod support;

@@ -31,9 +31,16 @@ pub(crate) struct Ready {
 
 impl Ready {
     /// A file that was fetched to where it can be renamed from, with its hash known.
-    pub(crate) fn fetched(data: PathBuf, blob: Blob, incoming: Option<Incoming>) -> Result<Self, RegistryError> {
+    pub(crate) fn fetched(data: PathBuf, blob: Blob) -> Result<Self, RegistryError> {
         let facts = usable_file(&data, &data)?;
-        Ok(Self { data, blob, facts, _incoming: incoming })
+        Ok(Self { data, blob, facts, _incoming: None })
+    }
+
+    /// The same for one that arrived in a folder of its own.
+    pub(crate) fn incoming(incoming: Incoming, blob: Blob) -> Result<Self, RegistryError> {
+        let data = incoming.data();
+        let facts = usable_file(&data, &data)?;
+        Ok(Self { data, blob, facts, _incoming: Some(incoming) })
     }
 }
 
@@ -181,7 +188,7 @@ impl Registry {
     }
 
     /// Brings a model's file in, and hashes it there.
-    fn bring(&self, path: &Path, progress: ProgressSink<'_>) -> Result<Ready, RegistryError> {
+    pub(crate) fn bring(&self, path: &Path, progress: ProgressSink<'_>) -> Result<Ready, RegistryError> {
         usable_file(path, path)?;
         self.bring_any(path, progress)
     }
