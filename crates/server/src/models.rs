@@ -111,10 +111,10 @@ impl Models {
         {
             return Ok(model);
         }
-        if self.any_model {
-            if let Some(model) = self.default_or_only(keep_alive).await? {
-                return Ok(model);
-            }
+        if self.any_model
+            && let Some(model) = self.default_or_only(keep_alive).await?
+        {
+            return Ok(model);
         }
         match self.engine.models().is_empty() && self.manager.library().is_none() {
             true => Err(ApiError::NotReady),

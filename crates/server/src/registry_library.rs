@@ -4,17 +4,18 @@
 //! says about paths of this machine is kept from clients.
 
 use std::io::Read;
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
 use poncho_engine::{FingerprintSource, ModelConfig};
 use poncho_models::{
-    Installed, Message, ModelName, Modelfile, PathRule, Reference, Registry, RegistryError, Role, Sha256,
-    ignore_progress,
+    Installed, Message, ModelName, Modelfile, PathRule, Progress, PullError, PullOptions, Reference, Registry,
+    RegistryError, Role, Sha256, ignore_progress,
 };
 
 use crate::defaults::ServedDefaults;
-use crate::library::{LibraryError, LibraryFacts, LibraryModel, ModelDefaults, ModelLibrary, Recipe};
+use crate::library::{LibraryError, LibraryFacts, LibraryModel, ModelDefaults, ModelLibrary, PullStep, Recipe};
 use crate::ollama::names::other_form;
 
 /// How a model of the registry is loaded, by its name and its file.
@@ -137,6 +138,33 @@ impl ModelLibrary for RegistryLibrary {
         Ok(self.files.iter().cloned().chain(installed.filter(|model| !hidden(model))).collect())
     }
 
+    fn pull(&self, name: &str, step: &mut dyn FnMut(PullStep) -> ControlFlow<()>) -> Result<(), LibraryError> {
+        let refused = |message: String| LibraryError::Refused { message };
+        if self.file(name).is_some() {
+            return Err(refused(format!("{name} was named on the command line and needs no pulling")));
+        }
+        let reference = Reference::parse(name).map_err(|error| refused(error.to_string()))?;
+        if matches!(reference, Reference::Path(_) | Reference::Url(_)) {
+            // A client must not choose what the server reads or connects to.
+            let message = "over HTTP a model is pulled by its name in the catalogue or as hf:owner/repo; run `poncho pull` \
+                           on the server for files and addresses";
+            return Err(refused(message.to_owned()));
+        }
+        let mut tell = |progress: Progress| pull_step(&progress).map_or(ControlFlow::Continue(()), &mut *step);
+        let pulled = self.registry.pull(&reference, &PullOptions::from_env(), &mut tell);
+        pulled.map(|_| ()).map_err(|error| match &error {
+            PullError::Registry(error) => self.told(name, error),
+            PullError::NotInCatalogue { .. } | PullError::NotFound { .. } | PullError::NoSuchFile { .. } => {
+                LibraryError::Unknown { name: name.to_owned(), message: error.to_string() }
+            }
+            PullError::NoName { .. } | PullError::NotAModel { .. } | PullError::Denied { .. } => {
+                refused(error.to_string())
+            }
+            PullError::Stopped => LibraryError::Interrupted { name: name.to_owned() },
+            _ => LibraryError::Failed { message: error.to_string() },
+        })
+    }
+
     fn copy(&self, from: &str, to: &str) -> Result<(), LibraryError> {
         let (source, target) = (self.required_name(from)?, self.required_name(to)?);
         self.registry.copy(&source, &target).map(|_| ()).map_err(|error| self.told(from, &error))
@@ -169,6 +197,23 @@ impl ModelLibrary for RegistryLibrary {
         let hash = hash(digest)?;
         self.registry.add_blob(&hash, bytes).map(|_| ()).map_err(|error| self.told(digest, &error))
     }
+}
+
+/// What clients hear of; a step that has no words of its own is the search for the files.
+fn pull_step(progress: &Progress) -> Option<PullStep> {
+    Some(match progress {
+        Progress::Resolving | Progress::Waiting | Progress::Fetching { .. } => PullStep::Manifest,
+        Progress::Downloading { digest, done, total } => {
+            let digest = digest.map(|digest| format!("sha256:{digest}")).unwrap_or_default();
+            PullStep::Bytes { digest, total: *total, completed: *done }
+        }
+        Progress::Copying { done, total } => {
+            PullStep::Bytes { digest: String::new(), total: Some(*total), completed: *done }
+        }
+        Progress::Verifying { .. } => PullStep::Verifying,
+        Progress::Installing => PullStep::Writing,
+        _ => return None,
+    })
 }
 
 fn hash(digest: &str) -> Result<Sha256, LibraryError> {

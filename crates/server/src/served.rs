@@ -15,6 +15,9 @@ use crate::hygiene::HygieneRule;
 use crate::manager::{Held, Known, Lease};
 use crate::replay::Replay;
 
+/// A model's fingerprint, and the template that stands for its own.
+type TemplateKey = ([u8; 32], Option<String>);
+
 /// What all conversations of a server share.
 pub(crate) struct Conversations {
     /// What models wrote, put back verbatim.
@@ -23,7 +26,7 @@ pub(crate) struct Conversations {
     pub(crate) hygiene: Vec<HygieneRule>,
     /// Whether a template knows tools, by the model's fingerprint and the template that stands for its own: found out
     /// once.
-    knows_tools: Mutex<HashMap<([u8; 32], Option<String>), bool>>,
+    knows_tools: Mutex<HashMap<TemplateKey, bool>>,
 }
 
 impl Conversations {

@@ -78,7 +78,7 @@ impl Shelf {
         let folder = tempfile::tempdir().unwrap();
         let models = names.iter().enumerate().map(|(at, name)| {
             let path = folder.path().join(at.to_string());
-            std::fs::write(&path, vec![at as u8; 100]).unwrap();
+            std::fs::write(&path, format!("{at:<100}")).unwrap();
             ((*name).to_owned(), LibraryModel::new(stub_config(name, &path)))
         });
         Self { models: models.collect(), _folder: folder }

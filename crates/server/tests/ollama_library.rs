@@ -189,6 +189,12 @@ async fn no_client_reads_a_file_of_the_server_by_its_name() {
         let gone = home.delete(&json!({"model": name})).await.status;
         assert!(gone == 400 || gone == 404, "{name}: {gone}");
     }
+    let address = "http://127.0.0.1:1/x.gguf";
+    for name in [path, address, "../x.gguf", "hf:only-one-part", "nobody:q9", "a b"] {
+        let answer = home.server.post("/api/pull", &json!({"model": name, "stream": false})).await;
+        assert!(answer.status == 400 || answer.status == 404, "{name}: {}", answer.text);
+        assert!(answer.json()["error"].is_string(), "{}", answer.text);
+    }
     assert_eq!((count(), home.names().await), (1, vec!["base:latest".to_owned()]));
 }
 

@@ -83,7 +83,7 @@ impl Shelf {
         let folder = tempfile::tempdir().unwrap();
         let model = |name: &str, size: usize| {
             let path = folder.path().join(name);
-            std::fs::write(&path, vec![name.len() as u8; size]).unwrap();
+            std::fs::write(&path, name.repeat(size).as_bytes().get(..size).unwrap()).unwrap();
             let context = ContextOptions { n_ctx: 256, n_seq_max: 2, ..ContextOptions::default() };
             let fingerprint = FingerprintSource::FastUnsafe([7; 32]);
             LibraryModel::new(ModelConfig { context, fingerprint, ..ModelConfig::new(name, path) })

@@ -60,11 +60,11 @@ pub(crate) async fn tags(State(app): State<SharedApp>) -> Result<Json<Value>, Ap
 
 /// The models that are in memory, with those on their way in and out.
 pub(crate) async fn ps(State(app): State<SharedApp>) -> Json<Value> {
-    let listed: Vec<LoadedOut> = app.models.in_memory().into_iter().map(in_memory).collect();
+    let listed: Vec<LoadedOut> = app.models.in_memory().iter().map(in_memory).collect();
     Json(json!({"models": listed}))
 }
 
-fn in_memory(listed: InMemory) -> LoadedOut {
+fn in_memory(listed: &InMemory) -> LoadedOut {
     let name = names::tagged(&listed.id);
     let left = listed.expires.map_or(FOREVER, |at| at.saturating_duration_since(Instant::now()));
     let facts = &listed.known.facts;
