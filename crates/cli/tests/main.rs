@@ -12,6 +12,8 @@ mod reading;
 #[cfg(test)]
 mod replaying;
 #[cfg(test)]
+mod serving;
+#[cfg(test)]
 mod support;
 #[cfg(test)]
 mod verifying;

@@ -56,7 +56,9 @@ impl Run {
 /// The binary, with none of the variables that would change what it does.
 pub(crate) fn poncho() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_poncho"));
-    for name in ["PONCHO_CACHE_DIR", "PONCHO_LOG", "XDG_CACHE_HOME"] {
+    // No folder of models: the user's own must not be touched.
+    command.env("XDG_DATA_HOME", "/nonexistent");
+    for name in ["PONCHO_CACHE_DIR", "PONCHO_LOG", "PONCHO_MODELS_DIR", "XDG_CACHE_HOME"] {
         command.env_remove(name);
     }
     command

@@ -15,7 +15,7 @@ pub(crate) fn required(name: Option<&str>) -> Result<&str, ApiError> {
 /// The other way to write a name: with `:latest` if it has no tag, without if that is its tag.
 pub(crate) fn other_form(name: &str) -> Option<String> {
     match name.strip_suffix(LATEST) {
-        Some("") => None,
+        Some(bare) if bare.is_empty() || has_tag(bare) => None,
         Some(bare) => Some(bare.to_owned()),
         None if has_tag(name) => None,
         None => Some(format!("{name}{LATEST}")),
@@ -47,9 +47,13 @@ mod tests {
         ] {
             assert_eq!(tagged(name), with_tag);
         }
-        for (name, other) in
-            [("llama", Some("llama:latest")), ("llama:latest", Some("llama")), ("llama:1b", None), (":latest", None)]
-        {
+        for (name, other) in [
+            ("llama", Some("llama:latest")),
+            ("llama:latest", Some("llama")),
+            ("llama:1b", None),
+            (":latest", None),
+            ("a:latest:latest", None),
+        ] {
             assert_eq!(other_form(name).as_deref(), other, "{name}");
         }
         assert!(required(Some("")).is_err() && required(None).is_err());
