@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use poncho_cache::Tier;
+use poncho_server::{KeepAlive, MemoryBudget};
 
 use crate::bench::args::BenchArgs;
 use crate::bytes::parse_bytes;
@@ -14,6 +15,7 @@ use crate::embed::EmbedArgs;
 use crate::models::args::{CpArgs, CreateArgs, ListArgs, PullArgs, RmArgs, ShowModelArgs};
 use crate::ps::PsArgs;
 use crate::run::args::RunArgs;
+use crate::served_models::{parse_alias, parse_keep_alive};
 use crate::stop::StopArgs;
 use crate::tokenize::TokenizeArgs;
 use crate::top::args::TopArgs;
@@ -148,11 +150,27 @@ pub(crate) struct ManArgs {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ServeArgs {
-    /// The model's GGUF file (the first part of a split one)
-    #[arg(long, value_name = "PATH")]
-    pub(crate) model: PathBuf,
+    /// A model to load at the start: its name, or its GGUF file (the first part of a split one); may be given several times [default: smollm2:135m]
+    #[arg(long, value_name = "NAME_OR_PATH")]
+    pub(crate) model: Vec<String>,
 
-    /// What clients call the model [default: the file's name]
+    /// The folder of installed models, which requests may name [env: PONCHO_MODELS_DIR] [default: $XDG_DATA_HOME/poncho/models, or ~/.local/share/poncho/models]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) models_dir: Option<PathBuf>,
+
+    /// The most memory that loaded models may take together, or none [default: four fifths of the machine's]
+    #[arg(long, value_name = "BYTES", value_parser = parse_memory)]
+    pub(crate) memory: Option<MemoryBudget>,
+
+    /// How long a model that a request loaded stays after its last request: 5m, 1h30m, seconds, 0, or -1 for ever
+    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = parse_keep_alive, allow_hyphen_values = true)]
+    pub(crate) keep_alive: KeepAlive,
+
+    /// Another name for a model, with * at its end for every name that begins so; may be given several times
+    #[arg(long, value_name = "NAME=MODEL", value_parser = parse_alias)]
+    pub(crate) alias: Vec<(String, String)>,
+
+    /// What clients call a model that is given by its path [default: the file's name]
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
 
@@ -195,6 +213,14 @@ pub(crate) struct ServeArgs {
     /// Listen beyond this machine without a key
     #[arg(long)]
     pub(crate) open: bool,
+}
+
+/// Reads how much memory models may take.
+fn parse_memory(text: &str) -> Result<MemoryBudget, String> {
+    if text == "none" {
+        return Ok(MemoryBudget::Unlimited);
+    }
+    parse_bytes(text).map(MemoryBudget::Bytes).map_err(|said| format!("{said}; or none for no limit"))
 }
 
 /// When replies are exact.

@@ -21,6 +21,7 @@ mod ps;
 mod remote;
 mod run;
 mod serve;
+mod served_models;
 mod settings;
 mod stop;
 mod stopping;

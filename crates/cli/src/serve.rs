@@ -1,4 +1,5 @@
-//! `poncho serve`: opens the cache, loads a model, serves it until it is told to stop, saves what it holds.
+//! `poncho serve`: opens the cache, loads the models that were named, serves until it is told to stop, saves what they
+//! hold.
 //!
 //! Wiring only. The first SIGINT or SIGTERM begins an orderly end: requests in flight may finish, states are saved, the
 //! exit code is 0. A second one ends the process at once.
@@ -13,7 +14,7 @@ use poncho_cache::{Cache, CacheConfig};
 use poncho_engine::backend::ContextOptions;
 use poncho_engine::backend::llama::LlamaBackend;
 use poncho_engine::{Engine, Exactness, ModelConfig};
-use poncho_server::{ServerConfig, check_bind};
+use poncho_server::{ServerConfig, check_bind, load_model};
 use tokio::net::TcpListener;
 
 use crate::Outcome;
@@ -22,7 +23,7 @@ use crate::bytes::show_bytes;
 use crate::cache::folder::{chosen_folder, free_bytes};
 use crate::doctor::{LITTLE_SPACE, limits, port};
 use crate::greeting::Greeting;
-use crate::model_file;
+use crate::served_models::{ServedModels, aliases};
 use crate::stopping::StopSignals;
 
 pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outcome> {
@@ -35,8 +36,15 @@ pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outc
              poncho.toml, or --api-key), listen on 127.0.0.1 only, or allow it with --open"
         )
     })?;
-    model_file::check(&args.model)?;
     let folder = chosen_folder(&FolderArgs { cache_dir: args.cache_dir.clone(), ram_file_dir: None })?;
+    let exactness = match args.exact {
+        None => Exactness::Off,
+        Some(ExactArg::Always) => Exactness::Always,
+        Some(ExactArg::Request) => Exactness::OnRequest,
+    };
+    let shape = ModelShape { ctx_size: args.ctx_size, parallel: args.parallel, threads: args.threads, exactness };
+    let models = ServedModels::find(args, shape)?;
+    let aliases = aliases(args)?;
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start the runtime")?;
     // The port first: a taken one should not cost the time to load a model.
@@ -48,28 +56,36 @@ pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outc
     let cache = Cache::open(CacheConfig::on_disk(&folder, args.cache_size))?;
     warn_of_little_space(&folder);
     let engine = Arc::new(Engine::new(Arc::new(LlamaBackend), Arc::new(cache)));
-    let id = model_name(args)?;
-    writeln!(out, "loading {}", args.model.display())?;
-    out.flush()?;
-    let exactness = match args.exact {
-        None => Exactness::Off,
-        Some(ExactArg::Always) => Exactness::Always,
-        Some(ExactArg::Request) => Exactness::OnRequest,
-    };
-    let shape = ModelShape { ctx_size: args.ctx_size, parallel: args.parallel, threads: args.threads, exactness };
-    engine.load(model_config(&args.model, &id, &shape))?;
+    for name in &models.named {
+        let model = models.get(name)?;
+        writeln!(out, "loading {name}")?;
+        out.flush()?;
+        load_model(&engine, &model, &mut |_, _| {})?;
+    }
+    let id = models.named.first().context("no model was named")?.clone();
     let signals = {
         let _inside = runtime.enter();
         StopSignals::install().context("cannot wait for signals")?
     };
     greet(args, address, &id, &folder, out)?;
-    let replay_file = Some(replay_file(&folder));
-    let config = ServerConfig { keys, any_model: true, replay_file, ..ServerConfig::default() };
+    let config = ServerConfig {
+        keys,
+        any_model: true,
+        default_model: Some(id),
+        library: Some(Arc::new(models.library)),
+        memory: args.memory.unwrap_or_default(),
+        keep_alive: args.keep_alive,
+        aliases,
+        replay_file: Some(replay_file(&folder)),
+        ..ServerConfig::default()
+    };
     runtime.block_on(poncho_server::serve(listener, Arc::clone(&engine), config, signals.told()))?;
-    writeln!(out, "saving what the model holds")?;
+    writeln!(out, "saving what the models hold")?;
     out.flush()?;
-    engine.unload(&id)?;
+    engine.unload_all()?;
     engine.cache().flush();
+    // A load that nobody waits for any more does not hold up the end.
+    runtime.shutdown_background();
     Ok(Outcome::Good)
 }
 
@@ -98,15 +114,6 @@ fn address(args: &ServeArgs) -> anyhow::Result<SocketAddr> {
         format!("{} is no address of this machine; use 127.0.0.1, or 0.0.0.0 for every interface", args.host)
     })?;
     found.next().with_context(|| format!("{} names no address", args.host))
-}
-
-/// The file's name without its ending, which is what clients call the model.
-fn model_name(args: &ServeArgs) -> anyhow::Result<String> {
-    if let Some(name) = &args.name {
-        return Ok(name.clone());
-    }
-    let stem = args.model.file_stem().and_then(|stem| stem.to_str());
-    Ok(stem.context("the model's file name is not text; give it a name with --name")?.to_owned())
 }
 
 /// How much a model may take at once.

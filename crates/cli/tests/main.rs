@@ -38,6 +38,8 @@ mod replaying;
 #[cfg(test)]
 mod served;
 #[cfg(test)]
+mod serving;
+#[cfg(test)]
 mod stopping;
 #[cfg(test)]
 mod support;

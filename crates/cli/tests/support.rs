@@ -63,6 +63,8 @@ pub(crate) fn poncho() -> Command {
     }
     // The settings of whoever runs the tests must not reach them.
     command.env("XDG_CONFIG_HOME", "/nonexistent");
+    // No folder of models: the user's own must not be touched.
+    command.env("XDG_DATA_HOME", "/nonexistent");
     command
 }
 

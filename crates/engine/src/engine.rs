@@ -93,4 +93,14 @@ impl Engine {
         let removed = self.models.write().unwrap_or_else(PoisonError::into_inner).remove(id);
         removed.ok_or_else(|| EngineError::UnknownModel { model: id.to_owned() })?.shut_down()
     }
+
+    /// Unloads every model, as [`Engine::unload`] does.
+    ///
+    /// # Errors
+    /// The first that could not be unloaded in order; the others are unloaded all the same.
+    pub fn unload_all(&self) -> Result<(), EngineError> {
+        let unloaded: Vec<Result<(), EngineError>> =
+            self.models().iter().map(|model| self.unload(model.id())).collect();
+        unloaded.into_iter().collect()
+    }
 }

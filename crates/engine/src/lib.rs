@@ -84,6 +84,7 @@ mod engine;
 mod exact;
 mod extras;
 mod follow;
+mod footprint;
 mod inbox;
 mod live;
 mod model;
@@ -107,6 +108,7 @@ pub use config::{Exactness, FingerprintSource, ModelConfig, PrefillChunk, Restor
 pub use engine::Engine;
 pub use error::{EngineError, RequestError};
 pub use event::{CacheDelta, Completion, FinishReason, StreamEvent, TokenLogprob, TokenProbability};
+pub use footprint::Footprint;
 pub use model::Model;
 pub use request::{Grammar, GrammarSource, Mode, ModelLimits, Request, RequestId, Sampling, Thinking, Trigger};
 pub use status::{LastHit, Phase, StatusReport};

@@ -18,6 +18,7 @@ use crate::config::ServerConfig;
 use crate::metrics::Metrics;
 use crate::models::Models;
 use crate::openai::responses::ResponseStore;
+use crate::pulls::Pulls;
 use crate::replay::Replay;
 use crate::served::Conversations;
 
@@ -34,6 +35,8 @@ pub(crate) struct App {
     pub(crate) keys: Keys,
     /// What was measured.
     pub(crate) metrics: Arc<Metrics>,
+    /// Downloads that are going on.
+    pub(crate) pulls: Pulls,
     /// Past responses of `/v1/responses`.
     pub(crate) responses: ResponseStore,
     /// Shutdown and the requests it waits for.
@@ -41,13 +44,14 @@ pub(crate) struct App {
 }
 
 impl App {
-    pub(crate) fn new(engine: Arc<Engine>, config: ServerConfig) -> Self {
+    pub(crate) async fn new(engine: Arc<Engine>, config: ServerConfig) -> Self {
         let replay = Replay::open(config.replay_file.as_deref());
         let conversations = Arc::new(Conversations::new(replay, config.hygiene.clone()));
         Self {
-            models: Models::new(engine, conversations, &config),
+            models: Models::new(engine, conversations, &config).await,
             keys: Keys::new(&config.keys),
             metrics: Arc::default(),
+            pulls: Pulls::default(),
             responses: ResponseStore::default(),
             life: Life::default(),
             config,

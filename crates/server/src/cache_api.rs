@@ -107,7 +107,7 @@ struct Kind {
 /// `POST /api/cache/explain`: where a prompt, or the prompt of a chat request, leaves the best cached one.
 pub(crate) async fn explain_miss(State(app): State<SharedApp>, body: JsonBytes) -> Result<Json<Value>, ApiError> {
     let kind: Kind = parse(&body.0)?;
-    let model = app.models.resolve_or_only(kind.model.as_deref())?;
+    let model = app.models.resolve_or_only(kind.model.as_deref()).await?;
     let asked = match (kind.messages, kind.prompt) {
         (Some(_), None) => Asked::chat(&parse(&body.0)?)?,
         (None, Some(Value::String(text))) => Asked::Text(text),

@@ -174,7 +174,8 @@ pub(crate) struct Rendered {
 
 /// Renders a turn with the model's template.
 pub(crate) fn render(model: &ServedModel, turn: &ChatTurn) -> Result<Rendered, ApiError> {
-    let (turn, _) = hygiene::clean(&model.conversations().hygiene, turn);
+    let turn = model.defaults().complete(turn);
+    let (turn, _) = hygiene::clean(&model.conversations().hygiene, &turn);
     rendered(model, &turn, tools::style(model, &turn))
 }
 
@@ -223,7 +224,8 @@ fn rendered(model: &ServedModel, turn: &ChatTurn, style: ToolStyle) -> Result<Re
 
 /// Makes a request out of a turn.
 pub(crate) fn prepare_chat(model: &ServedModel, turn: &ChatTurn) -> Result<Prepared, ApiError> {
-    let (turn, normalised) = hygiene::clean(&model.conversations().hygiene, turn);
+    let turn = model.defaults().complete(turn);
+    let (turn, normalised) = hygiene::clean(&model.conversations().hygiene, &turn);
     let turn = turn.as_ref();
     let style = tools::style(model, turn);
     let Rendered { prompt, tokens, boundaries } = rendered(model, turn, style)?;
@@ -270,7 +272,7 @@ fn reply_form(answer: ChatPrompt, generic: bool) -> ReplyForm {
 }
 
 /// Renders; if the template cannot, because of a tool's schema, the error names that tool.
-fn apply_template(model: &Model, turn: &ChatTurn, request: &ChatRequest) -> Result<ChatPrompt, ApiError> {
+fn apply_template(model: &ServedModel, turn: &ChatTurn, request: &ChatRequest) -> Result<ChatPrompt, ApiError> {
     model.apply_chat_template(request).map_err(|error| {
         let blamed = Some(turn).filter(|_| !request.tools_json.is_empty());
         blamed.and_then(|turn| tools::bad_schema(model, turn)).unwrap_or_else(|| error.into())
@@ -359,7 +361,12 @@ fn thinking_markers(model: &Model, prompt: &ChatPrompt) -> Result<Option<Thinkin
     Ok(Some(ThinkingMarkers { open, close: close.collect::<Result<_, _>>()? }))
 }
 
-fn grammar(model: &Model, turn: &ChatTurn, prompt: &ChatPrompt, style: ToolStyle) -> Result<Option<Grammar>, ApiError> {
+fn grammar(
+    model: &ServedModel,
+    turn: &ChatTurn,
+    prompt: &ChatPrompt,
+    style: ToolStyle,
+) -> Result<Option<Grammar>, ApiError> {
     let must_call = tools::offers_tools(turn) && turn.choice.must_call();
     let schema = turn.json_schema.as_ref().filter(|_| !must_call);
     if let Some(schema) = schema
@@ -381,7 +388,7 @@ fn grammar(model: &Model, turn: &ChatTurn, prompt: &ChatPrompt, style: ToolStyle
 }
 
 /// Whether the template's grammar is the same with and without the schema: then the reply is free of it.
-fn hides_schema(model: &Model, turn: &ChatTurn, prompt: &ChatPrompt, style: ToolStyle) -> Result<bool, ApiError> {
+fn hides_schema(model: &ServedModel, turn: &ChatTurn, prompt: &ChatPrompt, style: ToolStyle) -> Result<bool, ApiError> {
     if prompt.grammar.is_empty() || prompt.grammar_lazy {
         return Ok(true);
     }

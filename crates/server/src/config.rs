@@ -6,19 +6,33 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::hygiene::HygieneRule;
+use crate::keep_alive::KeepAlive;
+use crate::library::ModelLibrary;
+use crate::manager::budget::MemoryBudget;
 
 /// Everything that can be set. `ServerConfig::default()` is right for a private server on the loopback.
 #[derive(Clone)]
 pub struct ServerConfig {
     /// Keys of which a client must send one; empty asks for none.
     pub keys: Vec<String>,
-    /// Names that clients use for models that are loaded under another name.
+    /// Names that clients use for models that are loaded or installed under another name. A name that ends with `*`
+    /// stands for every name that begins so; the longest one wins, and a whole name wins over all of them.
     pub aliases: BTreeMap<String, String>,
-    /// Answer with the only loaded model, whatever model a request names.
+    /// Answer with the default model, or else with the only loaded one, where nobody knows the name that a request
+    /// says.
     pub any_model: bool,
+    /// What is meant by no name at all, and with `any_model` by a name that nobody knows.
+    pub default_model: Option<String>,
+    /// Where models come from that are not loaded; without one only those are served that the engine has.
+    pub library: Option<Arc<dyn ModelLibrary>>,
+    /// How much memory loaded models may take together.
+    pub memory: MemoryBudget,
+    /// How long a model that was loaded for a request stays loaded after the last one.
+    pub keep_alive: KeepAlive,
     /// Longest request body in bytes.
     pub max_body: usize,
     /// Connections served at the same time; further ones wait to be accepted.
@@ -46,6 +60,11 @@ impl Default for ServerConfig {
             keys: Vec::new(),
             aliases: BTreeMap::new(),
             any_model: false,
+            default_model: None,
+            library: None,
+            memory: MemoryBudget::default(),
+            // Long enough for the pause between two turns of a conversation.
+            keep_alive: KeepAlive::For(Duration::from_secs(300)),
             // A context of a million tokens is a few megabytes of text; the rest is room for JSON escapes.
             max_body: 32 << 20,
             max_connections: 1024,
@@ -68,6 +87,10 @@ impl fmt::Debug for ServerConfig {
             .field("keys", &self.keys.len())
             .field("aliases", &self.aliases)
             .field("any_model", &self.any_model)
+            .field("default_model", &self.default_model)
+            .field("library", &self.library.is_some())
+            .field("memory", &self.memory)
+            .field("keep_alive", &self.keep_alive)
             .field("max_body", &self.max_body)
             .field("max_connections", &self.max_connections)
             .field("header_timeout", &self.header_timeout)
@@ -104,6 +127,12 @@ pub enum ConfigError {
         /// The model that it would stand for.
         target: String,
     },
+    /// A star that does not end the name.
+    #[error("the alias {alias:?} has a * before its end; only names that begin alike can be meant, such as claude-*")]
+    AliasPattern {
+        /// The name that clients would use.
+        alias: String,
+    },
     /// An address that others can reach, and no key.
     #[error(
         "{address} can be reached from other machines and no API key is set; set a key, bind to 127.0.0.1, or force it"
@@ -133,6 +162,10 @@ impl ServerConfig {
         ];
         if let Some((setting, _)) = zero.into_iter().find(|(_, is_zero)| *is_zero) {
             return Err(ConfigError::Zero { setting });
+        }
+        let has_star = |alias: &&String| alias.strip_suffix('*').unwrap_or(alias).contains('*');
+        if let Some(alias) = self.aliases.keys().find(has_star) {
+            return Err(ConfigError::AliasPattern { alias: alias.clone() });
         }
         match self.aliases.iter().find(|(alias, target)| alias.is_empty() || target.is_empty()) {
             Some((alias, target)) => Err(ConfigError::EmptyAlias { alias: alias.clone(), target: target.clone() }),
@@ -178,9 +211,10 @@ mod tests {
             ServerConfig { max_body: 0, ..ServerConfig::default() },
             ServerConfig { request_timeout: Some(Duration::ZERO), ..ServerConfig::default() },
             ServerConfig { aliases: BTreeMap::from([("gpt".into(), String::new())]), ..ServerConfig::default() },
+            ServerConfig { aliases: BTreeMap::from([("a*b".into(), "c".into())]), ..ServerConfig::default() },
         ];
         let said = wrong.map(|config| config.check().unwrap_err().to_string());
-        for (text, word) in said.iter().zip(["number 2", "max_body", "request_timeout", "\"gpt\""]) {
+        for (text, word) in said.iter().zip(["number 2", "max_body", "request_timeout", "\"gpt\"", "\"a*b\""]) {
             assert!(text.contains(word), "{text}");
         }
     }

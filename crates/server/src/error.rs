@@ -11,6 +11,8 @@ use poncho_engine::error::Field;
 use poncho_engine::{EngineError, RequestError};
 use serde_json::{Value, json};
 
+use crate::library::LibraryError;
+
 /// Seconds after which a refused client may try again: a queue moves within about that time.
 const RETRY_SECONDS: u32 = 1;
 
@@ -68,6 +70,24 @@ pub(crate) enum ApiError {
     /// The request took longer than it may.
     #[error("the request took longer than {} s; ask for fewer tokens or raise the server's limit", limit.as_secs())]
     Timeout { limit: Duration },
+    /// A model that is there could not be loaded.
+    #[error("the model {model} was not loaded: {reason}")]
+    Load { model: String, reason: String },
+    /// Models in use leave no room for another one.
+    #[error(
+        "the model {model} needs {needed} bytes of memory and models in use take {used} of the {budget} that models may \
+         take; try again when they are idle, unload one, or raise the limit with --memory"
+    )]
+    NoMemory { model: String, needed: u64, used: u64, budget: u64 },
+    /// A model that can never be loaded here.
+    #[error(
+        "the model {model} needs {needed} bytes of memory and models may take {budget}; raise the limit with --memory, \
+         make the context smaller with --ctx-size, or use a smaller model"
+    )]
+    ModelTooLarge { model: String, needed: u64, budget: u64 },
+    /// The library of models said no.
+    #[error(transparent)]
+    Library(#[from] LibraryError),
     /// No model is loaded yet.
     #[error("no model is loaded yet; try again soon")]
     NotReady,
@@ -126,7 +146,7 @@ impl Family {
             return Self::Anthropic;
         }
         match path.strip_prefix("/api/") {
-            Some(rest) if OLLAMA.contains(&rest) => Self::Ollama,
+            Some(rest) if OLLAMA.contains(&rest) || rest.starts_with("blobs/") => Self::Ollama,
             _ => Self::OpenAi,
         }
     }
@@ -166,6 +186,16 @@ impl ApiError {
         Self::Field { field: field.into(), reason: reason.into() }
     }
 
+    /// A load that failed, without the path of the file: clients know names.
+    pub(crate) fn load_failed(model: &str, error: &EngineError) -> Self {
+        let (path, reason) = match error {
+            EngineError::Load { path, reason } | EngineError::AdapterLoad { path, reason } => (path, reason.clone()),
+            other => return Self::Load { model: model.to_owned(), reason: other.to_string() },
+        };
+        let reason = reason.replace(&path.display().to_string(), model);
+        Self::Load { model: model.to_owned(), reason }
+    }
+
     /// The body in a family's shape.
     pub(crate) fn body(&self, family: Family) -> Value {
         let facts = self.facts();
@@ -185,6 +215,7 @@ impl ApiError {
     fn ollama_message(&self) -> Option<String> {
         match self {
             Self::Engine(EngineError::UnknownModel { model }) => Some(format!("model '{model}' not found")),
+            Self::Library(LibraryError::Unknown { name, .. }) => Some(format!("model '{name}' not found")),
             _ => None,
         }
     }
@@ -258,6 +289,28 @@ impl ApiError {
             Self::NotBuilt { .. } => Facts::new(StatusCode::NOT_IMPLEMENTED, Server).code("not_implemented"),
             Self::Unauthorized => Facts::new(StatusCode::UNAUTHORIZED, Authentication).code("invalid_api_key"),
             Self::Timeout { .. } => Facts::new(StatusCode::GATEWAY_TIMEOUT, Kind::Timeout).code("request_timeout"),
+            Self::Load { .. } => Facts::new(StatusCode::INTERNAL_SERVER_ERROR, Server).code("load_failed"),
+            Self::NoMemory { .. } => {
+                Facts::new(StatusCode::SERVICE_UNAVAILABLE, Unavailable).code("insufficient_memory").retry()
+            }
+            Self::ModelTooLarge { .. } => {
+                Facts::new(StatusCode::SERVICE_UNAVAILABLE, Unavailable).code("model_too_large")
+            }
+            Self::Library(error) => match error {
+                LibraryError::Unknown { .. } => {
+                    Facts::new(StatusCode::NOT_FOUND, NotFound).code("model_not_found").param("model")
+                }
+                LibraryError::Refused { .. } => bad().code("invalid_value"),
+                LibraryError::Interrupted { .. } => {
+                    Facts::new(StatusCode::SERVICE_UNAVAILABLE, Unavailable).code("cancelled").retry()
+                }
+                LibraryError::Failed { .. } => {
+                    Facts::new(StatusCode::INTERNAL_SERVER_ERROR, Server).code("library_failed")
+                }
+                LibraryError::ReadOnly { .. } => {
+                    Facts::new(StatusCode::NOT_IMPLEMENTED, Server).code("not_implemented")
+                }
+            },
             Self::NotReady => Facts::new(StatusCode::SERVICE_UNAVAILABLE, Unavailable).code("not_ready").retry(),
             Self::ShuttingDown => {
                 Facts::new(StatusCode::SERVICE_UNAVAILABLE, Unavailable).code("shutting_down").retry()

@@ -8,7 +8,7 @@ use poncho_engine::Model;
 use poncho_engine::backend::{SpecialText, TokenizeMode};
 use serde_json::{Value, json};
 
-use crate::chat::{self, ChatTurn};
+use crate::chat::{self, ChatTurn, Generation};
 use crate::error::ApiError;
 use crate::hygiene;
 use crate::openai::convert::chat_turn;
@@ -35,7 +35,7 @@ pub(crate) enum Asked {
 
 impl Asked {
     pub(crate) fn chat(body: &ChatRequestBody) -> Result<Self, ApiError> {
-        chat_turn(body).map(|turn| Self::Chat(Box::new(turn)))
+        chat_turn(body, &Generation::default()).map(|turn| Self::Chat(Box::new(turn)))
     }
 
     fn tokens(&self, model: &ServedModel) -> Result<Vec<u32>, ApiError> {

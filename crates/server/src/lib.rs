@@ -9,7 +9,8 @@
 //! | --- | --- |
 //! | `GET /health`, `GET /health/ready` | the process is up; a model takes requests (503 before, and once shutdown began) |
 //! | `GET /metrics` | Prometheus text: cache counters, tiers, models, times by model and hit kind |
-//! | `GET /v1/models`, `GET /v1/models/{id}` | loaded models and the aliases of loaded models |
+//! | `GET /`, `HEAD /` | a line of text that says that the server runs, for clients that look first |
+//! | `GET /v1/models`, `GET /v1/models/{id}` | loaded and installed models, and their aliases |
 //! | `POST /v1/chat/completions` | chat: tools, structured output, thinking, logprobs, `n`, streams |
 //! | `POST /v1/completions` | prompts as text or tokens, `suffix`, `echo`, logprobs, `n`, streams |
 //! | `POST /v1/responses` | the same as chat in items and typed events; `previous_response_id`, `store` |
@@ -20,6 +21,9 @@
 //! | `POST /api/generate`, `POST /api/chat` | Ollama's: templates, `raw`, `suffix`, `context`, tools, `format`, `think`; lines of JSON |
 //! | `POST /api/embed`, `POST /api/embeddings` | vectors of texts, pooled as the model says or else the mean |
 //! | `GET /api/tags`, `GET /api/ps`, `POST /api/show` | Ollama's view of the models; `name` and `name:latest` are the same |
+//! | `POST /api/pull`, `/api/copy`, `/api/create`, `DELETE /api/delete` | the models on disk, with progress as lines of JSON |
+//! | `HEAD`, `POST /api/blobs/{digest}` | files that clients bring for `/api/create` |
+//! | `POST /api/models/load`, `/api/models/unload` | a model into memory and out of it, by hand |
 //! | `POST /tokenize`, `/detokenize`, `/apply-template` | tokens, texts, and a conversation as the model reads it |
 //! | `POST /api/cache/explain` | where a prompt or a chat request leaves the best cached prompt, and the likely cause |
 //! | `GET /api/cache/rows`, `POST /api/cache/evict`, `/api/cache/gc` | the rows page by page; giving bytes back |
@@ -41,9 +45,12 @@
 //! is not shown, so that the first block is the text.
 //!
 //! Ollama's generate and chat take `session_id` and `poncho` too; the object comes with the last line. Their options
-//! have the engine's defaults as well. Three things differ from Ollama: `num_ctx` is ignored, because a context is as
-//! large as it was loaded and a prompt that does not fit is refused; `keep_alive` is checked and not obeyed, because
-//! models stay loaded; and a body must be announced as `application/json`.
+//! have the model's defaults as well. Two things differ from Ollama: `num_ctx` of a request is ignored, because a context
+//! is as large as it was loaded and a prompt that does not fit is refused; and a body must be announced as
+//! `application/json`.
+//!
+//! A request that names a model of the library ([`ModelLibrary`]) which is not loaded loads it, within a memory budget;
+//! models that were loaded so go when nobody used them for [`ServerConfig::keep_alive`], with their state saved.
 
 mod anthropic;
 mod app;
@@ -54,17 +61,24 @@ mod cache_api;
 mod call;
 mod chat;
 mod config;
+mod defaults;
 mod error;
 mod explain;
 mod growing;
 mod hygiene;
 mod ids;
+mod keep_alive;
+mod library;
+mod manager;
 mod metrics;
+mod model_api;
 mod models;
 mod ndjson;
 mod ollama;
 mod openai;
 mod poncho;
+mod pulls;
+mod registry_library;
 mod replay;
 mod reply;
 mod routes;
@@ -76,4 +90,9 @@ mod tools;
 
 pub use config::{ConfigError, ServerConfig, check_bind};
 pub use hygiene::HygieneRule;
+pub use keep_alive::KeepAlive;
+pub use library::{LibraryError, LibraryFacts, LibraryModel, ModelDefaults, ModelLibrary, PullStep, Recipe};
+pub use manager::budget::MemoryBudget;
+pub use manager::load_model;
+pub use registry_library::{ModelSettings, RegistryLibrary};
 pub use serve::serve;

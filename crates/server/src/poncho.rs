@@ -96,7 +96,7 @@ pub(crate) async fn tokenize(
     State(app): State<SharedApp>,
     Json(body): Json<TokenizeBody>,
 ) -> Result<Json<Value>, ApiError> {
-    let model = app.models.resolve_or_only(body.model.as_deref())?;
+    let model = app.models.resolve_or_only(body.model.as_deref()).await?;
     let mode = TokenizeMode {
         add_special: body.add_special.unwrap_or(false),
         parse_special: body.parse_special.unwrap_or(false),
@@ -133,7 +133,7 @@ pub(crate) async fn detokenize(
     State(app): State<SharedApp>,
     Json(body): Json<DetokenizeBody>,
 ) -> Result<Json<Value>, ApiError> {
-    let model = app.models.resolve_or_only(body.model.as_deref())?;
+    let model = app.models.resolve_or_only(body.model.as_deref()).await?;
     let vocab = model.limits().vocab;
     if let Some(at) = body.tokens.iter().position(|token| *token >= vocab) {
         let reason = format!("the vocabulary has {vocab} tokens; tokenize with this model");
@@ -148,8 +148,8 @@ pub(crate) async fn apply_template(
     State(app): State<SharedApp>,
     Json(body): Json<ChatRequestBody>,
 ) -> Result<Json<Value>, ApiError> {
-    let model = app.models.resolve_or_only(body.model.as_deref())?;
-    let turn = chat_turn(&body)?;
+    let model = app.models.resolve_or_only(body.model.as_deref()).await?;
+    let turn = chat_turn(&body, model.defaults().generation())?;
     blocking("rendered", move || {
         let rendered = chat::render(&model, &turn)?;
         Ok(Json(json!({

@@ -8,7 +8,7 @@ use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderName, HeaderValue, Method, Uri};
 use axum::middleware::{self, Next};
 use axum::response::Response;
-use axum::routing::{any, delete, get, post};
+use axum::routing::{any, delete, get, head, post};
 use tokio::time::Instant;
 
 use crate::anthropic::messages;
@@ -18,10 +18,10 @@ use crate::error::{ApiError, Family};
 use crate::ids::random_id;
 use crate::openai::responses::{create, stored};
 use crate::openai::{chat, completions, embeddings, models};
-use crate::{cache_api, ollama, poncho, sessions};
+use crate::{cache_api, model_api, ollama, poncho, sessions};
 
 /// Paths that clients of a family may try and that say so instead of "not found".
-const NOT_BUILT: [&str; 5] = ["/api/pull", "/api/push", "/api/copy", "/api/delete", "/api/create"];
+const NOT_BUILT: [&str; 1] = ["/api/push"];
 
 /// All of the server.
 pub(crate) fn router(app: &SharedApp) -> Router {
@@ -43,6 +43,13 @@ pub(crate) fn router(app: &SharedApp) -> Router {
         .route("/api/cache/evict", post(cache_api::evict))
         .route("/api/cache/gc", post(cache_api::gc))
         .route("/api/sessions/{*id}", delete(sessions::end))
+        .route("/api/pull", post(ollama::library::pull))
+        .route("/api/copy", post(ollama::library::copy))
+        .route("/api/delete", delete(ollama::library::remove))
+        .route("/api/create", post(ollama::library::create))
+        .route("/api/blobs/{digest}", head(ollama::library::has_blob).post(ollama::library::add_blob))
+        .route("/api/models/load", post(model_api::load))
+        .route("/api/models/unload", post(model_api::unload))
         .route_layer(middleware::from_fn_with_state(app.clone(), admit));
     let read = Router::new()
         .route("/v1/models", get(models::list))
@@ -62,6 +69,7 @@ pub(crate) fn router(app: &SharedApp) -> Router {
     let not_built = NOT_BUILT.into_iter().fold(Router::new(), |router, path| router.route(path, any(not_built)));
     let guarded = work.merge(read).merge(not_built).route_layer(middleware::from_fn_with_state(app.clone(), authorize));
     Router::new()
+        .route("/", get(model_api::running))
         .route("/health", get(poncho::health))
         .route("/health/ready", get(poncho::ready))
         .merge(guarded)

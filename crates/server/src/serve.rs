@@ -1,8 +1,8 @@
 //! The accept loop and the shutdown.
 //!
 //! Readiness turns off first; then new work is refused while what is in flight may end; then connections are closed;
-//! what is still open after the grace is dropped, and dropping a reply cancels it. Models are not unloaded here: the
-//! caller owns the engine and saves what it holds when this returns.
+//! what is still open after the grace is dropped, and dropping a reply cancels it. Loads and unloads under way may end
+//! too. Models are not unloaded here: the caller owns the engine and saves what it holds when this returns.
 
 use std::future::Future;
 use std::pin::pin;
@@ -29,8 +29,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Serves until `shutdown` is ready and the requests in flight have ended or used up their grace.
 ///
-/// Models may be loaded and unloaded meanwhile. When it returns, no request is in flight any more; unload the models
-/// then, so that their state is saved. Use [`check_bind`](crate::check_bind) before binding the listener.
+/// Models may be loaded and unloaded meanwhile, by requests and by the caller. When it returns, no request is in flight
+/// any more; unload the models then ([`Engine::unload_all`]), so that their state is saved. Use [`check_bind`](crate::check_bind) before binding the listener.
 ///
 /// # Errors
 /// A setting cannot be used. Failing connections are logged and end alone.
@@ -41,7 +41,7 @@ pub async fn serve(
     shutdown: impl Future<Output = ()> + Send,
 ) -> Result<(), ConfigError> {
     config.check()?;
-    let app: SharedApp = Arc::new(App::new(engine, config));
+    let app: SharedApp = Arc::new(App::new(engine, config).await);
     let mut connections = Connections::new(&app);
     let mut shutdown = pin!(shutdown);
     tokio::select! {
@@ -62,6 +62,7 @@ pub async fn serve(
     }
     drop(listener);
     connections.close(end).await;
+    app.models.close(end).await;
     Ok(())
 }
 

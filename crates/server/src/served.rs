@@ -7,10 +7,16 @@ use std::collections::HashMap;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use poncho_engine::Model;
+use poncho_engine::backend::{ChatPrompt, ChatRequest};
+use poncho_engine::{EngineError, Model};
 
+use crate::defaults::ServedDefaults;
 use crate::hygiene::HygieneRule;
+use crate::manager::{Held, Known, Lease};
 use crate::replay::Replay;
+
+/// A model's fingerprint, and the template that stands for its own.
+type TemplateKey = ([u8; 32], Option<String>);
 
 /// What all conversations of a server share.
 pub(crate) struct Conversations {
@@ -18,8 +24,9 @@ pub(crate) struct Conversations {
     pub(crate) replay: Replay,
     /// The rules that are on.
     pub(crate) hygiene: Vec<HygieneRule>,
-    /// Whether a model's template knows tools, by its fingerprint: found out once.
-    knows_tools: Mutex<HashMap<[u8; 32], bool>>,
+    /// Whether a template knows tools, by the model's fingerprint and the template that stands for its own: found out
+    /// once.
+    knows_tools: Mutex<HashMap<TemplateKey, bool>>,
 }
 
 impl Conversations {
@@ -33,21 +40,53 @@ impl Conversations {
 pub(crate) struct ServedModel {
     model: Model,
     conversations: Arc<Conversations>,
+    known: Arc<Known>,
+    /// Keeps the model loaded; the last of all, so that no handle of the model outlives it. A model that the manager
+    /// does not know has none.
+    _lease: Option<Arc<Lease>>,
 }
 
 impl ServedModel {
+    #[cfg(test)]
     pub(crate) fn new(model: Model, conversations: Arc<Conversations>) -> Self {
-        Self { model, conversations }
+        Self { model, conversations, known: Arc::default(), _lease: None }
+    }
+
+    /// A model that stays loaded as long as this value or a clone of it lives.
+    pub(crate) fn held(held: Held, conversations: Arc<Conversations>) -> Self {
+        let Held { model, known, lease } = held;
+        Self { model, conversations, known, _lease: Some(Arc::new(lease)) }
+    }
+
+    /// A model that is only looked at, and may go any time.
+    pub(crate) fn shown(model: Model, known: Arc<Known>, conversations: Arc<Conversations>) -> Self {
+        Self { model, conversations, known, _lease: None }
+    }
+
+    /// What requests that leave something out get.
+    pub(crate) fn defaults(&self) -> &ServedDefaults {
+        &self.known.defaults
+    }
+
+    /// Renders messages with the model's template, or with the one that stands for it.
+    pub(crate) fn apply_chat_template(&self, request: &ChatRequest) -> Result<ChatPrompt, EngineError> {
+        match self.defaults().template() {
+            None => self.model.apply_chat_template(request),
+            Some(template) => {
+                let template_override = Some(template.to_owned());
+                self.model.apply_chat_template(&ChatRequest { template_override, ..request.clone() })
+            }
+        }
     }
 
     /// Whether the template knows tools; `find` looks, the first time.
-    pub(crate) fn knows_tools(&self, find: impl FnOnce(&Model) -> bool) -> bool {
+    pub(crate) fn knows_tools(&self, find: impl FnOnce(&Self) -> bool) -> bool {
         let known = || self.conversations.knows_tools.lock().unwrap_or_else(PoisonError::into_inner);
-        let fingerprint = self.namespace().fingerprint;
-        let answer = known().get(&fingerprint).copied();
+        let key = (self.namespace().fingerprint, self.defaults().template().map(str::to_owned));
+        let answer = known().get(&key).copied();
         answer.unwrap_or_else(|| {
             let found = find(self);
-            known().insert(fingerprint, found);
+            known().insert(key, found);
             found
         })
     }

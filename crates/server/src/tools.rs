@@ -10,7 +10,6 @@ mod parser;
 mod rendering;
 mod scan;
 
-use poncho_engine::Model;
 use poncho_engine::backend::{ChatRequest, ToolChoice};
 use serde_json::Value;
 
@@ -65,7 +64,7 @@ fn is_about_calls(message: &Value) -> bool {
 
 /// A template knows tools if it tells the model of them and calls can be read back: by a grammar and a parser of its
 /// own, or because it writes calls as the generic format does.
-fn template_knows_tools(model: &Model) -> bool {
+fn template_knows_tools(model: &ServedModel) -> bool {
     let without = ChatRequest { messages_json: PROBE_MESSAGES.to_owned(), ..ChatRequest::default() };
     let tool_choice = ToolChoice::Required;
     let with = ChatRequest { tools_json: PROBE_TOOLS.to_owned(), tool_choice, ..without.clone() };

@@ -166,7 +166,7 @@ async fn a_body_that_is_too_long_is_refused() {
 #[tokio::test]
 async fn unknown_paths_and_methods_have_the_shape_of_their_family() {
     let server = Server::plain().await;
-    is_error(&server.get("/").await, 404, "unknown_path");
+    is_error(&server.get("/nothing").await, 404, "unknown_path");
     is_error(&server.get("/v1/chat/completion").await, 404, "unknown_path");
     let wrong = server.get(PATH).await;
     is_error(&wrong, 405, "method_not_allowed");
@@ -175,7 +175,7 @@ async fn unknown_paths_and_methods_have_the_shape_of_their_family() {
     let anthropic = server.get("/v1/messages").await;
     assert_eq!((anthropic.status, &anthropic.json()["type"]), (405, &json!("error")));
     assert_eq!(anthropic.json()["error"]["type"], "invalid_request_error");
-    let ollama = server.post("/api/pull", &json!({})).await;
+    let ollama = server.post("/api/push", &json!({})).await;
     assert_eq!((ollama.status, ollama.json()["error"].is_string()), (501, true), "{}", ollama.text);
 }
 

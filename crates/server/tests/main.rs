@@ -25,11 +25,17 @@ mod hygiene;
 #[cfg(test)]
 mod life;
 #[cfg(test)]
+mod loading;
+#[cfg(test)]
 mod ollama;
 #[cfg(test)]
 mod ollama_errors;
 #[cfg(test)]
+mod ollama_library;
+#[cfg(test)]
 mod ollama_models;
+#[cfg(test)]
+mod pulling;
 #[cfg(test)]
 mod replay;
 #[cfg(test)]

@@ -44,8 +44,11 @@ async fn ps_lists_what_is_loaded() {
     let server = Server::start(Setup { config, ..Setup::default() }).await;
     let listed = server.get("/api/ps").await.json();
     let [model] = listed["models"].as_array().unwrap().as_slice() else { panic!("{listed}") };
-    let expected = ["context_length", "details", "digest", "expires_at", "model", "name", "size", "size_vram"];
-    assert_eq!(keys(model), expected);
+    let ollamas = ["context_length", "details", "digest", "expires_at", "model", "name", "size", "size_vram"];
+    let ours = ["requests", "state"];
+    assert!(keys(model).into_iter().all(|key| ollamas.contains(&key) || ours.contains(&key)), "{model}");
+    assert!(ollamas.iter().chain(&ours).all(|key| model.get(key).is_some()), "{model}");
+    assert_eq!(model["state"], "loaded");
     assert_eq!((&model["name"], &model["context_length"]), (&json!("stub:latest"), &json!(4096)));
     let expires: u32 = model["expires_at"].as_str().unwrap()[..4].parse().unwrap();
     assert!((2300..9999).contains(&expires), "never, and a date that clients can read");

@@ -1,6 +1,7 @@
 //! Which registry folder a command works on.
 //!
-//! The flag over `PONCHO_MODELS_DIR` over the platform's data folder. Looking makes no folder; `pull` and `create` make it.
+//! The flag over the setting (`PONCHO_MODELS_DIR`, `models_dir` in poncho.toml) over the platform's data folder. Looking
+//! makes no folder; `pull` and `create` make it.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -9,15 +10,16 @@ use anyhow::Context;
 use poncho_models::Registry;
 
 use crate::models::args::RegistryArgs;
-
-const VARIABLE: &str = "PONCHO_MODELS_DIR";
+use crate::settings;
 
 /// The folder that flag and environment mean, whether or not it is there.
 pub(crate) fn models_folder(flag: Option<&PathBuf>) -> anyhow::Result<PathBuf> {
-    match (flag, variable(VARIABLE)) {
-        (Some(path), _) => Ok(path.clone()),
-        (None, Some(path)) => Ok(path.into()),
-        (None, None) => default_folder(variable("XDG_DATA_HOME"), variable("HOME")),
+    if let Some(path) = flag {
+        return Ok(path.clone());
+    }
+    match settings::configured("models_dir")? {
+        Some((path, _)) => Ok(path.into()),
+        None => default_folder(variable("XDG_DATA_HOME"), variable("HOME")),
     }
 }
 

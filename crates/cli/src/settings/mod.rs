@@ -39,9 +39,6 @@ pub(crate) enum Kind {
     Pairs,
 }
 
-/// Flags come and go; their kinds stay readable.
-const _: [Kind; 2] = [Kind::Pairs, Kind::Paths];
-
 /// The headings of the reference, in its order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Group {
@@ -106,8 +103,12 @@ impl Setting {
 /// Every setting, in the order in which people meet them. A new flag of `serve` is a row here, then
 /// `poncho config --reference > docs/configuration.md`.
 pub(crate) const SETTINGS: &[Setting] = &[
-    Setting::new("model", Kind::Path, Group::Models),
+    Setting::new("model", Kind::Paths, Group::Models),
     Setting::new("name", Kind::Text, Group::Models),
+    Setting::new("models_dir", Kind::Path, Group::Models),
+    Setting::new("memory", Kind::Quantity, Group::Models),
+    Setting::new("keep_alive", Kind::Quantity, Group::Models),
+    Setting::new("alias", Kind::Pairs, Group::Models),
     Setting::new("host", Kind::Text, Group::Network),
     Setting::new("port", Kind::Number, Group::Network),
     Setting::new("api_key", Kind::List, Group::Network).secret(),

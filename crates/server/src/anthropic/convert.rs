@@ -34,7 +34,7 @@ pub(crate) struct Asked {
 }
 
 /// Reads a request. With a key, thinking that comes back must carry its signature.
-pub(crate) fn asked(body: &MessagesBody, key: Option<&SigningKey>) -> Result<Asked, ApiError> {
+pub(crate) fn asked(body: &MessagesBody, key: Option<&SigningKey>, base: &Generation) -> Result<Asked, ApiError> {
     let Conversation { messages, reply_start } = conversation(body, key)?;
     let tools = body.tools.iter().flatten().enumerate().map(|(at, tool)| function(at, tool));
     let tools = tools.collect::<Result<Vec<Tool>, ApiError>>()?;
@@ -60,12 +60,12 @@ pub(crate) fn asked(body: &MessagesBody, key: Option<&SigningKey>) -> Result<Ask
         template_kwargs: template_kwargs(body)?,
         thinking,
         reply_start,
-        generation: Generation { thinking_budget: budget, ..sampling(body)? },
+        generation: Generation { thinking_budget: budget, ..sampling(body, base)? },
     };
     Ok(Asked { turn, display })
 }
 
-fn sampling(body: &MessagesBody) -> Result<Generation, ApiError> {
+fn sampling(body: &MessagesBody, base: &Generation) -> Result<Generation, ApiError> {
     if let Some(temperature) = body.temperature.filter(|temperature| !(0.0..=1.0).contains(temperature)) {
         return Err(ApiError::field("temperature", format!("it is {temperature} and must lie in 0..=1")));
     }
@@ -83,7 +83,7 @@ fn sampling(body: &MessagesBody) -> Result<Generation, ApiError> {
         };
         return Err(ApiError::field(format!("stop_sequences[{at}]"), reason));
     }
-    let generation = generation(&Shared {
+    let shared = Shared {
         max_tokens: body.max_tokens,
         temperature: body.temperature,
         top_p: body.top_p,
@@ -98,7 +98,8 @@ fn sampling(body: &MessagesBody) -> Result<Generation, ApiError> {
         session_id: body.session_id.as_deref(),
         exact: body.exact.unwrap_or(false),
         ignore_eos: body.ignore_eos.unwrap_or(false),
-    })?;
+    };
+    let generation = generation(&shared, base)?;
     // Anthropic's way to warm the cache.
     Ok(Generation { prefill_only: body.max_tokens == Some(0), ..generation })
 }

@@ -50,10 +50,10 @@ pub(crate) async fn create(
     if body.session_id.is_none() {
         body.session_id = session_header(&headers)?;
     }
-    let model = app.models.resolve(model_name(body.model.as_deref())?)?;
+    let model = app.models.resolve(model_name(body.model.as_deref())?).await?;
     check_limits(&body, &headers)?;
     let signing_key = model.config().signing_key.clone();
-    let Asked { turn, display } = asked(&body, signing_key.as_ref())?;
+    let Asked { turn, display } = asked(&body, signing_key.as_ref(), model.defaults().generation())?;
     let poncho = body.poncho.unwrap_or(false) || poncho_header(&headers);
     let style = Style {
         id: random_id("msg_"),
@@ -85,8 +85,8 @@ pub(crate) async fn count_tokens(
     State(app): State<SharedApp>,
     Json(body): Json<MessagesBody>,
 ) -> Result<Json<TokenCount>, ApiError> {
-    let model = app.models.resolve(model_name(body.model.as_deref())?)?;
-    let Asked { turn, .. } = asked(&body, model.config().signing_key.as_ref())?;
+    let model = app.models.resolve(model_name(body.model.as_deref())?).await?;
+    let Asked { turn, .. } = asked(&body, model.config().signing_key.as_ref(), model.defaults().generation())?;
     let rendered = tokio::task::spawn_blocking(move || render(&model, &turn)).await;
     let rendered = rendered.map_err(|_| ApiError::Internal { doing: "rendered a prompt" })??;
     Ok(Json(TokenCount { input_tokens: rendered.tokens.len() }))

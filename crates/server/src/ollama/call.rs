@@ -10,6 +10,7 @@ use super::capabilities::Capabilities;
 use super::lines::{Endpoint, ReplyLines};
 use super::options::Options;
 use super::types::{Shared, Think};
+use crate::app::SharedApp;
 use crate::body::Json;
 use crate::call::{Origin, poncho_header, session_header};
 use crate::chat::{Generation, Prepared};
@@ -22,8 +23,6 @@ pub(crate) struct Call {
     pub(crate) origin: Origin,
     pub(crate) lines: ReplyLines,
     pub(crate) stream: bool,
-    /// What an empty request is answered with.
-    pub(crate) idle_reason: &'static str,
 }
 
 impl Call {
@@ -34,16 +33,15 @@ impl Call {
         shared: &Shared<'_>,
         headers: &HeaderMap,
     ) -> Self {
-        let unloads = shared.keep_alive.is_some_and(|keep_alive| keep_alive.is_over());
         let lines = ReplyLines::new(name, endpoint, origin.arrived)
             .with_logprobs(shared.logprobs)
             .with_poncho(shared.poncho || poncho_header(headers));
-        Self { origin, lines, stream: shared.stream, idle_reason: if unloads { "unload" } else { "load" } }
+        Self { origin, lines, stream: shared.stream }
     }
 
-    /// The answer to a request without a prompt.
+    /// The answer to a request without a prompt: the model is loaded.
     pub(crate) fn idle(&self) -> Response {
-        Json(self.lines.idle(self.idle_reason)).into_response()
+        Json(self.lines.idle("load")).into_response()
     }
 
     /// Prepares the prompt, and answers with the reply to it.
@@ -61,8 +59,14 @@ impl Call {
     }
 }
 
+/// The answer to a request without a prompt that wants the model to go. One that is not loaded is not loaded for it.
+pub(crate) async fn unload(app: &SharedApp, lines: ReplyLines) -> Result<Response, ApiError> {
+    app.models.unload(lines.name()).await?;
+    Ok(Json(lines.idle("unload")).into_response())
+}
+
 /// Limits, sampling and session.
-pub(crate) fn generation(shared: &Shared<'_>, headers: &HeaderMap) -> Result<Generation, ApiError> {
+pub(crate) fn generation(shared: &Shared<'_>, headers: &HeaderMap, base: &Generation) -> Result<Generation, ApiError> {
     if shared.top_logprobs > MAX_TOP_LOGPROBS {
         let reason = format!("it is {} and may be at most {MAX_TOP_LOGPROBS}", shared.top_logprobs);
         return Err(ApiError::field("top_logprobs", reason));
@@ -72,7 +76,7 @@ pub(crate) fn generation(shared: &Shared<'_>, headers: &HeaderMap) -> Result<Gen
         None => session_header(headers)?,
     };
     let defaults = Options::default();
-    let generation = shared.options.unwrap_or(&defaults).generation()?;
+    let generation = shared.options.unwrap_or(&defaults).generation(base)?;
     Ok(Generation { logprobs: shared.logprobs.then_some(shared.top_logprobs), session_id, ..generation })
 }
 

@@ -3,8 +3,9 @@
 //! Used by `/api/show` and by requests that want thinking. A template is rendered with a tool that no template knows:
 //! if its name comes out, the model hears of tools. It blocks, so callers run it off the async threads.
 
-use poncho_engine::Model;
 use poncho_engine::backend::{ChatPrompt, ChatRequest};
+
+use crate::served::ServedModel;
 
 /// A name that is in no template.
 const PROBE: &str = "poncho_probe_tool";
@@ -21,7 +22,7 @@ pub(crate) struct Capabilities {
 }
 
 impl Capabilities {
-    pub(crate) fn of(model: &Model) -> Self {
+    pub(crate) fn of(model: &ServedModel) -> Self {
         let info = model.info();
         let plain = render(model, String::new());
         let tool = format!(
@@ -50,7 +51,7 @@ impl Capabilities {
 }
 
 /// A template that refuses the question says that it cannot.
-fn render(model: &Model, tools_json: String) -> Option<ChatPrompt> {
+fn render(model: &ServedModel, tools_json: String) -> Option<ChatPrompt> {
     let messages_json = r#"[{"role":"user","content":"Hello"}]"#.to_owned();
     model.apply_chat_template(&ChatRequest { messages_json, tools_json, ..ChatRequest::default() }).ok()
 }

@@ -5,9 +5,9 @@ use axum::http::HeaderMap;
 use axum::response::Response;
 use tokio::time::Instant;
 
-use super::call::{Call, check_thinking, generation};
+use super::call::{Call, check_thinking, generation, unload};
 use super::convert::{messages, schema, thinking};
-use super::lines::Endpoint;
+use super::lines::{Endpoint, ReplyLines};
 use super::names;
 use super::types::ChatBody;
 use crate::app::SharedApp;
@@ -15,9 +15,10 @@ use crate::body::Json;
 use crate::call::Origin;
 use crate::chat::{ChatTurn, Choice, Tool, prepare_chat};
 use crate::error::ApiError;
+use crate::keep_alive::KeepAlive;
 use crate::openai::convert::tool_json;
 
-/// Answers a conversation; without messages it only says that the model is there.
+/// Answers a conversation; without messages it only loads or unloads the model.
 pub(crate) async fn create(
     State(app): State<SharedApp>,
     headers: HeaderMap,
@@ -25,8 +26,12 @@ pub(crate) async fn create(
 ) -> Result<Response, ApiError> {
     let arrived = Instant::now();
     let name = names::required(body.model.as_deref())?.to_owned();
-    let model = names::find(&app.models, &name)?;
     let shared = body.shared();
+    let unloads = shared.keep_alive.is_some_and(KeepAlive::is_over);
+    if unloads && body.messages.as_deref().unwrap_or_default().is_empty() {
+        return unload(&app, ReplyLines::new(&name, Endpoint::Chat, arrived)).await;
+    }
+    let model = app.models.resolve_keeping(&name, shared.keep_alive).await?;
     let tools = body.tools.iter().flatten().enumerate().map(|(at, tool)| tool_json(at, tool));
     let think = shared.think;
     let (thinking, template_kwargs) = thinking(think);
@@ -39,7 +44,7 @@ pub(crate) async fn create(
         template_kwargs,
         thinking,
         reply_start: String::new(),
-        generation: generation(&shared, &headers)?,
+        generation: generation(&shared, &headers, model.defaults().generation())?,
     };
     let call = Call::new(Origin { app, model, arrived }, &name, Endpoint::Chat, &shared, &headers);
     if turn.messages.is_empty() {

@@ -26,7 +26,7 @@ const MAX_INPUTS: usize = 2048;
 pub(crate) async fn embed(State(app): State<SharedApp>, Json(body): Json<EmbedBody>) -> Result<Json<Value>, ApiError> {
     let arrived = Instant::now();
     let name = names::required(body.model.as_deref())?;
-    let model = names::find(&app.models, name)?;
+    let model = app.models.resolve_keeping(name, body.keep_alive).await?;
     check_dimensions(body.dimensions, &model)?;
     let mut texts = body.input.map(|input| input.0).unwrap_or_default();
     // An empty text asks for nothing but the model.
@@ -54,7 +54,7 @@ pub(crate) async fn embeddings(
     State(app): State<SharedApp>,
     Json(body): Json<EmbeddingsBody>,
 ) -> Result<Json<Value>, ApiError> {
-    let model = names::find(&app.models, names::required(body.model.as_deref())?)?;
+    let model = app.models.resolve_keeping(names::required(body.model.as_deref())?, body.keep_alive).await?;
     let texts: Vec<String> = body.prompt.into_iter().filter(|prompt| !prompt.is_empty()).collect();
     let job = Job { texts, field: "prompt", truncates: true, normalises: false };
     let (vectors, _) = job.run(&app, model).await?;

@@ -12,9 +12,9 @@ use poncho_engine::{EngineError, Grammar, GrammarSource};
 use serde_json::json;
 use tokio::time::Instant;
 
-use super::call::{Call, check_thinking, generation};
+use super::call::{Call, check_thinking, generation, unload};
 use super::convert::{check_images, schema, thinking};
-use super::lines::Endpoint;
+use super::lines::{Endpoint, ReplyLines};
 use super::names;
 use super::template::{Part, Template, Values};
 use super::types::{GenerateBody, Think};
@@ -23,9 +23,10 @@ use crate::body::Json;
 use crate::call::Origin;
 use crate::chat::{ChatTurn, Generation, Prepared, prepare_chat, prepare_text};
 use crate::error::ApiError;
+use crate::keep_alive::KeepAlive;
 use crate::served::ServedModel;
 
-/// Answers a prompt; without one it only says that the model is there.
+/// Answers a prompt; without one it only loads or unloads the model.
 pub(crate) async fn create(
     State(app): State<SharedApp>,
     headers: HeaderMap,
@@ -33,16 +34,19 @@ pub(crate) async fn create(
 ) -> Result<Response, ApiError> {
     let arrived = Instant::now();
     let name = names::required(body.model.as_deref())?.to_owned();
-    let model = names::find(&app.models, &name)?;
     let shared = body.shared();
+    let endpoint = Endpoint::Generate { tells_context: !body.raw.unwrap_or(false) };
+    if shared.keep_alive.is_some_and(KeepAlive::is_over) && text(body.prompt.as_ref()).is_empty() {
+        return unload(&app, ReplyLines::new(&name, endpoint, arrived)).await;
+    }
+    let model = app.models.resolve_keeping(&name, shared.keep_alive).await?;
     let asked = Asked {
         prompt: prompt(&body, &model)?,
         context: context(&body, &model)?,
         json_schema: schema(shared.format)?,
         think: shared.think,
-        generation: generation(&shared, &headers)?,
+        generation: generation(&shared, &headers, model.defaults().generation())?,
     };
-    let endpoint = Endpoint::Generate { tells_context: !body.raw.unwrap_or(false) };
     let call = Call::new(Origin { app, model, arrived }, &name, endpoint, &shared, &headers);
     if text(body.prompt.as_ref()).is_empty() {
         return Ok(call.idle());
@@ -91,6 +95,7 @@ fn prompt(body: &GenerateBody, model: &ServedModel) -> Result<Prompt, ApiError> 
         if !suffix.is_empty() && !parsed.has_suffix() {
             return Err(ApiError::field("suffix", "the template has no place for it; write {{ .Suffix }} there"));
         }
+        let system = if system.is_empty() { model.defaults().system().unwrap_or_default() } else { system };
         return Ok(Prompt::Parts(parsed.render(Values { system, prompt, suffix })));
     }
     if !suffix.is_empty() {

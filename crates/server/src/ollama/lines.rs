@@ -73,6 +73,11 @@ impl ReplyLines {
         Self { wants_poncho, ..self }
     }
 
+    /// The model's name as the client wrote it.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
     /// The answer to a request that asked for nothing.
     pub(crate) fn idle(&self, reason: &'static str) -> Line<'_> {
         self.line(Piece::default(), Some(End { reason, timings: None, context: None, poncho: None }))

@@ -10,17 +10,23 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use axum::extract::State;
 use poncho_cache::gguf_identity::{GgufValue, gguf_metadata};
 use poncho_cache::{QuantType, to_hex};
-use poncho_engine::{Model, Sampling};
+use poncho_engine::Model;
 use serde_json::{Map, Number, Value, json};
+use tokio::time::Instant;
 
 use super::capabilities::Capabilities;
 use super::lines::timestamp;
 use super::names;
-use super::types::{Details, ListedOut, LoadedOut, ShowAnswer, ShowBody};
+use super::types::{Details, ListedOut, LoadedOut, ProgressOut, ShowAnswer, ShowBody};
 use crate::app::SharedApp;
 use crate::body::Json;
 use crate::call::blocking;
+use crate::defaults::ServedDefaults;
 use crate::error::ApiError;
+use crate::library::{LibraryFacts, LibraryModel};
+use crate::manager::{InMemory, Place};
+use crate::models::Source;
+use crate::served::ServedModel;
 
 /// Longer arrays are told only when asked for.
 const SHORT_ARRAY: usize = 5;
@@ -29,66 +35,133 @@ const FOREVER: Duration = Duration::from_secs(9_223_372_036);
 
 /// Every name that requests may use.
 pub(crate) async fn tags(State(app): State<SharedApp>) -> Result<Json<Value>, ApiError> {
-    let listed = app.models.list();
+    let listed = app.models.list().await?;
     let started = app.models.started();
     blocking("listed the models", move || {
         let models = listed.iter().map(|listed| {
-            let (name, file) = (names::tagged(&listed.id), FileFacts::of(&listed.model, started));
-            ListedOut {
-                name: name.clone(),
-                model: name,
-                modified_at: timestamp(file.modified),
-                size: file.size,
-                digest: to_hex(&listed.model.file().fingerprint),
-                details: details(&listed.model),
-            }
+            let name = names::tagged(&listed.id);
+            let (size, modified, digest) = match &listed.source {
+                Source::Loaded(model) => {
+                    let file = FileFacts::of(model, started);
+                    (file.size, file.modified, to_hex(&model.file().fingerprint))
+                }
+                Source::Installed(model) => {
+                    let facts = &model.facts;
+                    (facts.size, facts.modified.unwrap_or_else(|| at(started)), facts.digest.clone())
+                }
+            };
+            let details = source_details(&listed.source);
+            ListedOut { name: name.clone(), model: name, modified_at: timestamp(modified), size, digest, details }
         });
         Ok(Json(json!({"models": models.collect::<Vec<ListedOut>>()})))
     })
     .await
 }
 
-/// The models that are loaded. None of them goes by itself.
+/// The models that are in memory, with those on their way in and out.
 pub(crate) async fn ps(State(app): State<SharedApp>) -> Json<Value> {
-    let expires_at = timestamp(SystemTime::now() + FOREVER);
-    let loaded = app.models.engine().models().into_iter().map(|model| {
-        let name = names::tagged(model.id());
-        LoadedOut {
-            name: name.clone(),
-            model: name,
-            size: model.info().size_bytes,
-            digest: to_hex(&model.file().fingerprint),
-            details: details(&model),
-            expires_at: expires_at.clone(),
-            // The engine does not tell which part of a model lies on a GPU.
-            size_vram: 0,
-            context_length: model.limits().context,
-        }
-    });
-    Json(json!({"models": loaded.collect::<Vec<LoadedOut>>()}))
+    let listed: Vec<LoadedOut> = app.models.in_memory().iter().map(in_memory).collect();
+    Json(json!({"models": listed}))
 }
 
-/// All about a model.
+fn in_memory(listed: &InMemory) -> LoadedOut {
+    let name = names::tagged(&listed.id);
+    let left = listed.expires.map_or(FOREVER, |at| at.saturating_duration_since(Instant::now()));
+    let facts = &listed.known.facts;
+    let (state, details, digest, context_length, progress) = match &listed.place {
+        Place::Ready(model) => {
+            ("loaded", details(model), to_hex(&model.file().fingerprint), model.limits().context, None)
+        }
+        Place::Unloading => ("unloading", facts_details(facts), facts.digest.clone(), 0, None),
+        Place::Loading(progress) => {
+            let (completed, total) = progress.bytes();
+            let progress = ProgressOut { completed, total };
+            ("loading", facts_details(facts), facts.digest.clone(), 0, Some(progress))
+        }
+    };
+    LoadedOut {
+        name: name.clone(),
+        model: name,
+        size: listed.bytes,
+        digest,
+        details,
+        expires_at: timestamp(SystemTime::now() + left),
+        // The engine does not tell which part of a model lies on a GPU.
+        size_vram: 0,
+        context_length,
+        state,
+        requests: listed.users,
+        progress,
+    }
+}
+
+/// All about a model, loaded or not.
 pub(crate) async fn show(
     State(app): State<SharedApp>,
     Json(body): Json<ShowBody>,
 ) -> Result<Json<ShowAnswer>, ApiError> {
     let named = body.model.as_deref().filter(|name| !name.is_empty()).or(body.name.as_deref());
     let name = names::required(named)?.to_owned();
-    let model = names::find(&app.models, &name)?;
     let longest_array = if body.verbose.unwrap_or(false) { usize::MAX } else { SHORT_ARRAY };
     let started = app.models.started();
-    blocking("described a model", move || Ok(Json(describe(&model, &name, longest_array, started)))).await
+    match app.models.look_up(&name).await? {
+        Source::Loaded(model) => {
+            let model = app.models.shown(model);
+            blocking("described a model", move || Ok(Json(describe(&model, &name, longest_array, started)))).await
+        }
+        Source::Installed(model) => {
+            blocking("described a model", move || describe_installed(&model, &name, longest_array, started).map(Json))
+                .await
+        }
+    }
 }
 
-fn describe(model: &Model, name: &str, longest_array: usize, started: u64) -> ShowAnswer {
-    let template = model.chat_template().unwrap_or_default();
-    let parameters = parameters(model);
+/// What the library and the file say of a model that is not loaded.
+fn describe_installed(
+    model: &LibraryModel,
+    name: &str,
+    longest_array: usize,
+    started: u64,
+) -> Result<ShowAnswer, ApiError> {
+    let stored = gguf_metadata(&model.config.model.path, longest_array).unwrap_or_default();
+    let own = stored.iter().find_map(|(key, value)| match value {
+        GgufValue::Text(text) if key == "tokenizer.chat_template" => Some(text.clone()),
+        _ => None,
+    });
+    let template = model.defaults.template.clone().or(own).unwrap_or_default();
+    let defaults = ServedDefaults::new(&model.defaults)?;
+    let parameters = parameters(model.config.context.n_ctx as usize, &defaults);
+    let embeds = stored.iter().any(|(key, _)| key.ends_with(".pooling_type"));
+    let capabilities = Capabilities {
+        embedding: embeds,
+        tools: template.contains("tools"),
+        thinking: template.contains("think"),
+        insert: stored.iter().any(|(key, _)| key == "tokenizer.ggml.fim_mid_token_id"),
+    };
+    let info = stored.into_iter().filter(|(key, _)| !key.starts_with("tokenizer.chat_template"));
+    Ok(ShowAnswer {
+        license: model.facts.license.clone(),
+        modelfile: modelfile(name, &template, &defaults, &parameters),
+        parameters: parameter_lines(&parameters),
+        template,
+        system: model.defaults.system.clone(),
+        details: facts_details(&model.facts),
+        model_info: info.map(|(key, value)| (key, value_json(value))).collect(),
+        capabilities: capabilities.words(),
+        modified_at: timestamp(model.facts.modified.unwrap_or_else(|| at(started))),
+    })
+}
+
+fn describe(model: &ServedModel, name: &str, longest_array: usize, started: u64) -> ShowAnswer {
+    let defaults = model.defaults();
+    let template = defaults.template().map(str::to_owned).or_else(|| model.chat_template()).unwrap_or_default();
+    let parameters = parameters(model.limits().context, defaults);
     ShowAnswer {
         license: model.metadata("general.license"),
-        modelfile: modelfile(name, &template, &parameters),
-        parameters: parameters.iter().map(|(name, value)| format!("{name:<30} {value}")).collect::<Vec<_>>().join("\n"),
+        modelfile: modelfile(name, &template, defaults, &parameters),
+        parameters: parameter_lines(&parameters),
         template,
+        system: defaults.system().map(str::to_owned),
         details: details(model),
         model_info: model_info(model, longest_array),
         capabilities: Capabilities::of(model).words(),
@@ -97,27 +170,61 @@ fn describe(model: &Model, name: &str, longest_array: usize, started: u64) -> Sh
 }
 
 /// What is used where a request says nothing.
-fn parameters(model: &Model) -> Vec<(&'static str, String)> {
-    let sampling = Sampling::default();
-    vec![
-        ("num_ctx", model.limits().context.to_string()),
+fn parameters(context: usize, defaults: &ServedDefaults) -> Vec<(&'static str, String)> {
+    let sampling = &defaults.generation().sampling;
+    let mut all = vec![
+        ("num_ctx", context.to_string()),
         ("temperature", sampling.temperature.to_string()),
         ("top_k", sampling.top_k.to_string()),
         ("top_p", sampling.top_p.to_string()),
         ("min_p", sampling.min_p.to_string()),
         ("repeat_penalty", sampling.repetition_penalty.to_string()),
-    ]
+    ];
+    all.extend(sampling.seed.map(|seed| ("seed", seed.to_string())));
+    all.extend(defaults.generation().max_tokens.map(|count| ("num_predict", count.to_string())));
+    all.extend(defaults.generation().stop.iter().map(|stop| ("stop", json!(stop).to_string())));
+    all
 }
 
-fn modelfile(name: &str, template: &str, parameters: &[(&'static str, String)]) -> String {
+fn parameter_lines(parameters: &[(&'static str, String)]) -> String {
+    parameters.iter().map(|(name, value)| format!("{name:<30} {value}")).collect::<Vec<_>>().join("\n")
+}
+
+fn modelfile(name: &str, template: &str, defaults: &ServedDefaults, parameters: &[(&'static str, String)]) -> String {
     let mut text = format!("FROM {name}\n");
     if !template.is_empty() {
         let _ = writeln!(text, "TEMPLATE \"\"\"{template}\"\"\"");
+    }
+    if let Some(system) = defaults.system() {
+        let _ = writeln!(text, "SYSTEM \"\"\"{system}\"\"\"");
     }
     for (name, value) in parameters {
         let _ = writeln!(text, "PARAMETER {name} {value}");
     }
     text
+}
+
+fn at(unix_seconds: u64) -> SystemTime {
+    UNIX_EPOCH + Duration::from_secs(unix_seconds)
+}
+
+fn source_details(source: &Source) -> Details {
+    match source {
+        Source::Loaded(model) => details(model),
+        Source::Installed(model) => facts_details(&model.facts),
+    }
+}
+
+fn facts_details(facts: &LibraryFacts) -> Details {
+    let unknown = || "unknown".to_owned();
+    Details {
+        parent_model: "",
+        format: "gguf",
+        family: facts.architecture.clone(),
+        families: vec![facts.architecture.clone()],
+        parameter_size: parameter_size(facts.parameters),
+        quantization_level: Some(facts.quantisation.clone()).filter(|name| !name.is_empty()).unwrap_or_else(unknown),
+    }
 }
 
 fn details(model: &Model) -> Details {
@@ -198,7 +305,7 @@ impl FileFacts {
         let modified = found.iter().filter_map(|file| file.modified().ok()).max();
         Self {
             size: if size > 0 { size } else { model.info().size_bytes },
-            modified: modified.unwrap_or(UNIX_EPOCH + Duration::from_secs(started)),
+            modified: modified.unwrap_or_else(|| at(started)),
         }
     }
 }

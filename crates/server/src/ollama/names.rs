@@ -3,8 +3,6 @@
 //! Used by every endpoint of the dialect. A name is only ever compared; it must never become a path.
 
 use crate::error::ApiError;
-use crate::models::Models;
-use crate::served::ServedModel;
 
 const LATEST: &str = ":latest";
 
@@ -14,14 +12,14 @@ pub(crate) fn required(name: Option<&str>) -> Result<&str, ApiError> {
     named.ok_or_else(|| ApiError::field("model", "model is required; name one of /api/tags"))
 }
 
-/// The model of that name, with or without `:latest`.
-pub(crate) fn find(models: &Models, name: &str) -> Result<ServedModel, ApiError> {
-    let other = match name.strip_suffix(LATEST) {
-        Some(bare) => bare.to_owned(),
-        None if has_tag(name) => return models.resolve(name),
-        None => format!("{name}{LATEST}"),
-    };
-    models.resolve(name).or_else(|unknown| models.resolve(&other).map_err(|_| unknown))
+/// The other way to write a name: with `:latest` if it has no tag, without if that is its tag.
+pub(crate) fn other_form(name: &str) -> Option<String> {
+    match name.strip_suffix(LATEST) {
+        Some(bare) if bare.is_empty() || has_tag(bare) => None,
+        Some(bare) => Some(bare.to_owned()),
+        None if has_tag(name) => None,
+        None => Some(format!("{name}{LATEST}")),
+    }
 }
 
 /// The name with its tag.
@@ -48,6 +46,15 @@ mod tests {
             ("host:80/org/name:q4", "host:80/org/name:q4"),
         ] {
             assert_eq!(tagged(name), with_tag);
+        }
+        for (name, other) in [
+            ("llama", Some("llama:latest")),
+            ("llama:latest", Some("llama")),
+            ("llama:1b", None),
+            (":latest", None),
+            ("a:latest:latest", None),
+        ] {
+            assert_eq!(other_form(name).as_deref(), other, "{name}");
         }
         assert!(required(Some("")).is_err() && required(None).is_err());
         assert_eq!(required(Some("x")).unwrap(), "x");

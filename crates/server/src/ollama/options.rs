@@ -1,6 +1,6 @@
 //! `options`: how a reply is generated, in Ollama's words.
 //!
-//! Whatever is left out has the engine's defaults, as in the other dialects. Options that belong to loading (`num_gpu`,
+//! Whatever is left out has the model's defaults, as in the other dialects. Options that belong to loading (`num_gpu`,
 //! `num_batch`, `num_thread`, ..) and samplers that are not built are accepted and ignored. So is `num_ctx`: a context
 //! is as large as it was loaded, most clients send a number of their own, and a prompt that does not fit is refused.
 
@@ -71,9 +71,9 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// Limits and sampling.
-    pub(crate) fn generation(&self) -> Result<Generation, ApiError> {
-        let default = Sampling::default();
+    /// Limits and sampling; `base` has what is left out.
+    pub(crate) fn generation(&self, base: &Generation) -> Result<Generation, ApiError> {
+        let default = base.sampling.clone();
         let checked = |name: &str, value: Option<f32>, default: f32, low: f32, high: f32| match value {
             Some(value) if !(low..=high).contains(&value) => {
                 Err(ApiError::field(format!("options.{name}"), format!("it is {value} and must lie in {low}..={high}")))
@@ -112,14 +112,20 @@ impl Options {
                 Some(Integer(count)) => u32::try_from(count).ok(),
             },
             // Ollama's word for "choose one yourself".
-            seed: self.seed.filter(|Integer(seed)| *seed != -1).map(|Integer(seed)| seed.cast_unsigned()),
+            seed: match self.seed {
+                None => default.seed,
+                Some(Integer(seed)) => Some(seed).filter(|seed| *seed != -1).map(i64::cast_unsigned),
+            },
             ..default
         };
         Ok(Generation {
             // Zero and less mean "until the model stops".
-            max_tokens: self.num_predict.map(|Integer(count)| saturated(count)).filter(|count| *count > 0),
+            max_tokens: match self.num_predict {
+                None => base.max_tokens,
+                Some(Integer(count)) => Some(saturated(count)).filter(|count| *count > 0),
+            },
             sampling,
-            stop: self.stop.as_ref().map(|stop| stop.0.clone()).unwrap_or_default(),
+            stop: self.stop.as_ref().map_or_else(|| base.stop.clone(), |stop| stop.0.clone()),
             ..Generation::default()
         })
     }
@@ -137,7 +143,7 @@ mod tests {
     use super::*;
 
     fn generation(options: &Value) -> Generation {
-        serde_json::from_str::<Options>(&options.to_string()).unwrap().generation().unwrap()
+        serde_json::from_str::<Options>(&options.to_string()).unwrap().generation(&Generation::default()).unwrap()
     }
 
     #[test]
@@ -195,7 +201,7 @@ mod tests {
             (json!({"presence_penalty": 1e300}), "options.presence_penalty: "),
         ] {
             let read: Options = serde_json::from_str(&options.to_string()).unwrap();
-            let said = read.generation().unwrap_err().to_string();
+            let said = read.generation(&Generation::default()).unwrap_err().to_string();
             assert!(said.starts_with(field), "{said}");
         }
         for wrong in

@@ -1,4 +1,4 @@
-//! The `template` of a generate request: the plain part of Go's template language.
+//! The `template` of a generate request or a Modelfile: the plain part of Go's template language.
 //!
 //! Texts, the fields `.System`, `.Prompt`, `.Suffix` and `.Response`, `if` / `else` / `end` over one field, comments, and
 //! the dashes that trim white space: what the templates of single prompts are made of. Anything else is refused. What
@@ -88,6 +88,30 @@ impl Template {
         holds(&self.0, Field::Suffix)
     }
 
+    /// The same as a chat template, which sees all messages: each reply ends a turn, and a turn is written once.
+    pub(crate) fn to_chat_template(&self) -> String {
+        let (mut open, mut closed) = (String::new(), String::new());
+        to_jinja(&self.0, Reply::Expected, &mut open);
+        to_jinja(&self.0, Reply::Given, &mut closed);
+        if !holds(&self.0, Field::Response) {
+            closed.push_str("{{- turn.response -}}");
+        }
+        let reset = "{%- set turn.system = '' -%}{%- set turn.prompt = '' -%}{%- set turn.waits = false -%}";
+        format!(
+            "{{%- set turn = namespace(system='', prompt='', response='', suffix='', waits=false) -%}}\
+             {{%- for message in messages -%}}\
+             {{%- if message.role == 'system' -%}}{{%- set turn.system = message.content -%}}\
+             {{%- elif message.role == 'user' -%}}\
+             {{%- if turn.waits -%}}{open}{reset}{{%- endif -%}}\
+             {{%- set turn.prompt = message.content -%}}{{%- set turn.waits = true -%}}\
+             {{%- elif message.role == 'assistant' -%}}\
+             {{%- set turn.response = message.content -%}}{closed}{reset}\
+             {{%- endif -%}}\
+             {{%- endfor -%}}\
+             {{%- if add_generation_prompt or turn.waits -%}}{open}{{%- endif -%}}"
+        )
+    }
+
     /// The prompt, up to the place where the model goes on.
     pub(crate) fn render(&self, values: Values<'_>) -> Vec<Part> {
         let mut parts = Vec::new();
@@ -108,6 +132,44 @@ fn holds(nodes: &[Node], wanted: Field) -> bool {
         Node::Text(_) => false,
         Node::Field(field) => *field == wanted,
         Node::If { then, otherwise, .. } => holds(then, wanted) || holds(otherwise, wanted),
+    })
+}
+
+/// Whether the turn that is written has its reply.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reply {
+    Given,
+    Expected,
+}
+
+/// Writes nodes in the language of chat templates; false once the place of an expected reply was reached.
+fn to_jinja(nodes: &[Node], reply: Reply, out: &mut String) -> bool {
+    let name = |field: Field| match field {
+        Field::System => "system",
+        Field::Prompt => "prompt",
+        Field::Suffix => "suffix",
+        Field::Response => "response",
+    };
+    nodes.iter().all(|node| match node {
+        Node::Field(Field::Response) if reply == Reply::Expected => false,
+        Node::Field(field) => {
+            out.push_str(&format!("{{{{- turn.{} -}}}}", name(*field)));
+            true
+        }
+        // As a literal: braces in it must not be read as the template's own.
+        Node::Text(text) => {
+            out.push_str(&format!("{{{{- {} -}}}}", serde_json::Value::from(text.as_str())));
+            true
+        }
+        Node::If { field, then, otherwise } => {
+            out.push_str(&format!("{{%- if turn.{} -%}}", name(*field)));
+            let then_goes_on = to_jinja(then, reply, out);
+            out.push_str("{%- else -%}");
+            let otherwise_goes_on = to_jinja(otherwise, reply, out);
+            out.push_str("{%- endif -%}");
+            // A reply inside of a block ends the prompt whatever the block's condition: what follows is its end.
+            then_goes_on && otherwise_goes_on
+        }
     })
 }
 

@@ -10,10 +10,10 @@ use serde::{Deserialize as DeserializeDerive, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
-use super::duration::KeepAlive;
 use super::options::{Integer, Options};
 use crate::body::Object;
 use crate::call::PonchoFacts;
+use crate::keep_alive::KeepAlive;
 use crate::openai::types::{Texts, ToolDefinition};
 
 /// Adds the fields that generate and chat share to a request, and a way to read them alike.
@@ -158,7 +158,6 @@ pub(crate) struct EmbedBody {
     pub(crate) dimensions: Option<Integer>,
     #[expect(dead_code, reason = "read so that a wrong type is refused")]
     pub(crate) options: Option<Object<Options>>,
-    #[expect(dead_code, reason = "read so that a wrong type is refused")]
     pub(crate) keep_alive: Option<KeepAlive>,
 }
 
@@ -169,7 +168,6 @@ pub(crate) struct EmbeddingsBody {
     pub(crate) prompt: Option<String>,
     #[expect(dead_code, reason = "read so that a wrong type is refused")]
     pub(crate) options: Option<Object<Options>>,
-    #[expect(dead_code, reason = "read so that a wrong type is refused")]
     pub(crate) keep_alive: Option<KeepAlive>,
 }
 
@@ -313,6 +311,20 @@ pub(crate) struct LoadedOut {
     pub(crate) expires_at: String,
     pub(crate) size_vram: u64,
     pub(crate) context_length: usize,
+    /// Ours: `loading`, `loaded` or `unloading`.
+    pub(crate) state: &'static str,
+    /// Ours: requests that use it or wait for it.
+    pub(crate) requests: usize,
+    /// Ours: how far a load is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) progress: Option<ProgressOut>,
+}
+
+/// How far a load is; both 0 while nothing of the file has to be read.
+#[derive(Debug, Serialize)]
+pub(crate) struct ProgressOut {
+    pub(crate) completed: u64,
+    pub(crate) total: u64,
 }
 
 /// All about a model.
@@ -323,6 +335,8 @@ pub(crate) struct ShowAnswer {
     pub(crate) modelfile: String,
     pub(crate) parameters: String,
     pub(crate) template: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) system: Option<String>,
     pub(crate) details: Details,
     pub(crate) model_info: Map<String, Value>,
     pub(crate) capabilities: Vec<&'static str>,

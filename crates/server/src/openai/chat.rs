@@ -30,9 +30,9 @@ pub(crate) async fn create(
     if body.session_id.is_none() {
         body.session_id = session_header(&headers)?;
     }
-    let model = app.models.resolve(model_name(body.model.as_deref())?)?;
+    let model = app.models.resolve(model_name(body.model.as_deref())?).await?;
     let n = choices(body.n, body.session_id.as_deref())?;
-    let turn = chat_turn(&body)?;
+    let turn = chat_turn(&body, model.defaults().generation())?;
     let wants_logprobs = turn.generation.logprobs.is_some();
     let include_usage = body.stream_options.as_ref().and_then(|options| options.include_usage).unwrap_or(false);
     let poncho = body.poncho.unwrap_or(false) || poncho_header(&headers);

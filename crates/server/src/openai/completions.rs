@@ -45,7 +45,7 @@ pub(crate) async fn create(
     if body.session_id.is_none() {
         body.session_id = session_header(&headers)?;
     }
-    let model = app.models.resolve(model_name(body.model.as_deref())?)?;
+    let model = app.models.resolve(model_name(body.model.as_deref())?).await?;
     let n = choices(body.n, body.session_id.as_deref())?;
     check_options(&body)?;
     let fill = body.suffix.as_deref().filter(|suffix| !suffix.is_empty());
@@ -55,8 +55,8 @@ pub(crate) async fn create(
     if prompts.len() > 1 && body.session_id.is_some() {
         return Err(ApiError::field("prompt", "a session holds one prompt; send one or leave the session out"));
     }
-    let mut generation = generation(&body.shared())?;
-    generation.max_tokens = Some(body.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS));
+    let mut generation = generation(&body.shared(), model.defaults().generation())?;
+    generation.max_tokens = Some(generation.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS));
     generation.logprobs = body.logprobs;
     let echo: Vec<String> = if body.echo.unwrap_or(false) {
         prompts.iter().map(|prompt| prompt.text(&model)).collect()

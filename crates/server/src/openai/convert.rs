@@ -39,16 +39,16 @@ pub(crate) fn choices(n: Option<u32>, session: Option<&str>) -> Result<u32, ApiE
     Ok(n)
 }
 
-/// Limits and sampling.
-pub(crate) fn generation(shared: &Shared<'_>) -> Result<Generation, ApiError> {
-    let default = Sampling::default();
+/// Limits and sampling; `base` has what is left out.
+pub(crate) fn generation(shared: &Shared<'_>, base: &Generation) -> Result<Generation, ApiError> {
+    let default = base.sampling.clone();
     let mut logit_bias = Vec::new();
     for (token, bias) in shared.logit_bias.into_iter().flatten() {
         let id = token.parse().map_err(|_| ApiError::field(format!("logit_bias.{token}"), "it is no token id"))?;
         logit_bias.push((id, *bias));
     }
     Ok(Generation {
-        max_tokens: shared.max_tokens,
+        max_tokens: shared.max_tokens.or(base.max_tokens),
         sampling: Sampling {
             temperature: shared.temperature.unwrap_or(default.temperature),
             top_p: shared.top_p.unwrap_or(default.top_p),
@@ -57,11 +57,11 @@ pub(crate) fn generation(shared: &Shared<'_>) -> Result<Generation, ApiError> {
             repetition_penalty: shared.repetition_penalty.unwrap_or(default.repetition_penalty),
             presence_penalty: shared.presence_penalty.unwrap_or(default.presence_penalty),
             frequency_penalty: shared.frequency_penalty.unwrap_or(default.frequency_penalty),
-            seed: shared.seed.map(i64::cast_unsigned),
+            seed: shared.seed.map(i64::cast_unsigned).or(default.seed),
             logit_bias,
             ..default
         },
-        stop: shared.stop.map(|stop| stop.0.clone()).unwrap_or_default(),
+        stop: shared.stop.map_or_else(|| base.stop.clone(), |stop| stop.0.clone()),
         logprobs: None,
         session_id: shared.session_id.map(str::to_owned),
         exact: shared.exact,
@@ -71,15 +71,15 @@ pub(crate) fn generation(shared: &Shared<'_>) -> Result<Generation, ApiError> {
 }
 
 /// The turn that a chat request asks for.
-pub(crate) fn chat_turn(body: &ChatRequestBody) -> Result<ChatTurn, ApiError> {
+pub(crate) fn chat_turn(body: &ChatRequestBody, base: &Generation) -> Result<ChatTurn, ApiError> {
     if body.messages.is_empty() {
         return Err(ApiError::field("messages", "it is empty; send at least one message"));
     }
     let messages = body.messages.iter().enumerate().map(|(at, message)| message_json(at, message));
     let tools = body.tools.iter().flatten().enumerate().map(|(at, tool)| tool_json(at, tool));
     let tools = tools.collect::<Result<Vec<Tool>, ApiError>>()?;
-    let mut generation = generation(&body.shared())?;
-    generation.max_tokens = body.max_completion_tokens.or(body.max_tokens);
+    let mut generation = generation(&body.shared(), base)?;
+    generation.max_tokens = body.max_completion_tokens.or(body.max_tokens).or(base.max_tokens);
     if let Some(top) = body.top_logprobs.filter(|top| *top > MAX_TOP_LOGPROBS) {
         return Err(ApiError::field("top_logprobs", format!("it is {top} and may be at most {MAX_TOP_LOGPROBS}")));
     }

@@ -98,7 +98,7 @@ pub(crate) async fn create(
     State(app): State<SharedApp>,
     Json(body): Json<EmbeddingsBody>,
 ) -> Result<Json<EmbeddingsOut>, ApiError> {
-    let model = app.models.resolve(model_name(body.model.as_deref())?)?;
+    let model = app.models.resolve(model_name(body.model.as_deref())?).await?;
     let encoding = Encoding::read(body.encoding_format.as_deref())?;
     let width = model.info().n_embd_out;
     if let Some(dimensions) = body.dimensions.filter(|dimensions| *dimensions != width) {

@@ -422,13 +422,17 @@ pub(crate) struct ModelOut {
 /// What else is known of a model.
 #[derive(Debug, Serialize)]
 pub(crate) struct ModelMeta {
-    /// The name it is loaded under; differs for an alias.
+    /// The full name of the model; differs for an alias.
     pub(crate) model: String,
+    /// Whether it is in memory; else the next request loads it.
+    pub(crate) loaded: bool,
     pub(crate) architecture: String,
     pub(crate) n_ctx: usize,
-    pub(crate) n_ctx_train: u32,
-    pub(crate) n_vocab: u32,
-    pub(crate) n_embd: u32,
+    pub(crate) n_ctx_train: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) n_vocab: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) n_embd: Option<u32>,
     pub(crate) n_params: u64,
     pub(crate) size: u64,
 }

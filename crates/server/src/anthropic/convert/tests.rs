@@ -14,7 +14,7 @@ fn body(fields: &Value) -> MessagesBody {
 }
 
 fn read(fields: &Value) -> Asked {
-    asked(&body(fields), None).unwrap_or_else(|error| panic!("{fields}: {error}"))
+    asked(&body(fields), None, &Generation::default()).unwrap_or_else(|error| panic!("{fields}: {error}"))
 }
 
 const TOOL: &str = r#"{"name": "weather", "description": "Tells it", "input_schema": {"type": "object", "properties": {"z": {}, "a": {}}}}"#;
@@ -39,7 +39,7 @@ fn sampling_and_limits_are_taken_over() {
 #[test]
 fn tools_keep_their_order_inside() {
     let text = format!(r#"{{"messages": [{{"role": "user", "content": "x"}}], "tools": [{TOOL}]}}"#);
-    let turn = asked(&parse(text.as_bytes()).unwrap(), None).unwrap().turn;
+    let turn = asked(&parse(text.as_bytes()).unwrap(), None, &Generation::default()).unwrap().turn;
     let expected = r#"{"type":"function","function":{"name":"weather","description":"Tells it","parameters":{"type": "object", "properties": {"z": {}, "a": {}}}}}"#;
     assert_eq!((turn.tools[0].name.as_str(), turn.tools[0].json.as_str()), ("weather", expected));
     let custom = json!({"type": "custom", "name": "f", "input_schema": {}, "cache_control": {"type": "ephemeral"}});
@@ -129,9 +129,13 @@ fn what_cannot_be_is_refused_by_name() {
         (json!({"messages": begun, "tools": [tool()], "tool_choice": {"type": "any"}}), "messages"),
     ];
     for (fields, field) in cases {
-        let said = asked(&body(&fields), None).unwrap_err().to_string();
+        let said = asked(&body(&fields), None, &Generation::default()).unwrap_err().to_string();
         assert!(said.starts_with(&format!("{field}: ")), "{fields}: {said}");
     }
-    let said = asked(&body(&json!({"tools": [{"type": "web_search_20250305", "name": "web_search"}]})), None);
+    let said = asked(
+        &body(&json!({"tools": [{"type": "web_search_20250305", "name": "web_search"}]})),
+        None,
+        &Generation::default(),
+    );
     assert!(said.unwrap_err().to_string().contains("web_search"), "the tool is named");
 }

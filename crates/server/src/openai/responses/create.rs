@@ -34,11 +34,15 @@ pub(crate) async fn create(
     if body.session_id.is_none() {
         body.session_id = session_header(&headers)?;
     }
-    let model = app.models.resolve(model_name(body.model.as_deref())?)?;
+    let model = app.models.resolve(model_name(body.model.as_deref())?).await?;
     turn::check(&body)?;
     let truncation = Truncation::read(body.truncation.as_deref())?;
     let conversation = conversation(&app, &body)?;
-    let chat = turn::chat_turn(&body, messages::messages(body.instructions.as_deref(), &conversation))?;
+    let chat = turn::chat_turn(
+        &body,
+        messages::messages(body.instructions.as_deref(), &conversation),
+        model.defaults().generation(),
+    )?;
     let response = object::begin(&body, model.id(), &chat.generation.sampling, truncation);
     let summary = body.reasoning.as_ref().and_then(|reasoning| reasoning.summary());
     let wishes = Wishes {

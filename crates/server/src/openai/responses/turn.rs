@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::tools;
 use super::types::{ResponseRequestBody, TextFormat};
 use crate::chat::ANY_OBJECT;
-use crate::chat::{ChatTurn, Prepared, prepare_chat};
+use crate::chat::{ChatTurn, Generation, Prepared, prepare_chat};
 use crate::error::ApiError;
 use crate::openai::convert::{generation, object_text, template_kwargs};
 use crate::served::ServedModel;
@@ -116,9 +116,13 @@ pub(crate) fn logprobs(body: &ResponseRequestBody) -> Option<u8> {
 }
 
 /// The turn that a request asks for.
-pub(crate) fn chat_turn(body: &ResponseRequestBody, messages: Vec<Value>) -> Result<ChatTurn, ApiError> {
+pub(crate) fn chat_turn(
+    body: &ResponseRequestBody,
+    messages: Vec<Value>,
+    base: &Generation,
+) -> Result<ChatTurn, ApiError> {
     let tools = tools::tools(body.tools.as_deref().unwrap_or_default())?;
-    let mut generation = generation(&body.shared())?;
+    let mut generation = generation(&body.shared(), base)?;
     generation.logprobs = logprobs(body);
     let effort = body.reasoning.as_ref().and_then(|reasoning| reasoning.effort.as_deref());
     let (thinking, template_kwargs) = template_kwargs(body.chat_template_kwargs.as_ref(), effort)?;

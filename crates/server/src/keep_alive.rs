@@ -1,16 +1,15 @@
 //! `keep_alive`: seconds as a number, or a text such as `5m` or `1h30m`.
 //!
-//! Read and checked so that a wrong one is refused. Models of this server stay loaded, so the only thing it decides is
-//! whether an empty request means "load" or "unload".
+//! Read from requests of Ollama's clients and from the command line; obeyed by the manager. A wrong one is refused.
 
 use std::fmt;
 use std::time::Duration;
 
 use serde::de::{self, Deserialize, Deserializer, Visitor};
 
-/// How long a model is asked to stay loaded.
+/// How long a model stays loaded after its last request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum KeepAlive {
+pub enum KeepAlive {
     /// For so long.
     For(Duration),
     /// For ever: any negative number.
@@ -31,7 +30,11 @@ impl KeepAlive {
         duration.map(Self::For).map_err(|_| format!("{seconds} seconds are too many; use a negative number for ever"))
     }
 
-    fn parse(text: &str) -> Result<Self, String> {
+    /// Reads what a person wrote: seconds, `5m`, `1h30m`, `0` for not at all, `-1` for ever.
+    ///
+    /// # Errors
+    /// A sentence that says what would do.
+    pub fn parse(text: &str) -> Result<Self, String> {
         let wrong = || format!("{text:?} is no duration; send seconds or a text such as 5m, 1h30m, 0 or -1");
         let trimmed = text.trim();
         let (is_negative, rest) = match trimmed.strip_prefix('-') {

@@ -1,0 +1,165 @@
+//! How much memory a model takes: its weights and the cells of its context, worked out from the file and the settings
+//! before anything is loaded.
+//!
+//! Used by whoever keeps several models within a budget. It is an estimate: compute buffers are not in it, and a windowed
+//! model is counted as if it kept every position. A file that cannot be read counts nothing; loading it says why.
+
+use std::collections::HashMap;
+
+use poncho_cache::gguf_identity::{GgufValue, gguf_metadata};
+
+use crate::backend::{ContextOptions, KvLayout, KvType};
+use crate::config::ModelConfig;
+
+/// One number for each layer; no model has more.
+const MAX_LAYERS: usize = 4096;
+
+/// Bytes of memory, by what they are for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Footprint {
+    /// The model's files.
+    pub weights: u64,
+    /// The cells of the context.
+    pub cells: u64,
+}
+
+impl Footprint {
+    /// What a model with these settings takes. Reads the head of the file.
+    #[must_use]
+    pub fn of(config: &ModelConfig) -> Self {
+        let options = &config.model;
+        let paths = std::iter::once(&options.path).chain(&options.split_paths);
+        let weights = paths.filter_map(|path| std::fs::metadata(path).ok()).map(|file| file.len()).sum();
+        let metadata = gguf_metadata(&options.path, MAX_LAYERS).unwrap_or_default();
+        let shape = Shape { values: metadata.into_iter().collect() };
+        Self { weights, cells: shape.bytes_per_cell(&config.context).saturating_mul(shape.cells(&config.context)) }
+    }
+
+    /// All of it.
+    #[must_use]
+    pub fn total(self) -> u64 {
+        self.weights.saturating_add(self.cells)
+    }
+}
+
+/// What the file says about its attention.
+struct Shape {
+    values: HashMap<String, GgufValue>,
+}
+
+impl Shape {
+    fn value(&self, key: &str) -> Option<&GgufValue> {
+        let architecture = match self.values.get("general.architecture") {
+            Some(GgufValue::Text(name)) => name.as_str(),
+            _ => return None,
+        };
+        self.values.get(&format!("{architecture}.{key}"))
+    }
+
+    fn number(&self, key: &str) -> Option<u64> {
+        self.value(key).and_then(unsigned)
+    }
+
+    /// Positions that the context has room for.
+    fn cells(&self, context: &ContextOptions) -> u64 {
+        let one = if context.n_ctx == 0 { self.number("context_length").unwrap_or(0) } else { context.n_ctx.into() };
+        match context.kv {
+            KvLayout::Split => one.saturating_mul(context.n_seq_max.into()),
+            KvLayout::Unified => context.n_cells.map_or(one, u64::from),
+        }
+    }
+
+    /// Keys and values of one position in all layers.
+    fn bytes_per_cell(&self, context: &ContextOptions) -> u64 {
+        let heads = self.number("attention.head_count").unwrap_or(0);
+        let width = self.number("embedding_length").unwrap_or(0).checked_div(heads).unwrap_or(0);
+        let key = self.number("attention.key_length").unwrap_or(width);
+        let value = self.number("attention.value_length").unwrap_or(width);
+        let layers = self.number("block_count").unwrap_or(0).min(MAX_LAYERS as u64);
+        let kv_heads = match self.value("attention.head_count_kv") {
+            // Some models have layers without attention, or with fewer heads.
+            Some(GgufValue::Array(each)) => each.iter().filter_map(unsigned).fold(0, u64::saturating_add),
+            Some(one) => unsigned(one).unwrap_or(0).saturating_mul(layers),
+            None => heads.saturating_mul(layers),
+        };
+        let bits = key.saturating_mul(bits(context.type_k)).saturating_add(value.saturating_mul(bits(context.type_v)));
+        kv_heads.saturating_mul(bits) / 16
+    }
+}
+
+fn unsigned(value: &GgufValue) -> Option<u64> {
+    match value {
+        GgufValue::Unsigned(value) => Some(*value),
+        GgufValue::Signed(value) => u64::try_from(*value).ok(),
+        _ => None,
+    }
+}
+
+/// Half bits of an element, because blocks of 32 carry their scales.
+const fn bits(kind: KvType) -> u64 {
+    match kind {
+        KvType::F32 => 64,
+        KvType::F16 | KvType::Bf16 => 32,
+        KvType::Q8_0 => 17,
+        KvType::Q5_1 => 12,
+        KvType::Q5_0 => 11,
+        KvType::Q4_1 => 10,
+        KvType::Q4_0 | KvType::Iq4Nl => 9,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use poncho_testkit::{ModelKind, model_path};
+
+    use super::*;
+
+    fn config(change: impl FnOnce(&mut ContextOptions)) -> ModelConfig {
+        let mut config = ModelConfig::new("m", model_path(ModelKind::Attention));
+        config.context =
+            ContextOptions { n_ctx: 128, n_seq_max: 2, kv: KvLayout::Unified, ..ContextOptions::default() };
+        change(&mut config.context);
+        config
+    }
+
+    #[test]
+    fn the_cells_grow_with_the_context_and_the_type() {
+        let base = Footprint::of(&config(|_| {}));
+        assert_eq!(base.weights, std::fs::metadata(model_path(ModelKind::Attention)).unwrap().len());
+        assert!(base.cells > 0);
+        assert_eq!(base.total(), base.weights + base.cells);
+        let cells = |change: fn(&mut ContextOptions)| Footprint::of(&config(change)).cells;
+        assert_eq!(cells(|context| context.n_ctx = 256), base.cells * 2);
+        assert_eq!(cells(|context| context.n_cells = Some(512)), base.cells * 4);
+        assert_eq!(cells(|context| context.kv = KvLayout::Split), base.cells * 2);
+        assert_eq!(
+            cells(|context| {
+                context.type_k = KvType::F32;
+                context.type_v = KvType::F32;
+            }),
+            base.cells * 2
+        );
+        assert!(cells(|context| context.n_ctx = 0) > base.cells, "the trained length");
+    }
+
+    #[test]
+    fn what_is_no_model_counts_its_bytes_only() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("junk");
+        std::fs::write(&path, [0; 100]).unwrap();
+        assert_eq!(Footprint::of(&ModelConfig::new("m", &path)), Footprint { weights: 100, cells: 0 });
+        assert_eq!(Footprint::of(&ModelConfig::new("m", folder.path().join("none"))), Footprint::default());
+    }
+
+    #[test]
+    fn absurd_numbers_do_not_overflow() {
+        let values = HashMap::from(
+            [("attention.head_count", u64::MAX), ("block_count", u64::MAX), ("embedding_length", u64::MAX)]
+                .map(|(key, value)| (format!("x.{key}"), GgufValue::Unsigned(value))),
+        );
+        let mut shape = Shape { values };
+        shape.values.insert("general.architecture".to_owned(), GgufValue::Text("x".to_owned()));
+        let context = ContextOptions { n_ctx: u32::MAX, ..ContextOptions::default() };
+        assert!(shape.bytes_per_cell(&context) > 0);
+    }
+}
