@@ -64,6 +64,7 @@ mod models;
 mod ndjson;
 mod ollama;
 mod openai;
+mod openapi;
 mod opening;
 mod poncho;
 mod replay;
