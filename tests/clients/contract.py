@@ -16,6 +16,7 @@ CHECKS = [
     "content_type_conformance",
     "response_schema_conformance",
     "unsupported_method",
+    "negative_data_rejection",
 ]
 # They answer 501 by design until they are built.
 NOT_BUILT = "^/api/(pull|push|copy|create|delete)$"

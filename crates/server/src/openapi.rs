@@ -139,9 +139,9 @@ mod tests {
             });
             let handlers = &handlers[..end.unwrap_or(handlers.len())];
             for method in ["get", "post", "put", "patch", "delete"] {
-                let calls = handlers.match_indices(&format!("{method}("));
-                if calls.into_iter().any(|(at, _)| !handlers[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_'))
-                {
+                let call = format!("{method}(");
+                let is_word = |at: usize| !handlers[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_');
+                if handlers.match_indices(&call).any(|(at, _)| is_word(at)) {
                     found.insert((method.to_owned(), path.replace("{*", "{")));
                 }
             }

@@ -31,6 +31,8 @@ mod ollama_errors;
 #[cfg(test)]
 mod ollama_models;
 #[cfg(test)]
+mod openapi;
+#[cfg(test)]
 mod replay;
 #[cfg(test)]
 mod response_fields;

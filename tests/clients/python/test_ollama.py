@@ -127,8 +127,8 @@ def test_show_tells_about_the_model(llama):
 
 
 @pytest.mark.parametrize("call", [
-    lambda llama: llama.show(""),
-    lambda llama: llama.generate("", "Hi"),
+    lambda llama: llama.generate(MODEL, "a", suffix="b"),
+    lambda llama: llama.generate(MODEL, "a", template="{{ if"),
     lambda llama: llama.chat(MODEL, [{"role": "robot", "content": "x"}]),
 ])
 def test_a_wrong_request_is_a_response_error(llama, call):
