@@ -18,10 +18,11 @@ PID = int(os.environ["PONCHO_PID"])
 SECONDS = float(os.environ.get("PONCHO_SOAK_SECONDS", "15"))
 CLIENTS = 64
 VANISHING = 10
-# A third of the time fills caches and pools; from then on memory may not grow by more than noise.
+# A third of the time fills caches and pools. From then on memory may grow by what the allocator keeps for each thread
+# until all threads were busy once, some MiB that come ever more slowly, and by no more.
 WARM_UP = 1 / 3
-MOST_GROWTH = 1.15
-SPARE_BYTES = 16 << 20
+MOST_GROWTH = 1.1
+SPARE_BYTES = 6 << 20
 PATIENCE = 120
 HOST = urllib.parse.urlparse(URL)
 
