@@ -42,6 +42,7 @@ test: bootstrap ## Everything that CI checks: format, lints, docs, all tests, a 
 	$(CHECKS)
 	$(STEP) 'default model' scripts/fetch_model.py
 	$(STEP) 'tests' cargo nextest run --workspace --release
+	$(STEP) 'clients: SDKs, contract, soak' tests/clients/run.py
 	$(STEP) 'examples in the documentation' cargo test --doc --workspace --release
 	$(STEP) 'schedules of the cache (shuttle)' cargo nextest run -p poncho-cache --features shuttle --release -E 'test(shuttle)'
 	$(STEP) 'fuzz, $(FUZZ_SECONDS) s each' fuzz/run.sh $(FUZZ_SECONDS)

@@ -18,6 +18,7 @@ use serde_json::value::RawValue;
 use crate::boundary;
 use crate::error::ApiError;
 use crate::hygiene::{self, Normalised};
+use crate::opening::opening_tokens;
 use crate::replay::{Check, Recording, Scene, splice};
 use crate::served::ServedModel;
 use crate::tools::{self, GenericParser, ToolStyle};
@@ -396,17 +397,6 @@ fn hides_schema(model: &ServedModel, turn: &ChatTurn, prompt: &ChatPrompt, style
     let anything = [serde_json::json!({"role": "user", "content": "x"})];
     let request = template_request(&free, &anything, style, turn.tools.iter())?;
     Ok(model.apply_chat_template(&request)?.grammar == prompt.grammar)
-}
-
-/// The tokens of the reply's opening, without the space that some tokenizers put before a text.
-fn opening_tokens(model: &Model, opening: &str) -> Result<Vec<u32>, EngineError> {
-    let mut tokens = template_tokens(model, opening)?;
-    let first = tokens.first().map(|token| model.token_bytes(*token)).unwrap_or_default();
-    let added = first.first().is_some_and(u8::is_ascii_whitespace) && !opening.starts_with(char::is_whitespace);
-    if added {
-        tokens.remove(0);
-    }
-    Ok(tokens)
 }
 
 /// The tokens of a text that the template wrote.

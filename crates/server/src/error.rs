@@ -150,6 +150,16 @@ impl Family {
             _ => Self::OpenAi,
         }
     }
+
+    /// The status that this family sends; only one differs.
+    pub(crate) fn status(self, status: StatusCode) -> StatusCode {
+        match (self, status) {
+            (Self::Anthropic, StatusCode::SERVICE_UNAVAILABLE) => {
+                StatusCode::from_u16(ANTHROPIC_OVERLOADED).unwrap_or(status)
+            }
+            _ => status,
+        }
+    }
 }
 
 /// What a client is told beside the sentence.
@@ -251,7 +261,7 @@ impl ApiError {
         {
             body.insert("request_id".to_owned(), request.into());
         }
-        let mut response = (facts.kind.status(family, facts.status), body.to_string()).into_response();
+        let mut response = (family.status(facts.status), body.to_string()).into_response();
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         if facts.retry {
@@ -379,14 +389,6 @@ fn request_param(error: &RequestError) -> Option<&'static str> {
 }
 
 impl Kind {
-    /// The status in a family; only one differs.
-    fn status(self, family: Family, status: StatusCode) -> StatusCode {
-        match (family, self) {
-            (Family::Anthropic, Self::Unavailable) => StatusCode::from_u16(ANTHROPIC_OVERLOADED).unwrap_or(status),
-            _ => status,
-        }
-    }
-
     const fn openai(self) -> &'static str {
         match self {
             Self::InvalidRequest | Self::TooLarge | Self::NotFound | Self::Conflict => "invalid_request_error",

@@ -76,6 +76,8 @@ mod models;
 mod ndjson;
 mod ollama;
 mod openai;
+mod openapi;
+mod opening;
 mod poncho;
 mod pulls;
 mod registry_library;

@@ -1,7 +1,8 @@
 //! The table of paths and handlers, and the layers around them.
 //!
 //! From outside in: request id, log line and error shape; the key; the count of requests in flight; the handler.
-//! Health probes pass without a key and are answered until the very end.
+//! The document of the API and health probes pass without a key, and
+//! are answered until the very end.
 
 use axum::Router;
 use axum::extract::{MatchedPath, Request, State};
@@ -18,10 +19,10 @@ use crate::error::{ApiError, Family};
 use crate::ids::random_id;
 use crate::openai::responses::{create, stored};
 use crate::openai::{chat, completions, embeddings, models};
-use crate::{cache_api, model_api, ollama, poncho, sessions};
+use crate::{cache_api, model_api, ollama, openapi, poncho, sessions};
 
 /// Paths that clients of a family may try and that say so instead of "not found".
-const NOT_BUILT: [&str; 1] = ["/api/push"];
+pub(crate) const NOT_BUILT: [&str; 1] = ["/api/push"];
 
 /// All of the server.
 pub(crate) fn router(app: &SharedApp) -> Router {
@@ -72,6 +73,7 @@ pub(crate) fn router(app: &SharedApp) -> Router {
         .route("/", get(model_api::running))
         .route("/health", get(poncho::health))
         .route("/health/ready", get(poncho::ready))
+        .route("/openapi.json", get(openapi::get))
         .merge(guarded)
         .fallback(unknown_path)
         .method_not_allowed_fallback(wrong_method)

@@ -35,6 +35,8 @@ mod ollama_library;
 #[cfg(test)]
 mod ollama_models;
 #[cfg(test)]
+mod openapi;
+#[cfg(test)]
 mod pulling;
 #[cfg(test)]
 mod replay;

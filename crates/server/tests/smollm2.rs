@@ -102,3 +102,41 @@ async fn a_conversation_with_calls_finds_every_token_again() {
     let written = first["usage"]["total_tokens"].as_u64().unwrap() - 1;
     assert!(cached >= written, "{cached} of {written}: {first} {second}");
 }
+
+#[tokio::test]
+async fn a_call_that_was_cut_into_other_tokens_is_found_again_too() {
+    let Some(server) = server().await else { return };
+    // Under a grammar the model writes `t`, `oo`, `l` where the template would write `tool`.
+    let tools = json!([{"type": "function", "function": {"name": "tool_0", "parameters": {"type": "object", "properties":
+        {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"], "additionalProperties": false}}}]);
+    let body = json!({"model": "stub", "temperature": 0, "max_tokens": 100, "tools": tools, "tool_choice": "required",
+        "logprobs": true, "parallel_tool_calls": false, "messages": [{"role": "user", "content": "Weather in Paris?"}]});
+    let first = server.chat(&body).await;
+    let reply = &first["choices"][0]["message"];
+    let messages = json!([body["messages"][0], {"role": "assistant", "content": reply["content"], "tool_calls": reply["tool_calls"]},
+        {"role": "tool", "tool_call_id": reply["tool_calls"][0]["id"], "content": "Sunny"}]);
+    let next = with(body.clone(), &json!({"messages": messages, "tool_choice": "auto", "max_tokens": 4}));
+    let tokens = async |body: &Value| server.ask("/apply-template", body).await["tokens"].as_array().unwrap().clone();
+    let (asked, rendered) = (tokens(&body).await, tokens(&next).await);
+    assert!(rendered.starts_with(&asked));
+    let sampled = first["choices"][0]["logprobs"]["content"].as_array().unwrap();
+    for (token, sampled) in rendered[asked.len()..].iter().zip(sampled) {
+        let piece = server.ask("/detokenize", &json!({"tokens": [token]})).await["content"].clone();
+        assert_eq!(piece, sampled["token"], "token by token: {sampled}");
+    }
+    let second = server.chat(&next).await;
+    let cached = second["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+    let written = first["usage"]["total_tokens"].as_u64().unwrap() - 1;
+    assert!(cached >= written, "{cached} of {written}: {first} {second}");
+
+    // So is a text: its tokens stand where the template writes the role as a text of the request.
+    let talk = json!({"model": "stub", "temperature": 1.4, "seed": 3, "max_tokens": 200, "messages": [{"role": "user", "content": "Hi"}]});
+    let said = server.chat(&talk).await;
+    if said["choices"][0]["finish_reason"] == "stop" {
+        let messages =
+            json!([talk["messages"][0], said["choices"][0]["message"], {"role": "user", "content": "Go on"}]);
+        let second = server.chat(&with(talk, &json!({"messages": messages, "max_tokens": 4}))).await;
+        let cached = second["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+        assert!(cached >= said["usage"]["total_tokens"].as_u64().unwrap() - 1, "{said} {second}");
+    }
+}

@@ -168,8 +168,12 @@ fn split<'t>(text: &'t str, some: &[&Placeholder]) -> Option<Vec<&'t str>> {
     once.then_some(parts)
 }
 
+/// Stretches that are kept back while a prompt is read: some templates write the opening of a turn as three of them
+/// (mark, role, line break), and the one that is being read comes after those.
+const KEPT_BACK: usize = 4;
+
 /// A stretch that is not tokenized yet.
-#[derive(Default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Stretch {
     text: String,
     is_input: bool,
@@ -179,10 +183,8 @@ struct Walk<'a> {
     model: &'a ServedModel,
     tokens: Vec<u32>,
     hash: Sha256,
-    /// The last whole part: an opening may have to be added to it.
-    held: Stretch,
-    /// The part that is being read.
-    open: Stretch,
+    /// The last stretches, the one that is being read at their end: an opening may have to be put there.
+    pending: Vec<Stretch>,
     is_first: bool,
     replayed: usize,
 }
@@ -193,8 +195,7 @@ fn walk(scene: &Scene<'_>, prompt: &ChatPrompt, some: &[&Placeholder]) -> Option
         model: scene.model,
         tokens: Vec::new(),
         hash: begin(scene.model),
-        held: Stretch::default(),
-        open: Stretch::default(),
+        pending: Vec::new(),
         is_first: true,
         replayed: 0,
     };
@@ -203,83 +204,152 @@ fn walk(scene: &Scene<'_>, prompt: &ChatPrompt, some: &[&Placeholder]) -> Option
         walk.next_part(part.is_input)?;
         let mut rest = part.text.as_str();
         while let Some((before, after)) = waiting.peek().and_then(|one| rest.split_once(&one.mark)) {
-            walk.open.text.push_str(before);
+            walk.write(before);
             match &waiting.next()?.stand {
-                Stand::Calls(turn) => walk.put_calls(turn)?,
-                Stand::Text(content) => walk.put_text(content, &scene.normal.generation_prompt)?,
+                Stand::Calls(turn) => walk.put_calls(turn, part.is_input)?,
+                Stand::Text(content) => walk.put_text(content, &scene.normal.generation_prompt, part.is_input)?,
             }
             rest = after;
         }
-        walk.open.text.push_str(rest);
+        walk.write(rest);
     }
-    walk.next_part(false)?;
-    walk.next_part(false)?;
+    walk.commit_all_but(0)?;
     // A mark that was cut apart by two parts is still waiting.
     (waiting.peek().is_none() && walk.replayed > 0).then_some(walk.tokens)
 }
 
 impl Walk<'_> {
-    fn tokenized(&self, stretch: &Stretch) -> Option<Vec<u32>> {
-        let mode = TokenizeMode { add_special: self.is_first, parse_special: !stretch.is_input };
+    fn tokenized(&self, stretch: &Stretch, is_first: bool) -> Option<Vec<u32>> {
+        let mode = TokenizeMode { add_special: is_first, parse_special: !stretch.is_input };
         self.model.tokenize(&stretch.text, mode).ok()
+    }
+
+    /// The tokens of stretches that come next.
+    fn all_tokenized(&self, stretches: &[Stretch]) -> Option<Vec<u32>> {
+        let mut is_first = self.is_first;
+        let mut tokens = Vec::new();
+        for stretch in stretches.iter().filter(|stretch| !stretch.text.is_empty()) {
+            tokens.extend(self.tokenized(stretch, is_first)?);
+            is_first = false;
+        }
+        Some(tokens)
     }
 
     fn commit(&mut self, tokens: &[u32]) {
         add_tokens(&mut self.hash, tokens);
         self.tokens.extend_from_slice(tokens);
+        self.is_first &= tokens.is_empty();
     }
 
-    /// Tokenizes what is held; what is open is held from now on.
+    fn commit_all_but(&mut self, kept: usize) -> Option<()> {
+        let done: Vec<Stretch> = self.pending.drain(..self.pending.len().saturating_sub(kept)).collect();
+        let tokens = self.all_tokenized(&done)?;
+        self.commit(&tokens);
+        Some(())
+    }
+
     fn next_part(&mut self, is_input: bool) -> Option<()> {
-        if !self.held.text.is_empty() {
-            let tokens = self.tokenized(&self.held)?;
-            self.commit(&tokens);
-            self.is_first = false;
-        }
-        self.held = std::mem::replace(&mut self.open, Stretch { text: String::new(), is_input });
-        Some(())
+        self.pending.push(Stretch { text: String::new(), is_input });
+        self.commit_all_but(KEPT_BACK)
     }
 
-    /// What has to be added to the text so far so that it ends with the opening; nothing if it does not fit.
-    fn missing<'o>(&self, opening: &'o str) -> Option<&'o str> {
-        let before = if self.open.text.is_empty() { &self.held } else { &self.open };
-        let ends = (1..=opening.len()).rev().filter(|at| opening.is_char_boundary(*at));
-        let (_, missing) =
-            ends.into_iter().map(|at| opening.split_at(at)).find(|(head, _)| before.text.ends_with(head))?;
-        (missing.is_empty() || !before.is_input).then_some(missing)
+    fn write(&mut self, text: &str) {
+        if let Some(open) = self.pending.last_mut() {
+            open.text.push_str(text);
+        }
     }
 
-    fn put_calls(&mut self, turn: &CallTurn) -> Option<()> {
-        let missing = self.missing(&turn.opening)?.to_owned();
-        if !self.open.text.is_empty() {
-            let is_input = self.open.is_input;
-            self.next_part(is_input)?;
-        }
-        let is_input = self.open.is_input;
-        self.held.text.push_str(&missing);
-        self.next_part(is_input)?;
-        self.commit(&turn.tokens);
+    /// Puts tokens after the given stretches, which stand for all that were pending.
+    fn put(&mut self, before: &[u32], kept: &[u32], is_input: bool) {
+        self.commit(before);
+        self.commit(kept);
+        self.pending = vec![Stretch { text: String::new(), is_input }];
         self.replayed += 1;
+    }
+
+    fn put_calls(&mut self, turn: &CallTurn, is_input: bool) -> Option<()> {
+        let before = self.all_tokenized(&opened(&self.pending, &turn.opening)?)?;
+        self.put(&before, &turn.tokens, is_input);
         Some(())
     }
 
-    fn put_text(&mut self, content: &str, opening: &str) -> Option<()> {
-        let missing = self.missing(opening).filter(|_| self.open.text.is_empty());
-        if let Some(missing) = missing {
-            let text = format!("{}{missing}", self.held.text);
-            let before = self.tokenized(&Stretch { text, is_input: self.held.is_input })?;
+    fn put_text(&mut self, content: &str, opening: &str, is_input: bool) -> Option<()> {
+        let at_start = self.pending.last().is_some_and(|open| open.text.is_empty());
+        if let Some(stretches) = opened(&self.pending, opening).filter(|_| at_start) {
+            let before = self.all_tokenized(&stretches)?;
             let mut hash = self.hash.clone();
             add_tokens(&mut hash, &before);
             if let Some(kept) = self.model.conversations().replay.find_text(&text_key(hash, content)) {
-                self.commit(&before);
-                self.is_first = false;
-                self.held.text.clear();
-                self.commit(&kept);
-                self.replayed += 1;
+                self.put(&before, &kept, is_input);
                 return Some(());
             }
         }
-        self.open.text.push_str(content);
+        self.write(content);
         Some(())
+    }
+}
+
+/// Stretches that end with the opening of a reply, in one stretch of the template's, as the prompt had it that the model
+/// went on from; nothing if they do not even begin it. Where the template writes only a part of it around a past turn,
+/// or writes the role as a text of the request, the tokens are those of the prompt all the same.
+fn opened(stretches: &[Stretch], opening: &str) -> Option<Vec<Stretch>> {
+    let text: String = stretches.iter().map(|stretch| stretch.text.as_str()).collect();
+    let ends = (0..=opening.len()).rev().filter(|at| opening.is_char_boundary(*at));
+    let (head, missing) = ends.into_iter().map(|at| opening.split_at(at)).find(|(head, _)| text.ends_with(head))?;
+    if head.is_empty() {
+        // A template without an opening goes on after anything, one with an opening only after a part of it.
+        return missing.is_empty().then(|| stretches.to_vec());
+    }
+    let mut start = text.len() - head.len();
+    let mut kept = Vec::with_capacity(stretches.len());
+    for stretch in stretches {
+        if let Some((before, after)) = stretch.text.split_at_checked(start).filter(|(_, after)| !after.is_empty()) {
+            if stretch.is_input {
+                // The request wrote it, so it is no opening; and what is missing must not be added to a text.
+                return (missing.is_empty() && after == head).then(|| stretches.to_vec());
+            }
+            kept.push(Stretch { text: format!("{before}{opening}"), is_input: false });
+            return Some(kept);
+        }
+        start = start.saturating_sub(stretch.text.len());
+        kept.push(stretch.clone());
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OPENING: &str = "<|im_start|>assistant\n";
+
+    fn parts(parts: &[(&str, bool)]) -> Vec<Stretch> {
+        parts.iter().map(|(text, is_input)| Stretch { text: (*text).to_owned(), is_input: *is_input }).collect()
+    }
+
+    #[test]
+    fn an_opening_in_pieces_becomes_the_one_of_the_prompt() {
+        let whole = parts(&[("Hi", true), ("<|im_end|>\n<|im_start|>assistant\n", false)]);
+        for written in [
+            parts(&[("Hi", true), ("<|im_end|>\n<|im_start|>", false), ("assistant", true), ("\n", false), ("", true)]),
+            parts(&[("Hi", true), ("<|im_end|>\n<|im_start|>assistant\n", false), ("", true)]),
+            parts(&[("Hi", true), ("<|im_end|>\n<|im_start|>assist", false)]),
+            parts(&[("Hi", true), ("<|im_end|>\n<|im_start|>", false), ("assis", true)]),
+        ] {
+            assert_eq!(opened(&written, OPENING).as_ref(), Some(&whole), "{written:?}");
+        }
+    }
+
+    #[test]
+    fn a_text_of_the_request_never_becomes_the_templates() {
+        assert_eq!(opened(&parts(&[("x<|im_start|>assis", true)]), OPENING), None, "half an opening in a text");
+        let all_of_it = parts(&[("x<|im_start|>assistant\n", true)]);
+        assert_eq!(opened(&all_of_it, OPENING), Some(all_of_it.clone()), "it stays a text");
+        let across = parts(&[("x<|im_start|>", true), ("assistant\n", false)]);
+        assert_eq!(opened(&across, OPENING), None);
+        assert_eq!(opened(&parts(&[("Hi", false)]), OPENING), None, "nothing of it");
+        assert_eq!(opened(&[], OPENING), None);
+        let any = parts(&[("Hi", true)]);
+        assert_eq!(opened(&any, ""), Some(any.clone()), "a template without an opening");
     }
 }

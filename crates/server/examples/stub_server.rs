@@ -1,0 +1,42 @@
+//! A server of a stub model on a free port: prints its address, serves until SIGTERM, ends with exit code 0.
+//!
+//! Run by tests/clients/run.py, which checks the OpenAPI document against it and lets many clients stream from it. The
+//! model computes nothing, so whatever takes time or memory here is the server's. Not part of the binary.
+
+use std::error::Error;
+use std::sync::Arc;
+
+use poncho_cache::{Cache, CacheConfig};
+use poncho_engine::backend::stub::StubBackend;
+use poncho_engine::backend::{ContextOptions, MemoryKind};
+use poncho_engine::{Engine, FingerprintSource, ModelConfig};
+use poncho_server::{ServerConfig, serve};
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// Small, so that a run of some seconds fills it and memory can be seen to stay flat.
+const CACHE_BYTES: u64 = 16 << 20;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let cache = Arc::new(Cache::open(CacheConfig::in_memory(CACHE_BYTES))?);
+    let engine = Arc::new(Engine::new(Arc::new(StubBackend::new(MemoryKind::Attention)), cache));
+    let context = ContextOptions { n_ctx: 1024, n_cells: Some(1024 * 16), n_seq_max: 16, ..ContextOptions::default() };
+    let fingerprint = FingerprintSource::FastUnsafe([7; 32]);
+    engine.load(ModelConfig { fingerprint, context, queue_limit: 128, ..ModelConfig::new("stub", "stub") })?;
+    // Whatever name a generated request has, it reaches the model.
+    let config = ServerConfig { any_model: true, ..ServerConfig::default() };
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(until_told(Arc::clone(&engine), config))?;
+    engine.unload("stub")?;
+    Ok(())
+}
+
+async fn until_told(engine: Arc<Engine>, config: ServerConfig) -> Result<(), Box<dyn Error>> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    println!("serving stub on http://{}", listener.local_addr()?);
+    let told = async move {
+        terminate.recv().await;
+    };
+    Ok(serve(listener, engine, config, told).await?)
+}

@@ -1,0 +1,46 @@
+//! The document of the API over a socket: served without a key, and every entry of it leads to a handler.
+
+use hyper::Method;
+use poncho_server::ServerConfig;
+use serde_json::Value;
+
+use crate::support::{Server, Setup};
+
+const PATH: &str = "/openapi.json";
+
+#[tokio::test]
+async fn the_document_needs_no_key_and_what_it_lists_does() {
+    let config = ServerConfig { keys: vec!["secret".to_owned()], ..ServerConfig::default() };
+    let server = Server::start(Setup { config, ..Setup::default() }).await;
+    let answer = server.get(PATH).await;
+    assert_eq!(answer.status, 200, "{}", answer.text);
+    let document = answer.json();
+    assert_eq!(document["openapi"], "3.1.0");
+    assert!(!answer.text.contains("secret") && !answer.text.contains("127.0.0.1"));
+    for (path, operations) in document["paths"].as_object().unwrap() {
+        for (method, operation) in operations.as_object().unwrap() {
+            let method: Method = method.to_uppercase().parse().unwrap();
+            let answer = server.send(method.clone(), &path.replace("{id}", "x"), &[], Vec::new()).await;
+            let is_listed = !operation["responses"]["401"].is_null();
+            assert_eq!(answer.status == 401, is_listed, "{method} {path}: {}", answer.status);
+        }
+    }
+}
+
+#[tokio::test]
+async fn every_entry_leads_to_a_handler_with_a_documented_answer() {
+    let server = Server::plain().await;
+    let document = server.get(PATH).await.json();
+    for (path, operations) in document["paths"].as_object().unwrap() {
+        for (method, operation) in operations.as_object().unwrap() {
+            let method: Method = method.to_uppercase().parse().unwrap();
+            let headers = [("content-type", "application/json")];
+            let body = if method == Method::POST { b"{}".to_vec() } else { Vec::new() };
+            let answer = server.send(method.clone(), &path.replace("{id}", "x"), &headers, body).await;
+            let code = serde_json::from_str::<Value>(&answer.text).unwrap_or_default()["error"]["code"].clone();
+            assert!(code != "unknown_path" && code != "method_not_allowed", "{method} {path}: {}", answer.text);
+            let documented = &operation["responses"][answer.status.to_string()];
+            assert!(!documented.is_null(), "{method} {path} answers {}: {}", answer.status, answer.text);
+        }
+    }
+}
