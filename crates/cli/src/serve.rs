@@ -24,6 +24,9 @@ use crate::cache::folder::chosen_folder;
 /// Where a key may come from besides the flag: an argument is visible to every user of the machine.
 const KEY_VARIABLE: &str = "PONCHO_API_KEY";
 
+/// What every program that makes traces reads.
+const OTLP_VARIABLE: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
+
 pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outcome> {
     let address = address(args)?;
     let mut keys = args.api_key.clone();
@@ -59,7 +62,8 @@ pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outc
     engine.load(model_config(&args.model, &id, &shape))?;
     greet(args, address, &id, &folder, out)?;
     let replay_file = Some(replay_file(&folder));
-    let config = ServerConfig { keys, any_model: true, replay_file, ..ServerConfig::default() };
+    let mut config = ServerConfig { keys, any_model: true, replay_file, ..ServerConfig::default() };
+    observe(args, &mut config);
     runtime.block_on(async {
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut terminate = signal(SignalKind::terminate())?;
@@ -74,6 +78,17 @@ pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outc
     engine.unload(&id)?;
     engine.cache().flush();
     Ok(Outcome::Good)
+}
+
+/// Who may look in from a browser, and who gets traces.
+fn observe(args: &ServeArgs, config: &mut ServerConfig) {
+    config.allowed_hosts.clone_from(&args.allow_host);
+    config.cors.clone_from(&args.cors);
+    if args.no_hygiene {
+        config.hygiene.clear();
+    }
+    let variable = || std::env::var(OTLP_VARIABLE).ok().filter(|url| !url.is_empty());
+    config.otlp_endpoint = args.otlp_endpoint.clone().or_else(variable);
 }
 
 /// Beside the cache folder, under its name: whatever is in the folder belongs to the cache.

@@ -56,7 +56,8 @@ impl Run {
 /// The binary, with none of the variables that would change what it does.
 pub(crate) fn poncho() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_poncho"));
-    for name in ["PONCHO_CACHE_DIR", "PONCHO_LOG", "XDG_CACHE_HOME"] {
+    for name in ["PONCHO_CACHE_DIR", "PONCHO_LOG", "PONCHO_LOG_FORMAT", "OTEL_EXPORTER_OTLP_ENDPOINT", "XDG_CACHE_HOME"]
+    {
         command.env_remove(name);
     }
     command

@@ -3,6 +3,7 @@
 //! Made once by `serve`. It holds no state of any inference; a request in flight is only counted here, so that a
 //! shutdown knows when the last one has ended.
 
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,12 +15,14 @@ use poncho_engine::Engine;
 use tokio::sync::watch;
 
 use crate::auth::Keys;
+use crate::browser::Gate;
 use crate::config::ServerConfig;
 use crate::metrics::Metrics;
 use crate::models::Models;
 use crate::openai::responses::ResponseStore;
 use crate::replay::Replay;
 use crate::served::Conversations;
+use crate::trace::export::Exporter;
 
 /// How handlers hold it.
 pub(crate) type SharedApp = Arc<App>;
@@ -34,6 +37,10 @@ pub(crate) struct App {
     pub(crate) keys: Keys,
     /// What was measured.
     pub(crate) metrics: Arc<Metrics>,
+    /// Whose pages and names may come in.
+    pub(crate) gate: Gate,
+    /// Where spans go, if somebody collects them.
+    pub(crate) exporter: Option<Arc<Exporter>>,
     /// Past responses of `/v1/responses`.
     pub(crate) responses: ResponseStore,
     /// Shutdown and the requests it waits for.
@@ -41,13 +48,20 @@ pub(crate) struct App {
 }
 
 impl App {
-    pub(crate) fn new(engine: Arc<Engine>, config: ServerConfig) -> Self {
+    pub(crate) fn new(
+        engine: Arc<Engine>,
+        config: ServerConfig,
+        address: Option<SocketAddr>,
+        exporter: Option<Arc<Exporter>>,
+    ) -> Self {
         let replay = Replay::open(config.replay_file.as_deref());
         let conversations = Arc::new(Conversations::new(replay, config.hygiene.clone()));
         Self {
             models: Models::new(engine, conversations, &config),
             keys: Keys::new(&config.keys),
             metrics: Arc::default(),
+            gate: Gate::new(&config, address),
+            exporter,
             responses: ResponseStore::default(),
             life: Life::default(),
             config,
@@ -105,19 +119,19 @@ impl Drop for InFlight {
     }
 }
 
-/// A body that keeps its request in flight until it was sent or given up.
-pub(crate) struct CountedBody {
+/// A body that holds something until it was sent or given up, such as its request in flight.
+pub(crate) struct HoldingBody<G> {
     body: Body,
-    _in_flight: InFlight,
+    _held: G,
 }
 
-impl CountedBody {
-    pub(crate) fn wrap(body: Body, in_flight: InFlight) -> Body {
-        Body::new(Self { body, _in_flight: in_flight })
+impl<G: Send + Unpin + 'static> HoldingBody<G> {
+    pub(crate) fn wrap(body: Body, held: G) -> Body {
+        Body::new(Self { body, _held: held })
     }
 }
 
-impl http_body::Body for CountedBody {
+impl<G: Unpin> http_body::Body for HoldingBody<G> {
     type Data = Bytes;
     type Error = axum::Error;
 

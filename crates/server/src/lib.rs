@@ -43,13 +43,14 @@
 //! Ollama's generate and chat take `session_id` and `poncho` too; the object comes with the last line. Their options
 //! have the engine's defaults as well. Three things differ from Ollama: `num_ctx` is ignored, because a context is as
 //! large as it was loaded and a prompt that does not fit is refused; `keep_alive` is checked and not obeyed, because
-//! models stay loaded; and a body must be announced as `application/json`.
+//! models stay loaded; and what a page in a browser sends must be announced as `application/json`.
 
 mod anthropic;
 mod app;
 mod auth;
 mod body;
 mod boundary;
+mod browser;
 mod cache_api;
 mod call;
 mod chat;
@@ -68,11 +69,14 @@ mod poncho;
 mod replay;
 mod reply;
 mod routes;
+mod scope;
 mod serve;
 mod served;
 mod sessions;
 mod sse;
+mod times;
 mod tools;
+mod trace;
 
 pub use config::{ConfigError, ServerConfig, check_bind};
 pub use hygiene::HygieneRule;

@@ -186,7 +186,7 @@ impl Server {
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(self.connect().await)).await.unwrap();
         tokio::spawn(connection);
-        let mut request = Request::builder().method(method).uri(path).header("host", "test");
+        let mut request = Request::builder().method(method).uri(path).header("host", "localhost");
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
