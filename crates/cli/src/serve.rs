@@ -48,6 +48,11 @@ pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outc
     })?;
     let address = listener.local_addr()?;
     let folder = chosen_folder(&FolderArgs { cache_dir: args.cache_dir.clone(), ram_file_dir: None })?;
+    let replay_file = Some(replay_file(&folder));
+    let mut config = ServerConfig { keys, any_model: true, replay_file, ..ServerConfig::default() };
+    observe(args, &mut config);
+    // Before a model is loaded for nothing.
+    config.check()?;
     let cache = Cache::open(CacheConfig::on_disk(&folder, args.cache_size))?;
     let engine = Arc::new(Engine::new(Arc::new(LlamaBackend), Arc::new(cache)));
     let id = model_name(args)?;
@@ -61,9 +66,6 @@ pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outc
     let shape = ModelShape { ctx_size: args.ctx_size, parallel: args.parallel, threads: args.threads, exactness };
     engine.load(model_config(&args.model, &id, &shape))?;
     greet(args, address, &id, &folder, out)?;
-    let replay_file = Some(replay_file(&folder));
-    let mut config = ServerConfig { keys, any_model: true, replay_file, ..ServerConfig::default() };
-    observe(args, &mut config);
     runtime.block_on(async {
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut terminate = signal(SignalKind::terminate())?;

@@ -8,6 +8,8 @@ mod changing;
 #[cfg(test)]
 mod documents;
 #[cfg(test)]
+mod logs;
+#[cfg(test)]
 mod reading;
 #[cfg(test)]
 mod replaying;

@@ -7,6 +7,8 @@ mod anthropic_errors;
 #[cfg(test)]
 mod anthropic_stream;
 #[cfg(test)]
+mod browser;
+#[cfg(test)]
 mod cache_api;
 #[cfg(test)]
 mod chat;
@@ -25,11 +27,19 @@ mod hygiene;
 #[cfg(test)]
 mod life;
 #[cfg(test)]
+mod limits;
+#[cfg(test)]
+mod metrics;
+#[cfg(test)]
+mod mutations;
+#[cfg(test)]
 mod ollama;
 #[cfg(test)]
 mod ollama_errors;
 #[cfg(test)]
 mod ollama_models;
+#[cfg(test)]
+mod owners;
 #[cfg(test)]
 mod replay;
 #[cfg(test)]
@@ -44,3 +54,5 @@ mod smollm2;
 mod support;
 #[cfg(test)]
 mod tools;
+#[cfg(test)]
+mod traces;
