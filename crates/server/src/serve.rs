@@ -25,9 +25,9 @@ use crate::config::{ConfigError, ServerConfig};
 use crate::routes;
 use crate::trace::export::{Endpoint, Exporter};
 
-/// The longest head of a request, more than any honest client sends; longer ones are answered with 431. So are more than
-/// a hundred headers, which is the limit of the HTTP library.
-const MAX_HEAD: usize = 64 << 10;
+/// Bytes at a time that a connection reads. A head that did not end within two of them, more than any honest client sends,
+/// is answered with 431; so are more than a hundred headers, which is the limit of the HTTP library.
+const READ_BUFFER: usize = 32 << 10;
 
 /// A process without free file descriptors cannot accept; a moment later it may.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -88,7 +88,7 @@ struct Connections {
 impl Connections {
     fn new(app: &SharedApp) -> Self {
         let mut http = http1::Builder::new();
-        http.timer(TokioTimer::new()).header_read_timeout(app.config.header_timeout).max_buf_size(MAX_HEAD);
+        http.timer(TokioTimer::new()).header_read_timeout(app.config.header_timeout).max_buf_size(READ_BUFFER);
         Self {
             router: routes::router(app),
             http,

@@ -335,6 +335,7 @@ fn bodies_that_are_almost_right_never_hurt() {
     let model = server.model();
     runtime.block_on(crate::support::eventually("the end of all", || model.status().queue_depth == 0));
     assert_eq!(model.status().starts, 1, "no worker died");
+    println!("{} cases in {:?}", tried.get(), started.elapsed());
     assert!(
         refused.get() * 4 > tried.get(),
         "{} of {} were refused: the bodies hardly change",
