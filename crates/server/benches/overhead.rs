@@ -281,8 +281,7 @@ async fn read(model: Model, request: Request) {
 /// The processor time of the server's threads, as Linux counts it.
 fn server_time() -> Duration {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
-    let others =
-        tasks.filter(|task| std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name.trim() == SERVER));
+    let own = tasks.filter(|task| std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name.trim() == SERVER));
     // A thread may end between the two readings.
     let times = own.filter_map(|task| std::fs::read_to_string(task.join("schedstat")).ok());
     Duration::from_nanos(times.map(|text| text.split(' ').next().unwrap().parse::<u64>().unwrap()).sum())

@@ -209,7 +209,7 @@ mod tests {
         assert!(!check(&[(header::CONTENT_TYPE, HeaderValue::from_static("text/plain"))]));
         for value in ["null", "http://evil.example"] {
             let origin = (header::ORIGIN, HeaderValue::from_static(value));
-            assert!(!check(&[origin.clone()]) && !check(&[form.clone(), origin]), "{value}");
+            assert!(!check(std::slice::from_ref(&origin)) && !check(&[form.clone(), origin]), "{value}");
         }
         let site = |value| (header::HeaderName::from_static("sec-fetch-site"), HeaderValue::from_static(value));
         assert!(!check(&[form.clone(), site("cross-site")]) && check(&[form, site("none")]));
