@@ -37,18 +37,18 @@ impl Counter {
 }
 
 macro_rules! counters {
-    ($($(#[$doc:meta])+ $name:ident),+ $(,)?) => {
+    ($($(#[doc = $doc:literal])+ $name:ident),+ $(,)?) => {
         /// All counters of one store.
         #[derive(Debug, Default)]
         pub struct Counters {
-            $($(#[$doc])+ pub $name: Counter,)+
+            $($(#[doc = $doc])+ pub $name: Counter,)+
         }
 
         /// The counters at one moment, and how full the tiers are. The counters are read one after another, so
         /// two of them may be an event apart.
         #[derive(Debug, Clone, PartialEq, Eq, Default)]
         pub struct CounterSnapshot {
-            $($(#[$doc])+ pub $name: u64,)+
+            $($(#[doc = $doc])+ pub $name: u64,)+
             /// Bytes held per tier, by `Tier::index`. Filled by the store.
             pub tier_bytes: [u64; Tier::ALL.len()],
             /// Rows held per tier, by `Tier::index`. Filled by the store.
@@ -67,6 +67,11 @@ macro_rules! counters {
             /// Every counter with its one name, in the order of the table. None of them ever goes down.
             pub fn fields(&self) -> impl Iterator<Item = (&'static str, u64)> {
                 [$((stringify!($name), self.$name)),+].into_iter()
+            }
+
+            /// Every counter with its name and what it counts, in the order of the table.
+            pub fn described(&self) -> impl Iterator<Item = (&'static str, &'static str, u64)> {
+                [$((stringify!($name), concat!($($doc),+).trim_ascii(), self.$name)),+].into_iter()
             }
         }
     };

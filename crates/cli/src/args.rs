@@ -29,8 +29,21 @@ pub(crate) struct Args {
     #[arg(long, value_name = "LEVEL", global = true)]
     pub(crate) log_level: Option<LogLevel>,
 
+    /// How log lines look [env: PONCHO_LOG_FORMAT] [default: text]
+    #[arg(long, value_name = "FORMAT", global = true)]
+    pub(crate) log_format: Option<LogFormat>,
+
     #[command(subcommand)]
     pub(crate) command: Command,
+}
+
+/// How log lines look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormat {
+    /// For people
+    Text,
+    /// One JSON object a line
+    Json,
 }
 
 /// How much is logged.
@@ -213,6 +226,22 @@ pub(crate) struct ServeArgs {
     /// Listen beyond this machine without a key
     #[arg(long)]
     pub(crate) open: bool,
+
+    /// A name, besides localhost, under which clients reach a server on the loopback; may be given several times
+    #[arg(long, value_name = "NAME")]
+    pub(crate) allow_host: Vec<String>,
+
+    /// An origin whose pages may use the server, such as https://chat.example; may be given several times
+    #[arg(long, value_name = "ORIGIN")]
+    pub(crate) cors: Vec<String>,
+
+    /// Send prompts as they come, without making their volatile parts equal
+    #[arg(long)]
+    pub(crate) no_hygiene: bool,
+
+    /// An OpenTelemetry collector that takes traces, such as http://localhost:4318 [env: OTEL_EXPORTER_OTLP_ENDPOINT]
+    #[arg(long, value_name = "URL")]
+    pub(crate) otlp_endpoint: Option<String>,
 }
 
 /// Reads how much memory models may take.

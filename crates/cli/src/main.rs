@@ -76,7 +76,7 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args, resolved: Option<&Resolved>) -> anyhow::Result<Outcome> {
-    logging::start(args.log_level)?;
+    logging::start(args.log_level, args.log_format)?;
     let mut out = BufWriter::new(io::stdout().lock());
     let outcome = match &args.command {
         Command::Serve(args) => serve::run(args, &mut out)?,

@@ -45,6 +45,18 @@ pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outc
     let shape = ModelShape { ctx_size: args.ctx_size, parallel: args.parallel, threads: args.threads, exactness };
     let models = ServedModels::find(args, shape)?;
     let aliases = aliases(args)?;
+    let mut config = ServerConfig {
+        keys,
+        any_model: true,
+        memory: args.memory.unwrap_or_default(),
+        keep_alive: args.keep_alive,
+        aliases,
+        replay_file: Some(replay_file(&folder)),
+        ..ServerConfig::default()
+    };
+    observe(args, &mut config);
+    // Before a model is loaded for nothing.
+    config.check()?;
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start the runtime")?;
     // The port first: a taken one should not cost the time to load a model.
@@ -68,17 +80,8 @@ pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outc
         StopSignals::install().context("cannot wait for signals")?
     };
     greet(args, address, &id, &folder, out)?;
-    let config = ServerConfig {
-        keys,
-        any_model: true,
-        default_model: Some(id),
-        library: Some(Arc::new(models.library)),
-        memory: args.memory.unwrap_or_default(),
-        keep_alive: args.keep_alive,
-        aliases,
-        replay_file: Some(replay_file(&folder)),
-        ..ServerConfig::default()
-    };
+    config.default_model = Some(id);
+    config.library = Some(Arc::new(models.library));
     runtime.block_on(poncho_server::serve(listener, Arc::clone(&engine), config, signals.told()))?;
     writeln!(out, "saving what the models hold")?;
     out.flush()?;
@@ -99,6 +102,16 @@ fn warn_of_little_space(folder: &Path) {
             "little space for the cache; free some, or give a folder on another disk with --cache-dir"
         );
     }
+}
+
+/// Who may look in from a browser, and who gets traces.
+fn observe(args: &ServeArgs, config: &mut ServerConfig) {
+    config.allowed_hosts.clone_from(&args.allow_host);
+    config.cors.clone_from(&args.cors);
+    if args.no_hygiene {
+        config.hygiene.clear();
+    }
+    config.otlp_endpoint.clone_from(&args.otlp_endpoint);
 }
 
 /// Beside the cache folder, under its name: whatever is in the folder belongs to the cache.

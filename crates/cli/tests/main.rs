@@ -20,6 +20,8 @@ mod fake_server;
 #[cfg(test)]
 mod guides;
 #[cfg(test)]
+mod logs;
+#[cfg(test)]
 mod manual;
 #[cfg(test)]
 mod models;

@@ -3,6 +3,7 @@
 //! Made by the model's handle, taken by the worker between two ticks. The channels inside only carry the answer back.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use poncho_cache::Key;
 use tokio::sync::oneshot;
@@ -19,7 +20,14 @@ pub(crate) type Reply<T> = oneshot::Sender<Result<T, EngineError>>;
 /// See the module.
 pub(crate) enum Command {
     /// A checked request.
-    Submit { id: RequestId, request: Box<Request>, grammar: Option<Box<dyn Grammar>>, events: EventSender },
+    Submit {
+        id: RequestId,
+        request: Box<Request>,
+        grammar: Option<Box<dyn Grammar>>,
+        events: EventSender,
+        /// When the caller handed it over: what it waits for the worker is part of its wait.
+        submitted: Instant,
+    },
     /// Forget a session.
     EndSession { name: String, reply: Reply<bool> },
     /// Sessions that hold a sequence.

@@ -117,7 +117,11 @@ pub struct Completion {
     pub finish_reason: FinishReason,
     /// The stop sequence that ended it.
     pub stop_sequence: Option<String>,
-    /// From admission to the first logits.
+    /// From its submission until it got a sequence.
+    pub queue_time: Duration,
+    /// From there until what is known of its prompt was found and put back.
+    pub restore_time: Duration,
+    /// From its submission to the first logits: waiting and restoring are part of it.
     pub prefill_time: Duration,
     /// From the first logits to the end.
     pub generation_time: Duration,

@@ -7,6 +7,7 @@ use std::fmt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Instant;
 
 use poncho_cache::{Cache, Key, Namespace};
 use sha2::{Digest, Sha256};
@@ -259,7 +260,7 @@ impl Model {
         let id = RequestId::next();
         shared.status.depth.fetch_add(1, Ordering::Relaxed);
         let (events, stream) = shared.streams.open(id);
-        let command = Command::Submit { id, request: Box::new(request), grammar, events };
+        let command = Command::Submit { id, request: Box::new(request), grammar, events, submitted: Instant::now() };
         if let Err(error) = self.inner.supervisor.send(command) {
             shared.end(id, crate::event::StreamEvent::Error(error.clone()));
             return Err(error);

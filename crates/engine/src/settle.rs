@@ -5,7 +5,7 @@
 //! the cache and the idle sequences, nothing.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use poncho_cache::{HitKind, PartKind, RestorePlan, SaveReason};
 
@@ -27,6 +27,7 @@ impl Worker {
     /// A request got its sequence: finds what is known of its prompt and puts it to work.
     pub(crate) fn start(&mut self, id: RequestId, waiting: Waiting, place: Place) {
         let Waiting { request, grammar, events, submitted } = waiting;
+        let admitted = Instant::now();
         let seq = match place {
             Place::Fresh(seq) | Place::Session(seq) => seq,
         };
@@ -43,7 +44,8 @@ impl Worker {
             adapters: Arc::clone(&self.adapters),
             sampler,
             output,
-            started: submitted,
+            submitted,
+            admitted,
         });
         let restored = match self.resolve(&mut task, place) {
             Ok(restored) => restored,
@@ -55,6 +57,7 @@ impl Worker {
                 return;
             }
         };
+        task.restore_time = admitted.elapsed();
         task.n_past = restored.n_past;
         task.read = restored.n_past;
         task.last_save = restored.n_past;
@@ -435,6 +438,8 @@ pub(crate) fn never_started(request: Request, waited: Duration) -> Completion {
         cache_delta: CacheDelta::default(),
         finish_reason: FinishReason::Cancelled,
         stop_sequence: None,
+        queue_time: waited,
+        restore_time: Duration::ZERO,
         prefill_time: waited,
         generation_time: Duration::ZERO,
         completion_tokens: 0,

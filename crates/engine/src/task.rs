@@ -73,7 +73,10 @@ pub(crate) struct Task {
     sampler: Sampler,
     output: Output,
     logprobs: Vec<TokenLogprob>,
-    started: Instant,
+    submitted: Instant,
+    admitted: Instant,
+    /// What finding and putting back its prompt took.
+    pub(crate) restore_time: Duration,
     first_logits: Option<Instant>,
 }
 
@@ -87,7 +90,9 @@ pub(crate) struct NewTask {
     pub(crate) adapters: Arc<AdapterSet>,
     pub(crate) sampler: Sampler,
     pub(crate) output: Output,
-    pub(crate) started: Instant,
+    pub(crate) submitted: Instant,
+    /// When it got its sequence.
+    pub(crate) admitted: Instant,
 }
 
 impl Task {
@@ -114,7 +119,9 @@ impl Task {
             sampler: new.sampler,
             output: new.output,
             logprobs: Vec::new(),
-            started: new.started,
+            submitted: new.submitted,
+            admitted: new.admitted,
+            restore_time: Duration::ZERO,
             first_logits: None,
             events: new.events,
             request: new.request,
@@ -127,7 +134,7 @@ impl Task {
 
     /// Since it was submitted.
     pub(crate) fn waited(&self) -> Duration {
-        self.started.elapsed()
+        self.submitted.elapsed()
     }
 
     pub(crate) fn generated(&self) -> usize {
@@ -268,7 +275,9 @@ impl Task {
             cache_delta: CacheDelta { read: self.read, created: self.n_past.saturating_sub(self.read) },
             finish_reason: reason,
             stop_sequence: stop.and_then(|place| self.request.stop.get(place)).cloned(),
-            prefill_time: first.duration_since(self.started),
+            queue_time: self.admitted.duration_since(self.submitted),
+            restore_time: self.restore_time,
+            prefill_time: first.duration_since(self.submitted),
             generation_time: now.duration_since(first),
             prompt_tokens: self.prompt_len,
             logprobs: std::mem::take(&mut self.logprobs),

@@ -212,8 +212,8 @@ impl Worker {
     /// Takes one command. True if it was the last.
     fn handle(&mut self, command: Command) -> bool {
         match command {
-            Command::Submit { id, request, grammar, events } => {
-                self.submit(id, Waiting { request, grammar, events, submitted: Instant::now() });
+            Command::Submit { id, request, grammar, events, submitted } => {
+                self.submit(id, Waiting { request, grammar, events, submitted });
             }
             Command::Shutdown { reply } => {
                 self.shut_down();

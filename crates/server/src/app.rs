@@ -3,6 +3,7 @@
 //! Made once by `serve`. It holds no state of any inference; a request in flight is only counted here, so that a
 //! shutdown knows when the last one has ended.
 
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,6 +15,7 @@ use poncho_engine::Engine;
 use tokio::sync::watch;
 
 use crate::auth::Keys;
+use crate::browser::Gate;
 use crate::config::ServerConfig;
 use crate::metrics::Metrics;
 use crate::models::Models;
@@ -21,6 +23,7 @@ use crate::openai::responses::ResponseStore;
 use crate::pulls::Pulls;
 use crate::replay::Replay;
 use crate::served::Conversations;
+use crate::trace::export::Exporter;
 
 /// How handlers hold it.
 pub(crate) type SharedApp = Arc<App>;
@@ -37,6 +40,10 @@ pub(crate) struct App {
     pub(crate) metrics: Arc<Metrics>,
     /// Downloads that are going on.
     pub(crate) pulls: Pulls,
+    /// Whose pages and names may come in.
+    pub(crate) gate: Gate,
+    /// Where spans go, if somebody collects them.
+    pub(crate) exporter: Option<Arc<Exporter>>,
     /// Past responses of `/v1/responses`.
     pub(crate) responses: ResponseStore,
     /// Shutdown and the requests it waits for.
@@ -44,7 +51,12 @@ pub(crate) struct App {
 }
 
 impl App {
-    pub(crate) async fn new(engine: Arc<Engine>, config: ServerConfig) -> Self {
+    pub(crate) async fn new(
+        engine: Arc<Engine>,
+        config: ServerConfig,
+        address: Option<SocketAddr>,
+        exporter: Option<Arc<Exporter>>,
+    ) -> Self {
         let replay = Replay::open(config.replay_file.as_deref());
         let conversations = Arc::new(Conversations::new(replay, config.hygiene.clone()));
         Self {
@@ -52,6 +64,8 @@ impl App {
             keys: Keys::new(&config.keys),
             metrics: Arc::default(),
             pulls: Pulls::default(),
+            gate: Gate::new(&config, address),
+            exporter,
             responses: ResponseStore::default(),
             life: Life::default(),
             config,
@@ -109,19 +123,19 @@ impl Drop for InFlight {
     }
 }
 
-/// A body that keeps its request in flight until it was sent or given up.
-pub(crate) struct CountedBody {
+/// A body that holds something until it was sent or given up, such as its request in flight.
+pub(crate) struct HoldingBody<G> {
     body: Body,
-    _in_flight: InFlight,
+    _held: G,
 }
 
-impl CountedBody {
-    pub(crate) fn wrap(body: Body, in_flight: InFlight) -> Body {
-        Body::new(Self { body, _in_flight: in_flight })
+impl<G: Send + Unpin + 'static> HoldingBody<G> {
+    pub(crate) fn wrap(body: Body, held: G) -> Body {
+        Body::new(Self { body, _held: held })
     }
 }
 
-impl http_body::Body for CountedBody {
+impl<G: Unpin> http_body::Body for HoldingBody<G> {
     type Data = Bytes;
     type Error = axum::Error;
 

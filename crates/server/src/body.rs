@@ -17,7 +17,8 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserialize, DeserializeOwned, Deserializer, MapAccess, Visitor};
 
 use crate::app::SharedApp;
-use crate::error::ApiError;
+use crate::browser::is_from_page;
+use crate::error::{ApiError, Family};
 
 /// A struct that must come as an object; by itself serde would also take a list with its fields in order.
 #[derive(Debug, Clone, Serialize)]
@@ -71,7 +72,7 @@ impl FromRequest<SharedApp> for JsonBytes {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, app: &SharedApp) -> Result<Self, ApiError> {
-        check_content_type(request.headers())?;
+        check_content_type(request.headers(), Family::of_path(request.uri().path()))?;
         let limit = app.config.max_body;
         if announced_length(request.headers()).is_some_and(|length| length > limit) {
             return Err(ApiError::BodyTooLarge { limit });
@@ -94,13 +95,16 @@ fn announced_length(headers: &HeaderMap) -> Option<usize> {
     headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
-/// A page in a browser can send other types to a local server without asking first; JSON it cannot.
-fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
+/// A page in a browser can send other types to a local server without asking first; JSON it cannot. Clients of Ollama's
+/// endpoints often say nothing, or what curl says by itself; from them that is taken as long as no page sent it.
+fn check_content_type(headers: &HeaderMap, family: Family) -> Result<(), ApiError> {
     let got = headers.get(header::CONTENT_TYPE).map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned());
     let got = got.unwrap_or_else(|| "missing".to_owned());
     let essence = got.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
     let is_json = essence == "application/json" || (essence.starts_with("application/") && essence.ends_with("+json"));
-    if is_json { Ok(()) } else { Err(ApiError::ContentType { got }) }
+    let is_careless = got == "missing" || essence == "application/x-www-form-urlencoded";
+    let is_tolerated = is_careless && family == Family::Ollama && !is_from_page(headers);
+    if is_json || is_tolerated { Ok(()) } else { Err(ApiError::ContentType { got }) }
 }
 
 /// Reads a value and names the field that does not fit.
@@ -186,11 +190,28 @@ mod tests {
     fn only_json_is_taken() {
         let with = |value: &str| HeaderMap::from_iter([(header::CONTENT_TYPE, value.parse().unwrap())]);
         for good in ["application/json", "Application/JSON; charset=utf-8", "application/vnd.api+json"] {
-            assert!(check_content_type(&with(good)).is_ok(), "{good}");
+            assert!(check_content_type(&with(good), Family::OpenAi).is_ok(), "{good}");
         }
         for wrong in ["text/plain", "application/x-www-form-urlencoded", "text/json+json", "json"] {
-            assert!(check_content_type(&with(wrong)).is_err(), "{wrong}");
+            assert!(check_content_type(&with(wrong), Family::OpenAi).is_err(), "{wrong}");
         }
-        assert!(check_content_type(&HeaderMap::new()).is_err());
+        assert!(check_content_type(&HeaderMap::new(), Family::OpenAi).is_err());
+        assert!(check_content_type(&HeaderMap::new(), Family::Anthropic).is_err());
+    }
+
+    #[test]
+    fn ollamas_clients_may_be_careless_and_pages_may_not() {
+        let form = (header::CONTENT_TYPE, HeaderValue::from_static("application/x-www-form-urlencoded"));
+        let check = |headers: &[(header::HeaderName, HeaderValue)]| {
+            check_content_type(&HeaderMap::from_iter(headers.to_vec()), Family::Ollama).is_ok()
+        };
+        assert!(check(&[]) && check(std::slice::from_ref(&form)));
+        assert!(!check(&[(header::CONTENT_TYPE, HeaderValue::from_static("text/plain"))]));
+        for value in ["null", "http://evil.example"] {
+            let origin = (header::ORIGIN, HeaderValue::from_static(value));
+            assert!(!check(std::slice::from_ref(&origin)) && !check(&[form.clone(), origin]), "{value}");
+        }
+        let site = |value| (header::HeaderName::from_static("sec-fetch-site"), HeaderValue::from_static(value));
+        assert!(!check(&[form.clone(), site("cross-site")]) && check(&[form, site("none")]));
     }
 }

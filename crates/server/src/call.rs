@@ -13,6 +13,7 @@ use crate::error::ApiError;
 use crate::hygiene::Normalised;
 use crate::reply::{Finished, NewReply, Reply};
 use crate::served::ServedModel;
+use crate::times::ReplyTimes;
 
 /// The session that the headers name.
 pub(crate) fn session_header(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
@@ -76,18 +77,18 @@ impl Origin {
         let started = blocking("prepared the prompt", move || {
             let mut started = Vec::new();
             for prepared in prepare(&model)? {
+                let submitted = Instant::now();
                 let streams = submit(&model, &prepared, n)?;
-                started.extend(streams.into_iter().map(|stream| (stream, prepared.form.clone())));
+                started.extend(streams.into_iter().map(|stream| (stream, prepared.form.clone(), submitted)));
             }
             Ok(started)
         });
-        let replies = started.await?.into_iter().map(|(stream, form)| {
+        let replies = started.await?.into_iter().map(|(stream, form, submitted)| {
             Reply::new(NewReply {
                 model: self.model.clone(),
                 stream,
                 form,
-                metrics: self.app.metrics.clone(),
-                arrived: self.arrived,
+                times: ReplyTimes::begin(self.app.metrics.clone(), self.model.id(), self.arrived, submitted),
                 time_limit: self.app.config.request_timeout,
             })
         });
@@ -100,5 +101,7 @@ pub(crate) async fn blocking<T: Send + 'static>(
     doing: &'static str,
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
-    tokio::task::spawn_blocking(work).await.map_err(|_| ApiError::Internal { doing })?
+    // Log lines of the work belong to the request too.
+    let span = tracing::Span::current();
+    tokio::task::spawn_blocking(move || span.in_scope(work)).await.map_err(|_| ApiError::Internal { doing })?
 }

@@ -9,10 +9,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::browser::is_origin;
 use crate::hygiene::HygieneRule;
 use crate::keep_alive::KeepAlive;
 use crate::library::ModelLibrary;
 use crate::manager::budget::MemoryBudget;
+use crate::trace::export::Endpoint;
 
 /// Everything that can be set. `ServerConfig::default()` is right for a private server on the loopback.
 #[derive(Clone)]
@@ -52,6 +54,12 @@ pub struct ServerConfig {
     pub replay_file: Option<PathBuf>,
     /// How long requests in flight may go on once shutdown began.
     pub shutdown_grace: Duration,
+    /// Names, without a port, that a server on the loopback without keys answers to besides those of the loopback.
+    pub allowed_hosts: Vec<String>,
+    /// Origins, such as `https://chat.example`, whose pages may use this server; none by default.
+    pub cors: Vec<String>,
+    /// The address of an OpenTelemetry collector that takes traces as OTLP over plain HTTP; `None` makes no traces.
+    pub otlp_endpoint: Option<String>,
 }
 
 impl Default for ServerConfig {
@@ -76,6 +84,9 @@ impl Default for ServerConfig {
             hygiene: HygieneRule::ALL.to_vec(),
             replay_file: None,
             shutdown_grace: Duration::from_secs(30),
+            allowed_hosts: Vec::new(),
+            cors: Vec::new(),
+            otlp_endpoint: None,
         }
     }
 }
@@ -100,6 +111,9 @@ impl fmt::Debug for ServerConfig {
             .field("hygiene", &self.hygiene)
             .field("replay_file", &self.replay_file)
             .field("shutdown_grace", &self.shutdown_grace)
+            .field("allowed_hosts", &self.allowed_hosts)
+            .field("cors", &self.cors)
+            .field("otlp_endpoint", &self.otlp_endpoint)
             .finish()
     }
 }
@@ -132,6 +146,20 @@ pub enum ConfigError {
     AliasPattern {
         /// The name that clients would use.
         alias: String,
+    },
+    /// A collector that cannot be reached that way.
+    #[error("the collector's address {url:?} cannot be used: {reason}; write it as http://localhost:4318")]
+    Endpoint {
+        /// As it was given.
+        url: String,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+    /// Something that no browser sends as its origin.
+    #[error("{origin:?} is no origin of a page; write it as https://chat.example, in lower case and without a path")]
+    Origin {
+        /// As it was given.
+        origin: String,
     },
     /// An address that others can reach, and no key.
     #[error(
@@ -167,6 +195,10 @@ impl ServerConfig {
         if let Some(alias) = self.aliases.keys().find(has_star) {
             return Err(ConfigError::AliasPattern { alias: alias.clone() });
         }
+        if let Some(origin) = self.cors.iter().find(|origin| !is_origin(origin)) {
+            return Err(ConfigError::Origin { origin: origin.clone() });
+        }
+        self.otlp_endpoint.as_deref().map(Endpoint::read).transpose()?;
         match self.aliases.iter().find(|(alias, target)| alias.is_empty() || target.is_empty()) {
             Some((alias, target)) => Err(ConfigError::EmptyAlias { alias: alias.clone(), target: target.clone() }),
             None => Ok(()),
@@ -212,9 +244,12 @@ mod tests {
             ServerConfig { request_timeout: Some(Duration::ZERO), ..ServerConfig::default() },
             ServerConfig { aliases: BTreeMap::from([("gpt".into(), String::new())]), ..ServerConfig::default() },
             ServerConfig { aliases: BTreeMap::from([("a*b".into(), "c".into())]), ..ServerConfig::default() },
+            ServerConfig { cors: vec!["*".into()], ..ServerConfig::default() },
+            ServerConfig { otlp_endpoint: Some("https://x".into()), ..ServerConfig::default() },
         ];
         let said = wrong.map(|config| config.check().unwrap_err().to_string());
-        for (text, word) in said.iter().zip(["number 2", "max_body", "request_timeout", "\"gpt\"", "\"a*b\""]) {
+        let words = ["number 2", "max_body", "request_timeout", "\"gpt\"", "\"a*b\"", "\"*\"", "http://"];
+        for (text, word) in said.iter().zip(words) {
             assert!(text.contains(word), "{text}");
         }
     }

@@ -67,6 +67,11 @@ pub(crate) enum ApiError {
     /// No key, or a wrong one.
     #[error("a valid API key is needed; send it as Authorization: Bearer KEY or as x-api-key: KEY")]
     Unauthorized,
+    /// The request was sent to a name that is not this server's.
+    #[error(
+        "{host:?} is no name of this server; use localhost, or start the server with --allow-host or with an API key"
+    )]
+    Host { host: String },
     /// The request took longer than it may.
     #[error("the request took longer than {} s; ask for fewer tokens or raise the server's limit", limit.as_secs())]
     Timeout { limit: Duration },
@@ -108,6 +113,7 @@ enum Kind {
     InvalidRequest,
     TooLarge,
     Authentication,
+    Permission,
     NotFound,
     Conflict,
     Overloaded,
@@ -206,6 +212,11 @@ impl ApiError {
         Self::Load { model: model.to_owned(), reason }
     }
 
+    /// The error's code, which has no word of the request.
+    pub(crate) fn code(&self) -> Option<&'static str> {
+        self.facts().code
+    }
+
     /// The body in a family's shape.
     pub(crate) fn body(&self, family: Family) -> Value {
         let facts = self.facts();
@@ -298,6 +309,7 @@ impl ApiError {
             Self::NoItem { .. } => Facts::new(StatusCode::NOT_FOUND, NotFound).code("item_not_found").param("input"),
             Self::NotBuilt { .. } => Facts::new(StatusCode::NOT_IMPLEMENTED, Server).code("not_implemented"),
             Self::Unauthorized => Facts::new(StatusCode::UNAUTHORIZED, Authentication).code("invalid_api_key"),
+            Self::Host { .. } => Facts::new(StatusCode::FORBIDDEN, Kind::Permission).code("host_not_allowed"),
             Self::Timeout { .. } => Facts::new(StatusCode::GATEWAY_TIMEOUT, Kind::Timeout).code("request_timeout"),
             Self::Load { .. } => Facts::new(StatusCode::INTERNAL_SERVER_ERROR, Server).code("load_failed"),
             Self::NoMemory { .. } => {
@@ -393,6 +405,7 @@ impl Kind {
         match self {
             Self::InvalidRequest | Self::TooLarge | Self::NotFound | Self::Conflict => "invalid_request_error",
             Self::Authentication => "authentication_error",
+            Self::Permission => "permission_error",
             Self::Overloaded => "rate_limit_error",
             Self::Timeout => "timeout_error",
             Self::Unavailable | Self::Server => "server_error",
@@ -404,6 +417,7 @@ impl Kind {
             Self::InvalidRequest | Self::Conflict => "invalid_request_error",
             Self::TooLarge => "request_too_large",
             Self::Authentication => "authentication_error",
+            Self::Permission => "permission_error",
             Self::NotFound => "not_found_error",
             Self::Overloaded => "rate_limit_error",
             Self::Timeout => "timeout_error",

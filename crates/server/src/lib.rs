@@ -46,8 +46,8 @@
 //!
 //! Ollama's generate and chat take `session_id` and `poncho` too; the object comes with the last line. Their options
 //! have the model's defaults as well. Two things differ from Ollama: `num_ctx` of a request is ignored, because a context
-//! is as large as it was loaded and a prompt that does not fit is refused; and a body must be announced as
-//! `application/json`.
+//! is as large as it was loaded and a prompt that does not fit is refused; and what a page in a
+//! browser sends must be announced as `application/json`.
 //!
 //! A request that names a model of the library ([`ModelLibrary`]) which is not loaded loads it, within a memory budget;
 //! models that were loaded so go when nobody used them for [`ServerConfig::keep_alive`], with their state saved.
@@ -57,6 +57,7 @@ mod app;
 mod auth;
 mod body;
 mod boundary;
+mod browser;
 mod cache_api;
 mod call;
 mod chat;
@@ -84,11 +85,14 @@ mod registry_library;
 mod replay;
 mod reply;
 mod routes;
+mod scope;
 mod serve;
 mod served;
 mod sessions;
 mod sse;
+mod times;
 mod tools;
+mod trace;
 
 pub use config::{ConfigError, ServerConfig, check_bind};
 pub use hygiene::HygieneRule;

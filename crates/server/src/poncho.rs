@@ -15,6 +15,7 @@ use crate::call::blocking;
 use crate::chat;
 use crate::error::ApiError;
 use crate::hygiene;
+use crate::metrics::Surroundings;
 use crate::openai::convert::chat_turn;
 use crate::openai::types::ChatRequestBody;
 
@@ -38,7 +39,12 @@ pub(crate) async fn ready(State(app): State<SharedApp>) -> Response {
 /// `GET /metrics`.
 pub(crate) async fn metrics(State(app): State<SharedApp>) -> Response {
     let engine = app.models.engine();
-    let page = app.metrics.render(engine.cache(), &engine.models(), app.life.count());
+    let page = app.metrics.render(&Surroundings {
+        cache: engine.cache(),
+        models: &engine.models(),
+        in_flight: app.life.count(),
+        spans: app.exporter.as_ref().map_or((0, 0), |exporter| exporter.counts()),
+    });
     let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     ([(header::CONTENT_TYPE, kind)], page).into_response()
 }

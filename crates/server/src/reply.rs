@@ -4,19 +4,17 @@
 //! request. What is new in a piece is worked out by `growing.rs`, so that the pieces always add up to a parse. It must
 //! never take back what was sent.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use poncho_engine::backend::ChatOutput;
 use poncho_engine::{Completion, FinishReason, Stream, StreamEvent, TokenLogprob};
-use tokio::time::Instant;
 
 use crate::chat::ReplyForm;
 use crate::error::ApiError;
 use crate::growing::Growing;
 use crate::hygiene::Normalised;
-use crate::metrics::{Metrics, Times};
 use crate::served::ServedModel;
+use crate::times::ReplyTimes;
 
 /// What is new since the last piece.
 #[derive(Debug, Default, PartialEq)]
@@ -95,9 +93,7 @@ pub(crate) struct NewReply {
     pub(crate) model: ServedModel,
     pub(crate) stream: Stream,
     pub(crate) form: ReplyForm,
-    pub(crate) metrics: Arc<Metrics>,
-    /// When the request arrived.
-    pub(crate) arrived: Instant,
+    pub(crate) times: ReplyTimes,
     pub(crate) time_limit: Option<Duration>,
 }
 
@@ -108,7 +104,6 @@ pub(crate) struct Reply {
     growing: Growing,
     /// Drawn since the last piece.
     logprobs: Vec<TokenLogprob>,
-    first_token: Option<Duration>,
     ended: bool,
 }
 
@@ -119,7 +114,6 @@ impl Reply {
             facts,
             text: ReplyText::default(),
             logprobs: Vec::new(),
-            first_token: None,
             ended: false,
         }
     }
@@ -165,7 +159,7 @@ impl Reply {
     async fn wait(&mut self) -> Result<StreamEvent, ApiError> {
         let gone = ApiError::Cancelled;
         let Some(limit) = self.facts.time_limit else { return self.facts.stream.next().await.ok_or(gone) };
-        match tokio::time::timeout_at(self.facts.arrived + limit, self.facts.stream.next()).await {
+        match tokio::time::timeout_at(self.facts.times.arrived() + limit, self.facts.stream.next()).await {
             Ok(event) => event.ok_or(gone),
             Err(_) => Err(ApiError::Timeout { limit }),
         }
@@ -174,12 +168,15 @@ impl Reply {
     /// Takes an event in; returns what the reader must hear of at once: the start and the end.
     fn absorb(&mut self, event: Result<StreamEvent, ApiError>) -> Option<ReplyEvent> {
         match event {
-            Err(error) => return Some(ReplyEvent::Failed(error)),
-            Ok(StreamEvent::Error(error)) => return Some(ReplyEvent::Failed(error.into())),
+            Err(error) => return Some(self.fail(error)),
+            Ok(StreamEvent::Error(error)) => return Some(self.fail(error.into())),
             Ok(StreamEvent::Done(completion)) => return Some(self.end(*completion)),
-            Ok(StreamEvent::Started { prompt, read }) => return Some(ReplyEvent::Started(Started { prompt, read })),
+            Ok(StreamEvent::Started { prompt, read }) => {
+                self.facts.times.started();
+                return Some(ReplyEvent::Started(Started { prompt, read }));
+            }
             Ok(StreamEvent::Token { id, logprob }) => {
-                self.first_token.get_or_insert_with(|| self.facts.arrived.elapsed());
+                self.facts.times.token();
                 self.logprobs.extend(logprob.filter(|_| !self.facts.model.is_end_of_generation(id)));
             }
             Ok(StreamEvent::Text(text)) => self.text.text(&text),
@@ -191,9 +188,13 @@ impl Reply {
         None
     }
 
+    fn fail(&mut self, error: ApiError) -> ReplyEvent {
+        self.facts.times.failed(&error);
+        ReplyEvent::Failed(error)
+    }
+
     fn end(&mut self, mut completion: Completion) -> ReplyEvent {
-        let times = Times { hit: completion.hit, first_token: self.first_token, total: self.facts.arrived.elapsed() };
-        self.facts.metrics.request_finished(self.facts.model.id(), &times);
+        self.facts.times.finished(&completion);
         if completion.finish_reason == FinishReason::Cancelled {
             return ReplyEvent::Failed(ApiError::Cancelled);
         }

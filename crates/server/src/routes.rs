@@ -1,24 +1,30 @@
 //! The table of paths and handlers, and the layers around them.
 //!
-//! From outside in: request id, log line and error shape; the key; the count of requests in flight; the handler.
-//! The document of the API and health probes pass without a key, and
-//! are answered until the very end.
+//! From outside in: request id, trace, log line and error shape; names and origins; the key; the count of requests in
+//! flight; the handler. The document of the API and health probes pass without a key, and are answered until the very
+//! end.
+
+use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::{HeaderName, HeaderValue, Method, Uri};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, header};
 use axum::middleware::{self, Next};
 use axum::response::Response;
 use axum::routing::{any, delete, get, head, post};
 use tokio::time::Instant;
+use tracing::Instrument;
 
 use crate::anthropic::messages;
-use crate::app::{CountedBody, SharedApp};
+use crate::app::{HoldingBody, SharedApp};
 use crate::auth::authorize;
+use crate::browser::guard;
 use crate::error::{ApiError, Family};
 use crate::ids::random_id;
 use crate::openai::responses::{create, stored};
 use crate::openai::{chat, completions, embeddings, models};
+use crate::scope::Scope;
+use crate::trace::{Attribute, RequestSpan, Trace};
 use crate::{cache_api, model_api, ollama, openapi, poncho, sessions};
 
 /// Paths that clients of a family may try and that say so instead of "not found".
@@ -77,6 +83,7 @@ pub(crate) fn router(app: &SharedApp) -> Router {
         .merge(guarded)
         .fallback(unknown_path)
         .method_not_allowed_fallback(wrong_method)
+        .layer(middleware::from_fn_with_state(app.clone(), guard))
         .layer(middleware::from_fn_with_state(app.clone(), outermost))
         .with_state(app.clone())
 }
@@ -100,23 +107,28 @@ async fn admit(State(app): State<SharedApp>, request: Request, next: Next) -> Re
     if app.life.is_draining() {
         return Err(ApiError::ShuttingDown);
     }
-    Ok(next.run(request).await.map(|body| CountedBody::wrap(body, in_flight)))
+    Ok(next.run(request).await.map(|body| HoldingBody::wrap(body, in_flight)))
 }
 
-/// Gives every answer an id and every error the shape of its family, and writes the log line.
+/// Gives every answer an id and every error the shape of its family; writes the log line and ends the trace.
+///
+/// The log line has no word of the request but its path: what an error says may quote a prompt, so only its code is told.
 async fn outermost(State(app): State<SharedApp>, request: Request, next: Next) -> Response {
     let started = Instant::now();
     let id = random_id("req_");
     let method = request.method().clone();
     let path = request.uri().path().to_owned();
     let route = request.extensions().get::<MatchedPath>().map_or("unknown", MatchedPath::as_str).to_owned();
-    let mut response = next.run(request).await;
+    let trace = app.exporter.as_ref().and_then(|exporter| Trace::begin(exporter, request.headers()));
+    let scope = Arc::new(Scope { id: id.clone(), trace });
+    let span = tracing::info_span!("answer", request = %id);
+    let mut response = Arc::clone(&scope).around(next.run(request)).instrument(span).await;
     let family = Family::of_path(&path);
     let error = response.extensions_mut().remove::<ApiError>();
     if let Some(error) = &error
         && family != Family::OpenAi
     {
-        response = error.respond(family, Some(&id));
+        response = in_family(error, family, &id, response.headers());
     }
     if let Ok(value) = HeaderValue::from_str(&id) {
         if family == Family::Anthropic {
@@ -126,9 +138,34 @@ async fn outermost(State(app): State<SharedApp>, request: Request, next: Next) -
     }
     let status = response.status().as_u16();
     app.metrics.answered(&route, status);
-    let error = error.map(|error| error.to_string());
+    let code = error.as_ref().and_then(ApiError::code);
     tracing::info!(
-        request = %id, %method, path = %path, status, us = started.elapsed().as_micros(), error, "answered"
+        request = %id, %method, path = %path, status, us = started.elapsed().as_micros(), code, "answered"
     );
+    if let Some(error) = error {
+        tracing::debug!(request = %id, %error, "refused");
+    }
+    if scope.trace.is_none() {
+        return response;
+    }
+    let attributes = vec![
+        Attribute::text("http.request.method", method.as_str()),
+        Attribute::text("http.route", &route),
+        Attribute::number("http.response.status_code", i64::from(status)),
+        Attribute::text("poncho.request_id", &id),
+    ];
+    let ended = RequestSpan { scope, name: format!("{method} {route}"), attributes, is_error: status >= 500 };
+    response.map(|body| HoldingBody::wrap(body, ended))
+}
+
+/// An error as its family writes it, with what the layers inside put beside it.
+fn in_family(error: &ApiError, family: Family, id: &str, headers: &HeaderMap) -> Response {
+    let mut response = error.respond(family, Some(id));
+    let own = response.headers_mut();
+    for (name, value) in headers {
+        if !own.contains_key(name) && name != header::CONTENT_LENGTH {
+            own.insert(name.clone(), value.clone());
+        }
+    }
     response
 }

@@ -23,6 +23,11 @@ use tokio::time::{sleep, timeout_at};
 use crate::app::{App, SharedApp};
 use crate::config::{ConfigError, ServerConfig};
 use crate::routes;
+use crate::trace::export::{Endpoint, Exporter};
+
+/// Bytes at a time that a connection reads. A head that did not end within two of them, more than any honest client sends,
+/// is answered with 431; so are more than a hundred headers, which is the limit of the HTTP library.
+const READ_BUFFER: usize = 32 << 10;
 
 /// A process without free file descriptors cannot accept; a moment later it may.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -41,7 +46,11 @@ pub async fn serve(
     shutdown: impl Future<Output = ()> + Send,
 ) -> Result<(), ConfigError> {
     config.check()?;
-    let app: SharedApp = Arc::new(App::new(engine, config).await);
+    let (exporter, sending) = match config.otlp_endpoint.as_deref().map(Endpoint::read).transpose()? {
+        Some(endpoint) => Some(Exporter::start(endpoint)).unzip(),
+        None => (None, None),
+    };
+    let app: SharedApp = Arc::new(App::new(engine, config, listener.local_addr().ok(), exporter).await);
     let mut connections = Connections::new(&app);
     let mut shutdown = pin!(shutdown);
     tokio::select! {
@@ -63,6 +72,9 @@ pub async fn serve(
     drop(listener);
     connections.close(end).await;
     app.models.close(end).await;
+    if let Some(sending) = sending {
+        sending.stop().await;
+    }
     Ok(())
 }
 
@@ -77,7 +89,7 @@ struct Connections {
 impl Connections {
     fn new(app: &SharedApp) -> Self {
         let mut http = http1::Builder::new();
-        http.timer(TokioTimer::new()).header_read_timeout(app.config.header_timeout);
+        http.timer(TokioTimer::new()).header_read_timeout(app.config.header_timeout).max_buf_size(READ_BUFFER);
         Self {
             router: routes::router(app),
             http,

@@ -113,45 +113,28 @@ async fn what_cannot_be_done_is_refused_by_name() {
 
 #[tokio::test]
 async fn a_hole_is_filled_where_the_model_knows_how() {
-    // Any tokens can be the marks of a model.
-    let prompt = "<s><think>Once</think> a time<tool_call>".to_owned();
-    let setup = |metadata: [(&'static str, &'static str); 3]| Setup {
+    let setup = Setup {
         replies: vec![
-            (prompt.clone(), " upon</s>".to_owned()),
-            ("<s><think></think> a time<tool_call>".into(), "Once</s>".into()),
+            ("<s>\u{1}Once\u{2} a time\u{3}".into(), " upon</s>".into()),
+            ("<s>\u{1}\u{2} a time\u{3}".into(), "Once</s>".into()),
         ],
-        metadata: metadata.to_vec(),
+        fills_gaps: true,
         ..Setup::default()
     };
-    let marks = [
-        ("tokenizer.ggml.fim_pre_token_id", "261"),
-        ("tokenizer.ggml.fim_suf_token_id", "262"),
-        ("tokenizer.ggml.fim_mid_token_id", "263"),
-    ];
-    let older = [
-        ("tokenizer.ggml.prefix_token_id", "261"),
-        ("tokenizer.ggml.suffix_token_id", "262"),
-        ("tokenizer.ggml.middle_token_id", "263"),
-    ];
     let fill = |prompt: &Value| with(asking(prompt), &json!({"suffix": " a time"}));
-    for metadata in [marks, older] {
-        let server = Server::start(setup(metadata)).await;
-        for prompt in [json!("Once"), json!(vocab::tokens("Once")), json!(["Once"])] {
-            let answer = server.ask(PATH, &fill(&prompt)).await;
-            assert_eq!(answer["choices"][0]["text"], " upon", "{prompt}");
-        }
-        let whole = server.ask(PATH, &fill(&json!(""))).await;
-        assert_eq!(whole["choices"][0]["text"], "Once", "a hole may stand at the start");
-        let chunks = server.stream(PATH, &fill(&json!("Once"))).await.chunks();
-        let text: String = chunks.iter().map(|chunk| chunk["choices"][0]["text"].as_str().unwrap()).collect();
-        assert_eq!(text, " upon");
-        let count = async |prompt: &str| {
-            let body = with(fill(&json!(prompt)), &json!({"suffix": "<think>"}));
-            server.ask(PATH, &body).await["usage"]["prompt_tokens"].as_u64().unwrap()
-        };
-        assert_eq!(count("<think>").await, 4 + 7 + 7, "marks in the texts stay texts");
+    let server = Server::start(setup).await;
+    for prompt in [json!("Once"), json!(vocab::tokens("Once")), json!(["Once"])] {
+        let answer = server.ask(PATH, &fill(&prompt)).await;
+        assert_eq!(answer["choices"][0]["text"], " upon", "{prompt}");
     }
-    let partly = Server::start(setup([marks[0], marks[1], ("tokenizer.ggml.fim_mid_token_id", "9999")])).await;
-    let refused = partly.post(PATH, &fill(&json!("Once"))).await;
+    let whole = server.ask(PATH, &fill(&json!(""))).await;
+    assert_eq!(whole["choices"][0]["text"], "Once", "a hole may stand at the start");
+    let chunks = server.stream(PATH, &fill(&json!("Once"))).await.chunks();
+    let text: String = chunks.iter().map(|chunk| chunk["choices"][0]["text"].as_str().unwrap()).collect();
+    assert_eq!(text, " upon");
+    let body = with(fill(&json!("<think>")), &json!({"suffix": "<think>"}));
+    let count = server.ask(PATH, &body).await["usage"]["prompt_tokens"].as_u64().unwrap();
+    assert_eq!(count, 4 + 7 + 7, "marks in the texts stay texts");
+    let refused = Server::plain().await.post(PATH, &fill(&json!("Once"))).await;
     assert_eq!((refused.status, &refused.json()["error"]["param"]), (400, &json!("suffix")), "{}", refused.text);
 }

@@ -153,7 +153,7 @@ async fn a_body_that_is_too_long_is_refused() {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let mut socket = server.connect().await;
     let head = format!(
-        "POST {PATH} HTTP/1.1\r\nhost: t\r\nconnection: close\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+        "POST {PATH} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
     );
     socket.write_all(head.as_bytes()).await.unwrap();
     socket.write_all(format!("{:x}\r\n{}\r\n0\r\n\r\n", 12_000, "x".repeat(12_000)).as_bytes()).await.unwrap();

@@ -44,7 +44,7 @@ async fn a_client_that_leaves_while_it_waits_cancels_too() {
     let mut socket = server.connect().await;
     let body = with(long("Hello"), &json!({"stream": false})).to_string();
     let head = format!(
-        "POST {PATH} HTTP/1.1\r\nhost: t\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+        "POST {PATH} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
         body.len()
     );
     socket.write_all((head + &body).as_bytes()).await.unwrap();
@@ -163,8 +163,9 @@ async fn slow_heads_and_slow_bodies_are_given_up() {
     let mut rest = Vec::new();
     tokio::time::timeout(PATIENCE, head.read_to_end(&mut rest)).await.expect("it stayed open").unwrap();
     let mut body = server.connect().await;
-    let text =
-        format!("POST {PATH} HTTP/1.1\r\nhost: t\r\ncontent-type: application/json\r\ncontent-length: 50\r\n\r\n{{");
+    let text = format!(
+        "POST {PATH} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 50\r\n\r\n{{"
+    );
     body.write_all(text.as_bytes()).await.unwrap();
     let mut answer = String::new();
     tokio::time::timeout(PATIENCE, body.read_to_string(&mut answer)).await.expect("it stayed open").unwrap();

@@ -7,6 +7,8 @@ mod anthropic_errors;
 #[cfg(test)]
 mod anthropic_stream;
 #[cfg(test)]
+mod browser;
+#[cfg(test)]
 mod cache_api;
 #[cfg(test)]
 mod chat;
@@ -25,7 +27,13 @@ mod hygiene;
 #[cfg(test)]
 mod life;
 #[cfg(test)]
+mod limits;
+#[cfg(test)]
 mod loading;
+#[cfg(test)]
+mod metrics;
+#[cfg(test)]
+mod mutations;
 #[cfg(test)]
 mod ollama;
 #[cfg(test)]
@@ -36,6 +44,8 @@ mod ollama_library;
 mod ollama_models;
 #[cfg(test)]
 mod openapi;
+#[cfg(test)]
+mod owners;
 #[cfg(test)]
 mod pulling;
 #[cfg(test)]
@@ -52,3 +62,5 @@ mod smollm2;
 mod support;
 #[cfg(test)]
 mod tools;
+#[cfg(test)]
+mod traces;

@@ -170,7 +170,12 @@ async fn other_refusals_have_their_status_and_ollamas_shape() {
     is_error(&server.post("/api/tags", &json!({})).await, 405, "/api/tags does not take POST");
     is_error(&server.post("/api/push", &json!({})).await, 501, "/api/push is not part of this server yet");
     is_error(&server.send(Method::POST, "/api/chat", &[JSON], b"{".to_vec()).await, 400, "the body is not valid JSON");
-    is_error(&server.send(Method::POST, "/api/chat", &[], b"{}".to_vec()).await, 415, "the content type is missing");
+    let text = [("content-type", "text/plain")];
+    is_error(
+        &server.send(Method::POST, "/api/chat", &text, b"{}".to_vec()).await,
+        415,
+        "the content type is text/plain",
+    );
     let none = Server::start(Setup { models: vec![], ..Setup::default() }).await;
     is_error(&none.post("/api/chat", &json!({"model": "stub"})).await, 503, "no model is loaded");
     assert_eq!(none.get("/api/tags").await.json(), json!({"models": []}));

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
+use hyper::client::conn::http1::SendRequest;
 use hyper::{HeaderMap, Method, Request, Response};
 use hyper_util::rt::TokioIo;
 use poncho_cache::{Cache, CacheConfig, Gates};
@@ -175,6 +176,14 @@ impl Server {
         TcpStream::connect(self.address).await.unwrap()
     }
 
+    /// A connection that can be used several times.
+    pub(crate) async fn client(&self) -> SendRequest<Full<Bytes>> {
+        let (sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(self.connect().await)).await.unwrap();
+        tokio::spawn(connection);
+        sender
+    }
+
     /// Sends a request and returns when the head of the response is there.
     pub(crate) async fn open(
         &self,
@@ -183,15 +192,37 @@ impl Server {
         headers: &[(&str, &str)],
         body: Vec<u8>,
     ) -> Response<Incoming> {
-        let (mut sender, connection) =
-            hyper::client::conn::http1::handshake(TokioIo::new(self.connect().await)).await.unwrap();
-        tokio::spawn(connection);
-        let mut request = Request::builder().method(method).uri(path).header("host", "test");
+        let headers: Vec<_> = [("host", "localhost")].iter().chain(headers).copied().collect();
+        self.open_bare(method, path, &headers, body).await
+    }
+
+    async fn open_bare(
+        &self,
+        method: Method,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: Vec<u8>,
+    ) -> Response<Incoming> {
+        let mut sender = self.client().await;
+        let mut request = Request::builder().method(method).uri(path);
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
         let request = request.body(Full::new(Bytes::from(body))).unwrap();
         tokio::time::timeout(PATIENCE, sender.send_request(request)).await.expect("no answer came").unwrap()
+    }
+
+    /// Sends a request to the server under another name.
+    pub(crate) async fn send_as(
+        &self,
+        host: &str,
+        method: Method,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: Vec<u8>,
+    ) -> Answer {
+        let headers: Vec<_> = [("host", host)].iter().chain(headers).copied().collect();
+        read(self.open_bare(method, path, &headers, body).await).await
     }
 
     pub(crate) async fn send(&self, method: Method, path: &str, headers: &[(&str, &str)], body: Vec<u8>) -> Answer {

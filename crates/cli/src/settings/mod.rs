@@ -113,13 +113,18 @@ pub(crate) const SETTINGS: &[Setting] = &[
     Setting::new("port", Kind::Number, Group::Network),
     Setting::new("api_key", Kind::List, Group::Network).secret(),
     Setting::new("open", Kind::Switch, Group::Network),
+    Setting::new("allow_host", Kind::List, Group::Network),
+    Setting::new("cors", Kind::List, Group::Network),
     Setting::new("cache_dir", Kind::Path, Group::Cache),
     Setting::new("cache_size", Kind::Quantity, Group::Cache),
     Setting::new("exact", Kind::Text, Group::Cache),
+    Setting::new("no_hygiene", Kind::Switch, Group::Cache),
     Setting::new("ctx_size", Kind::Number, Group::Computing),
     Setting::new("parallel", Kind::Number, Group::Computing),
     Setting::new("threads", Kind::Number, Group::Computing),
     Setting::new("log_level", Kind::Text, Group::Logs).variable_named("PONCHO_LOG"),
+    Setting::new("log_format", Kind::Text, Group::Logs),
+    Setting::new("otlp_endpoint", Kind::Text, Group::Logs).variable_named("OTEL_EXPORTER_OTLP_ENDPOINT"),
 ];
 
 /// The commands that take every setting: what is served, what would be, and whether it can be.

@@ -311,6 +311,8 @@ mod tests {
             cache_delta: CacheDelta { read, created },
             finish_reason: FinishReason::Stop,
             stop_sequence: None,
+            queue_time: Duration::ZERO,
+            restore_time: Duration::ZERO,
             prefill_time: Duration::ZERO,
             generation_time: Duration::ZERO,
             prompt_tokens,

@@ -191,6 +191,7 @@ impl Context for StubContext {
 
     fn decode(&mut self, batch: &Batch) -> DecodeOutcome {
         let fault = self.faults.start_decode(batch);
+        self.faults.be_busy();
         self.outputs.clear();
         self.pooled.clear();
         if self.layers.kind == MemoryKind::None {

@@ -105,6 +105,8 @@ struct State {
     releases: u64,
     counts: StubCounts,
     batches: Option<Vec<Batch>>,
+    /// What a decode takes at least.
+    decode_time: Duration,
 }
 
 impl StubFaults {
@@ -124,6 +126,20 @@ impl StubFaults {
     /// Lets the next `times` calls of a kind fail; 0 takes that back.
     pub fn fail_next(&self, call: StubCall, times: u32) {
         self.lock().calls.insert(call, times);
+    }
+
+    /// From now on each decode keeps its thread busy for at least so long, as computing would.
+    pub fn busy_decodes(&self, time: Duration) {
+        self.lock().decode_time = time;
+    }
+
+    /// Spends what a decode takes.
+    pub(super) fn be_busy(&self) {
+        let time = self.lock().decode_time;
+        let started = Instant::now();
+        while started.elapsed() < time {
+            std::hint::spin_loop();
+        }
     }
 
     /// Forgets every fault that has not happened yet.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use axum::Extension;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
@@ -11,11 +12,12 @@ use tokio::time::Instant;
 use super::compose::{Composer, Wishes};
 use super::item::{Item, Status};
 use super::object::{self, ResponseOut};
-use super::store::StoredResponse;
+use super::store::{OwnResponses, StoredResponse};
 use super::turn::{self, REASONING, Truncation};
 use super::types::ResponseRequestBody;
 use super::{input, messages};
 use crate::app::SharedApp;
+use crate::auth::Owner;
 use crate::body::Json;
 use crate::call::PonchoFacts;
 use crate::call::{Origin, poncho_header, session_header};
@@ -27,6 +29,7 @@ use crate::sse::{self, Events, Frame};
 /// Answers a conversation.
 pub(crate) async fn create(
     State(app): State<SharedApp>,
+    Extension(owner): Extension<Owner>,
     headers: HeaderMap,
     Json(mut body): Json<ResponseRequestBody>,
 ) -> Result<Response, ApiError> {
@@ -37,7 +40,7 @@ pub(crate) async fn create(
     let model = app.models.resolve(model_name(body.model.as_deref())?).await?;
     turn::check(&body)?;
     let truncation = Truncation::read(body.truncation.as_deref())?;
-    let conversation = conversation(&app, &body)?;
+    let conversation = conversation(OwnResponses { store: &app.responses, owner }, &body)?;
     let chat = turn::chat_turn(
         &body,
         messages::messages(body.instructions.as_deref(), &conversation),
@@ -56,7 +59,7 @@ pub(crate) async fn create(
     let prepare = move |model: &crate::served::ServedModel| Ok(vec![turn::prepare(model, chat, truncation)?]);
     let replies = call.start(prepare).await.map_err(turn::in_this_api)?;
     let keeps = body.store.unwrap_or(true);
-    let mut maker = Maker { call, response, composer: Composer::new(wishes), input: conversation, keeps };
+    let mut maker = Maker { call, response, composer: Composer::new(wishes), input: conversation, keeps, owner };
     if body.stream.unwrap_or(false) {
         let keep_alive = maker.call.origin.app.config.stream_keep_alive;
         return sse::respond(replies, maker, keep_alive).await;
@@ -69,15 +72,15 @@ pub(crate) async fn create(
 }
 
 /// The earlier conversation and the request's own items.
-fn conversation(app: &SharedApp, body: &ResponseRequestBody) -> Result<Vec<Arc<Item>>, ApiError> {
+fn conversation(stored: OwnResponses<'_>, body: &ResponseRequestBody) -> Result<Vec<Arc<Item>>, ApiError> {
     let mut conversation: Vec<Arc<Item>> = match &body.previous_response_id {
         None => Vec::new(),
         Some(id) => {
-            let previous = app.responses.get(id).ok_or_else(|| ApiError::NoPrevious { id: id.clone() })?;
+            let previous = stored.get(id).ok_or_else(|| ApiError::NoPrevious { id: id.clone() })?;
             previous.conversation().cloned().collect()
         }
     };
-    let own = input::items(body.input.as_ref(), &app.responses)?;
+    let own = input::items(body.input.as_ref(), &stored)?;
     if own.is_empty() && conversation.is_empty() {
         return Err(ApiError::field("input", "it is missing or empty; send a text or at least one item"));
     }
@@ -94,6 +97,7 @@ struct Maker {
     /// What the response is made from.
     input: Vec<Arc<Item>>,
     keeps: bool,
+    owner: Owner,
 }
 
 impl Maker {
@@ -114,6 +118,7 @@ impl Maker {
         let Some(json) = serde_json::to_string(&self.response).ok().filter(|_| self.keeps) else { return };
         self.call.origin.app.responses.put(StoredResponse {
             id: self.response.id.clone(),
+            owner: self.owner,
             json,
             input: std::mem::take(&mut self.input),
             output: self.response.output.iter().cloned().map(Arc::new).collect(),

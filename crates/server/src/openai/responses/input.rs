@@ -7,7 +7,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::item::{CallOutput, ContentPart, Item, Role, Status, ThinkingPart};
-use super::store::ResponseStore;
+use super::store::OwnResponses;
 use super::types::{Input, InputItem};
 use crate::body::Object;
 use crate::error::ApiError;
@@ -15,7 +15,7 @@ use crate::ids::random_id;
 use crate::openai::types::{Content, Part};
 
 /// The items of a request.
-pub(crate) fn items(input: Option<&Input>, store: &ResponseStore) -> Result<Vec<Arc<Item>>, ApiError> {
+pub(crate) fn items(input: Option<&Input>, store: &OwnResponses<'_>) -> Result<Vec<Arc<Item>>, ApiError> {
     match input {
         None => Ok(Vec::new()),
         Some(Input::Text(text)) => {
@@ -59,7 +59,7 @@ impl Place {
         format!("input[{}].{name}", self.at)
     }
 
-    fn item(self, item: &InputItem, store: &ResponseStore) -> Result<Arc<Item>, ApiError> {
+    fn item(self, item: &InputItem, store: &OwnResponses<'_>) -> Result<Arc<Item>, ApiError> {
         let needed = |value: &Option<String>, name: &str, whose: &str| {
             value.clone().ok_or_else(|| ApiError::field(self.field(name), format!("{whose} needs it")))
         };

@@ -2,12 +2,14 @@
 //!
 //! Written by `create` when a response ends, read by `create` and `stored`. In memory, bounded in count and bytes; what
 //! was used least recently is dropped first. A response holds the whole conversation before it, shared with others, so
-//! dropping or deleting an earlier one never breaks a later one. It must never hold what was asked not to be stored.
+//! dropping or deleting an earlier one never breaks a later one. It must never hold what was asked not to be stored, nor
+//! show anybody what another has stored.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::item::Item;
+use crate::auth::Owner;
 
 /// How much is kept.
 #[derive(Debug, Clone, Copy)]
@@ -28,6 +30,8 @@ impl Default for StoreLimits {
 #[derive(Debug)]
 pub(crate) struct StoredResponse {
     pub(crate) id: String,
+    /// Who alone may read it.
+    pub(crate) owner: Owner,
     /// The response object as it was sent.
     pub(crate) json: String,
     /// What it was made from: the earlier conversation and the request's own items.
@@ -52,6 +56,25 @@ impl StoredResponse {
 pub(crate) struct ResponseStore {
     limits: StoreLimits,
     shelf: Mutex<Shelf>,
+}
+
+/// What one owner has stored.
+#[derive(Clone, Copy)]
+pub(crate) struct OwnResponses<'s> {
+    pub(crate) store: &'s ResponseStore,
+    pub(crate) owner: Owner,
+}
+
+impl OwnResponses<'_> {
+    /// The response of that id; it counts as used now.
+    pub(crate) fn get(&self, id: &str) -> Option<Arc<StoredResponse>> {
+        self.store.get(self.owner, id)
+    }
+
+    /// An item of any stored response, the latest used ones first.
+    pub(crate) fn item(&self, id: &str) -> Option<Arc<Item>> {
+        self.store.item(self.owner, id)
+    }
 }
 
 #[derive(Default)]
@@ -99,11 +122,11 @@ impl ResponseStore {
         shelf.entries.insert(id, Entry { response: Arc::new(response), used, cost });
     }
 
-    /// The response of that id; it counts as used now.
-    pub(crate) fn get(&self, id: &str) -> Option<Arc<StoredResponse>> {
+    /// The owner's response of that id; it counts as used now.
+    pub(crate) fn get(&self, owner: Owner, id: &str) -> Option<Arc<StoredResponse>> {
         let mut shelf = self.shelf();
         let now = shelf.tick();
-        let entry = shelf.entries.get_mut(id)?;
+        let entry = shelf.entries.get_mut(id).filter(|entry| entry.response.owner == owner)?;
         let response = Arc::clone(&entry.response);
         let before = std::mem::replace(&mut entry.used, now);
         shelf.by_use.remove(&before);
@@ -111,16 +134,18 @@ impl ResponseStore {
         Some(response)
     }
 
-    /// Forgets a response; says whether it was there.
-    pub(crate) fn remove(&self, id: &str) -> bool {
-        self.shelf().take(id)
+    /// Forgets a response of the owner; says whether it was there.
+    pub(crate) fn remove(&self, owner: Owner, id: &str) -> bool {
+        let mut shelf = self.shelf();
+        shelf.entries.get(id).is_some_and(|entry| entry.response.owner == owner) && shelf.take(id)
     }
 
-    /// An item of any stored response, the latest used ones first.
-    pub(crate) fn item(&self, id: &str) -> Option<Arc<Item>> {
+    /// An item of any response that the owner has stored, the latest used ones first.
+    pub(crate) fn item(&self, owner: Owner, id: &str) -> Option<Arc<Item>> {
         let shelf = self.shelf();
-        let mut newest = shelf.by_use.values().rev().filter_map(|name| shelf.entries.get(name));
-        newest.find_map(|entry| entry.response.conversation().find(|item| item.id() == id).cloned())
+        let newest = shelf.by_use.values().rev().filter_map(|name| shelf.entries.get(name));
+        let mut own = newest.filter(|entry| entry.response.owner == owner);
+        own.find_map(|entry| entry.response.conversation().find(|item| item.id() == id).cloned())
     }
 }
 
@@ -145,6 +170,8 @@ mod tests {
     use super::super::item::{ContentPart, Role, Status};
     use super::*;
 
+    const NOBODY: Owner = Owner(None);
+
     fn item(id: &str, text: &str) -> Arc<Item> {
         let content = vec![ContentPart::InputText { text: text.to_owned() }];
         Arc::new(Item::Message { id: id.to_owned(), status: Status::Completed, role: Role::User, content })
@@ -153,6 +180,7 @@ mod tests {
     fn response(id: &str, bytes: usize) -> StoredResponse {
         StoredResponse {
             id: id.to_owned(),
+            owner: NOBODY,
             json: "x".repeat(bytes),
             input: vec![item(&format!("msg_{id}"), "hello")],
             output: Vec::new(),
@@ -168,11 +196,26 @@ mod tests {
         let store = store(2, usize::MAX / 2);
         store.put(response("a", 1));
         store.put(response("b", 1));
-        assert!(store.get("a").is_some());
+        assert!(store.get(NOBODY, "a").is_some());
         store.put(response("c", 1));
-        assert!(store.get("a").is_some() && store.get("b").is_none() && store.get("c").is_some());
-        assert!(store.item("msg_b").is_none() && store.item("msg_c").is_some());
-        assert!(store.remove("a") && !store.remove("a") && store.get("a").is_none());
+        assert!(
+            store.get(NOBODY, "a").is_some() && store.get(NOBODY, "b").is_none() && store.get(NOBODY, "c").is_some()
+        );
+        assert!(store.item(NOBODY, "msg_b").is_none() && store.item(NOBODY, "msg_c").is_some());
+        assert!(store.remove(NOBODY, "a") && !store.remove(NOBODY, "a") && store.get(NOBODY, "a").is_none());
+    }
+
+    #[test]
+    fn what_is_anothers_is_not_there() {
+        let (one, two) = (Owner(Some([1; 32])), Owner(Some([2; 32])));
+        let store = store(2, usize::MAX / 2);
+        store.put(StoredResponse { owner: one, ..response("a", 1) });
+        for other in [two, NOBODY] {
+            assert!(
+                store.get(other, "a").is_none() && store.item(other, "msg_a").is_none() && !store.remove(other, "a")
+            );
+        }
+        assert!(store.get(one, "a").is_some() && store.item(one, "msg_a").is_some() && store.remove(one, "a"));
     }
 
     #[test]
@@ -182,21 +225,26 @@ mod tests {
         for id in ["a", "b", "c"] {
             store.put(response(id, 1000));
         }
-        assert!(store.get("a").is_none() && store.get("b").is_some() && store.get("c").is_some());
+        assert!(
+            store.get(NOBODY, "a").is_none() && store.get(NOBODY, "b").is_some() && store.get(NOBODY, "c").is_some()
+        );
         store.put(response("giant", 3 * one));
-        assert!(store.get("giant").is_none() && store.get("b").is_some());
+        assert!(store.get(NOBODY, "giant").is_none() && store.get(NOBODY, "b").is_some());
         store.put(StoredResponse { json: "y".repeat(999), ..response("b", 0) });
-        assert!(store.get("b").unwrap().json.starts_with('y') && store.get("c").is_some(), "written over, not twice");
+        assert!(
+            store.get(NOBODY, "b").unwrap().json.starts_with('y') && store.get(NOBODY, "c").is_some(),
+            "written over, not twice"
+        );
     }
 
     #[test]
     fn a_dropped_ancestor_lives_on_in_its_descendants() {
         let store = store(1, usize::MAX / 2);
         store.put(response("a", 1));
-        let before: Vec<Arc<Item>> = store.get("a").unwrap().conversation().cloned().collect();
+        let before: Vec<Arc<Item>> = store.get(NOBODY, "a").unwrap().conversation().cloned().collect();
         store.put(StoredResponse { input: before, ..response("b", 1) });
-        assert!(store.get("a").is_none());
-        assert_eq!(store.get("b").unwrap().input[0].id(), "msg_a");
+        assert!(store.get(NOBODY, "a").is_none());
+        assert_eq!(store.get(NOBODY, "b").unwrap().input[0].id(), "msg_a");
     }
 
     proptest! {
@@ -207,8 +255,8 @@ mod tests {
                 let id = name.to_string();
                 match step {
                     0 => store.put(response(&id, bytes)),
-                    1 => drop(store.get(&id)),
-                    _ => drop(store.remove(&id)),
+                    1 => drop(store.get(NOBODY, &id)),
+                    _ => drop(store.remove(NOBODY, &id)),
                 }
                 let shelf = store.shelf();
                 prop_assert!(shelf.bytes <= 5000 && shelf.entries.len() <= 4);

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use axum::Extension;
 use axum::extract::{Path, RawQuery, State};
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
@@ -10,6 +11,7 @@ use serde_json::{Value, json};
 use super::item::Item;
 use super::store::StoredResponse;
 use crate::app::SharedApp;
+use crate::auth::Owner;
 use crate::body::Json;
 use crate::error::ApiError;
 
@@ -18,17 +20,18 @@ const DEFAULT_PAGE: usize = 20;
 /// The same: its most.
 const MAX_PAGE: usize = 100;
 
-fn find(app: &SharedApp, id: &str) -> Result<Arc<StoredResponse>, ApiError> {
-    app.responses.get(id).ok_or_else(|| ApiError::NoResponse { id: id.to_owned() })
+fn find(app: &SharedApp, owner: Owner, id: &str) -> Result<Arc<StoredResponse>, ApiError> {
+    app.responses.get(owner, id).ok_or_else(|| ApiError::NoResponse { id: id.to_owned() })
 }
 
 /// `GET /v1/responses/{id}`.
 pub(crate) async fn get(
     State(app): State<SharedApp>,
+    Extension(owner): Extension<Owner>,
     Path(id): Path<String>,
     RawQuery(query): RawQuery,
 ) -> Result<Response, ApiError> {
-    let stored = find(&app, &id)?;
+    let stored = find(&app, owner, &id)?;
     if parameter(query.as_deref(), "stream") == Some("true") {
         return Err(ApiError::field("stream", "only a response in the background can be streamed later; leave it out"));
     }
@@ -37,16 +40,24 @@ pub(crate) async fn get(
 }
 
 /// `DELETE /v1/responses/{id}`.
-pub(crate) async fn delete(State(app): State<SharedApp>, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
-    if !app.responses.remove(&id) {
+pub(crate) async fn delete(
+    State(app): State<SharedApp>,
+    Extension(owner): Extension<Owner>,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    if !app.responses.remove(owner, &id) {
         return Err(ApiError::NoResponse { id });
     }
     Ok(Json(json!({"id": id, "object": "response", "deleted": true})))
 }
 
 /// `POST /v1/responses/{id}/cancel`.
-pub(crate) async fn cancel(State(app): State<SharedApp>, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
-    find(&app, &id)?;
+pub(crate) async fn cancel(
+    State(app): State<SharedApp>,
+    Extension(owner): Extension<Owner>,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    find(&app, owner, &id)?;
     let reason = "the response was not made in the background and has ended; close the connection to stop one";
     Err(ApiError::field("id", reason))
 }
@@ -54,10 +65,11 @@ pub(crate) async fn cancel(State(app): State<SharedApp>, Path(id): Path<String>)
 /// `GET /v1/responses/{id}/input_items`.
 pub(crate) async fn input_items(
     State(app): State<SharedApp>,
+    Extension(owner): Extension<Owner>,
     Path(id): Path<String>,
     RawQuery(query): RawQuery,
 ) -> Result<Json<Value>, ApiError> {
-    let stored = find(&app, &id)?;
+    let stored = find(&app, owner, &id)?;
     let page = Page::read(query.as_deref())?;
     let items: Vec<&Item> = page.order(stored.input.iter().map(|item| &**item));
     let start = match page.after {

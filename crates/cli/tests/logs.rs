@@ -1,0 +1,141 @@
+//! Log lines of a served model: request ids, both formats, and nothing that a client would not want to see there.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use poncho_testkit::{ModelKind, model_path};
+use serde_json::{Value, json};
+
+use crate::support::{poncho, run};
+
+const KEY: &str = "sk-do-not-tell-anybody";
+const PROMPT: &str = "my grandmother's recipe for marmalade";
+
+/// A server that is ended with the test; what it logged is read then.
+struct Served {
+    child: Child,
+    address: String,
+}
+
+impl Served {
+    fn start(folder: &std::path::Path, flags: &[&str]) -> Self {
+        let mut command = poncho();
+        command.args(["serve", "--port", "0", "--ctx-size", "2048", "--threads", "1", "--model"]);
+        command.arg(model_path(ModelKind::Attention)).args(flags).arg("--cache-dir").arg(folder.join("kv"));
+        command.env("HOME", folder).env("PONCHO_API_KEY", KEY).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+        let greeting = lines.find(|line| line.starts_with("serving ")).unwrap();
+        let url = greeting.split_whitespace().find(|word| word.starts_with("http://")).unwrap();
+        let address = url.trim_start_matches("http://").split('/').next().unwrap().to_owned();
+        Self { child, address }
+    }
+
+    /// Posts with the key; the whole answer.
+    fn post(&self, path: &str, body: &Value) -> String {
+        let body = body.to_string();
+        let mut socket = TcpStream::connect(&self.address).unwrap();
+        socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        write!(
+            socket,
+            "POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n\
+             authorization: Bearer {KEY}\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        )
+        .unwrap();
+        let mut answer = String::new();
+        socket.read_to_string(&mut answer).unwrap();
+        answer
+    }
+
+    /// Ends it; what it logged.
+    fn log(mut self) -> String {
+        self.child.kill().unwrap();
+        let mut log = String::new();
+        self.child.stderr.take().unwrap().read_to_string(&mut log).unwrap();
+        self.child.wait().unwrap();
+        log
+    }
+}
+
+/// Requests that are answered, refused for a field that quotes the prompt, and streamed.
+fn use_it(served: &Served) -> Vec<String> {
+    let chat = |fields: Value| {
+        let mut body = json!({"model": "m", "max_tokens": 3, "messages": [{"role": "user", "content": PROMPT}]});
+        body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        served.post("/v1/chat/completions", &body)
+    };
+    let answers = [
+        chat(json!({})),
+        chat(json!({"stream": true})),
+        chat(json!({"temperature": PROMPT})),
+        chat(json!({"tools": [{"type": PROMPT}]})),
+        served.post("/v1/messages", &json!({"model": "m", "max_tokens": PROMPT, "messages": []})),
+        served.post("/api/generate", &json!({"model": "m", "prompt": PROMPT, "options": {"stop": [PROMPT, 5]}})),
+        served.post("/v1/completions", &json!({"model": "m", "prompt": PROMPT, "max_tokens": 2})),
+    ];
+    let id = |answer: &String| {
+        let line = answer.lines().find(|line| line.starts_with("x-request-id: "));
+        line.unwrap_or_else(|| panic!("{answer}")).trim_start_matches("x-request-id: ").to_owned()
+    };
+    assert!(answers[0].starts_with("HTTP/1.1 200 ") && answers[2].starts_with("HTTP/1.1 400 "), "{answers:?}");
+    assert!(answers[2].contains(PROMPT), "the client itself may see what it sent");
+    answers.iter().map(id).collect()
+}
+
+#[test]
+fn json_lines_have_ids_and_no_secrets() {
+    let folder = tempfile::tempdir().unwrap();
+    let served = Served::start(folder.path(), &["--log-level", "info", "--log-format", "json"]);
+    let ids = use_it(&served);
+    let log = served.log();
+    assert!(!log.contains(KEY) && !log.contains("marmalade"), "{log}");
+    let lines: Vec<Value> =
+        log.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|_| panic!("{line}"))).collect();
+    let of = |id: &str, message: &str| {
+        let found = lines.iter().find(|line| line["request"] == id && line["message"] == message);
+        found.unwrap_or_else(|| panic!("{message} of {id} in {log}")).clone()
+    };
+    for id in &ids {
+        let answered = of(id, "answered");
+        assert!(
+            answered["level"] == "INFO" && answered["timestamp"].is_string() && answered["us"].is_u64(),
+            "{answered}"
+        );
+    }
+    let replied = of(&ids[0], "replied");
+    assert_eq!((&replied["hit"], &replied["generated"]), (&json!("cold"), &json!(3)));
+    assert!(replied["prompt"].as_u64().unwrap() > 3 && replied["queue_us"].is_u64(), "{replied}");
+    let refused = of(&ids[2], "answered");
+    assert_eq!((&refused["status"], &refused["code"]), (&json!(400), &json!("invalid_value")));
+}
+
+#[test]
+fn text_lines_have_no_secrets_either() {
+    let folder = tempfile::tempdir().unwrap();
+    let served = Served::start(folder.path(), &["--log-level", "info"]);
+    let ids = use_it(&served);
+    let log = served.log();
+    assert!(!log.contains(KEY) && !log.contains("marmalade"), "{log}");
+    assert!(ids.iter().all(|id| log.lines().any(|line| line.contains("answered") && line.contains(id))), "{log}");
+}
+
+#[test]
+fn wrong_settings_are_told_before_a_model_is_loaded() {
+    let folder = tempfile::tempdir().unwrap();
+    for (flags, word) in [
+        (["--cors", "*"], "https://chat.example"),
+        (["--cors", "chat.example"], "https://chat.example"),
+        (["--otlp-endpoint", "https://collector"], "http://localhost:4318"),
+    ] {
+        let mut command = poncho();
+        command.args(["serve", "--port", "0", "--model"]).arg(model_path(ModelKind::Attention)).args(flags);
+        let ended = run(command.env("HOME", folder.path()).arg("--cache-dir").arg(folder.path().join("kv")));
+        assert!(ended.failed().contains(word), "{flags:?}: {}", ended.stderr);
+    }
+    let mut command = poncho();
+    let ended = run(command.env("PONCHO_LOG_FORMAT", "xml").args(["cache", "stat"]));
+    assert!(ended.failed().contains("PONCHO_LOG_FORMAT is `xml`; set it to text or json"), "{}", ended.stderr);
+}
