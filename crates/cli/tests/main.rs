@@ -6,6 +6,8 @@ mod bad_input;
 #[cfg(test)]
 mod changing;
 #[cfg(test)]
+mod comparing;
+#[cfg(test)]
 mod documents;
 #[cfg(test)]
 mod reading;
