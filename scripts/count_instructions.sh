@@ -26,7 +26,7 @@ instructions() {
     if [ $# -eq 2 ]; then
         sed -n 's/^\(summary\|totals\): \([0-9]*\).*/\2/p' "$out" | head -n 1
     else
-        callgrind_annotate --inclusive=yes --threshold=100 "$out" | grep -F "$3" | head -n 1 | sed 's/ (.*//; s/[ ,]//g'
+        callgrind_annotate --auto=no --inclusive=yes --threshold=100 "$out" 2>/dev/null | grep -F "$3" | head -n 1 | sed 's/ (.*//; s/[ ,]//g'
     fi
 }
 
