@@ -10,6 +10,8 @@ mod chat_guide;
 #[cfg(test)]
 mod chatting;
 #[cfg(test)]
+mod comparing;
+#[cfg(test)]
 mod configuring;
 #[cfg(test)]
 mod diagnosing;

@@ -6,6 +6,8 @@ use std::path::PathBuf;
 
 use clap::{Subcommand, ValueEnum};
 
+use crate::bench::compare::args::CompareArgs;
+use crate::bench::matrix::MatrixArgs;
 use crate::bytes::parse_bytes;
 
 #[derive(Debug, clap::Args)]
@@ -21,6 +23,16 @@ pub(crate) enum BenchCommand {
         poncho bench replay --model model.gguf --restart --max-ratio 1.02 traces/\n  \
         poncho bench replay --url http://127.0.0.1:8080 trace.json --json")]
     Replay(Box<ReplayArgs>),
+    /// Poncho beside another server, the same requests to both in one run
+    #[command(after_help = "Examples:\n  poncho bench compare --peer http://127.0.0.1:8081 --model model.gguf\n  \
+        poncho bench compare --peer http://127.0.0.1:8081 --model model.gguf --peer-restart ./restart.sh --json all.json\n  \
+        poncho bench compare --peer http://127.0.0.1:8081 --poncho http://127.0.0.1:8080 --scenario throughput\n\n\
+        Exits with 1 if a request failed, or with --check if a target was missed. docs/benchmarks.md has the whole guide.")]
+    Compare(Box<CompareArgs>),
+    /// Cold, exact and partial prompts over several lengths, and clients with one system prompt
+    #[command(after_help = "Examples:\n  poncho bench matrix --model model.gguf\n  \
+        poncho bench matrix --model model.gguf --prompt-tokens 256,1024 --plot charts")]
+    Matrix(Box<MatrixArgs>),
 }
 
 #[derive(Debug, clap::Args)]

@@ -1,6 +1,7 @@
 //! A small HTTP client for a server on this machine or near it: JSON calls, and a chat completion that streams.
 //!
-//! Used by the replay and by every command that talks to a server. One connection a call, so that a server that was ended and started again needs no special care.
+//! Used by the benchmarks and by every command that talks to a server. One connection a call, so that a server that was
+//! ended and started again needs no special care.
 //! Plain HTTP only.
 
 use std::time::{Duration, Instant};
@@ -24,11 +25,24 @@ pub(crate) struct Client {
     key: Option<String>,
 }
 
+/// An answer that says no.
+#[derive(Debug, thiserror::Error)]
+#[error("{path} answered {status}: {message}")]
+pub(crate) struct Refusal {
+    pub(crate) path: String,
+    pub(crate) status: StatusCode,
+    pub(crate) message: String,
+}
+
 /// What a streamed chat completion came to.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Streamed {
     /// From sending the request to the first piece of the reply.
     pub(crate) first_token: Duration,
+    /// When each piece of the reply came, the first one too; all since the request was sent.
+    pub(crate) pieces: Vec<Duration>,
+    /// When the stream was over.
+    pub(crate) ended: Duration,
     /// The chunk with the numbers, and what else the last chunks say.
     pub(crate) usage: Value,
     pub(crate) poncho: Option<Value>,
@@ -102,7 +116,7 @@ impl Client {
                 reader.read(&event, now)?;
             }
         }
-        reader.end()
+        reader.end(sent.elapsed())
     }
 
     /// Sends a request and returns the answer, good or bad, before its body is read.
@@ -136,8 +150,8 @@ impl Client {
         }
         let document: Option<Value> = serde_json::from_str(&text).ok();
         let message = document.as_ref().and_then(|body| body.pointer("/error/message").or_else(|| body.get("error")));
-        let message = message.and_then(Value::as_str);
-        bail!("{path} answered {status}: {}", message.unwrap_or(&text))
+        let message = message.and_then(Value::as_str).unwrap_or(&text).to_owned();
+        Err(Refusal { path: path.to_owned(), status, message }.into())
     }
 }
 
@@ -166,6 +180,7 @@ impl Events {
 #[derive(Default)]
 struct StreamReader {
     first_token: Option<Duration>,
+    pieces: Vec<Duration>,
     usage: Option<Value>,
     poncho: Option<Value>,
     timings: Option<Value>,
@@ -182,8 +197,11 @@ impl StreamReader {
         if let Some(error) = chunk.get("error") {
             bail!("the request failed: {}", error.get("message").and_then(Value::as_str).unwrap_or(event));
         }
-        if self.first_token.is_none() && chunk.pointer("/choices/0").is_some_and(says_something) {
-            self.first_token = Some(now);
+        if chunk.pointer("/choices/0").is_some_and(says_something) {
+            self.first_token.get_or_insert(now);
+        }
+        if chunk.pointer("/choices/0").is_some_and(has_piece) {
+            self.pieces.push(now);
         }
         for (name, place) in [("usage", &mut self.usage), ("poncho", &mut self.poncho), ("timings", &mut self.timings)]
         {
@@ -194,10 +212,12 @@ impl StreamReader {
         Ok(())
     }
 
-    fn end(self) -> anyhow::Result<Streamed> {
+    fn end(self, ended: Duration) -> anyhow::Result<Streamed> {
         ensure!(self.done, "the stream ended early; see what the server logged");
         Ok(Streamed {
             first_token: self.first_token.context("the stream ended without a reply")?,
+            pieces: self.pieces,
+            ended,
             usage: self.usage.context("the server does not report usage in a stream, and nothing can be counted")?,
             poncho: self.poncho,
             timings: self.timings,
@@ -207,11 +227,15 @@ impl StreamReader {
 
 /// Whether a choice holds a piece of the reply or its end. A role alone may be sent before anything was computed.
 fn says_something(choice: &Value) -> bool {
+    choice.get("finish_reason").is_some_and(Value::is_string) || has_piece(choice)
+}
+
+/// Whether a choice holds a piece of the reply.
+fn has_piece(choice: &Value) -> bool {
     let delta = choice.get("delta");
     let field = |name: &str| delta.and_then(|delta| delta.get(name));
     let text = |name: &str| field(name).and_then(Value::as_str).is_some_and(|text| !text.is_empty());
-    choice.get("finish_reason").is_some_and(Value::is_string)
-        || text("content")
+    text("content")
         || text("reasoning_content")
         || field("tool_calls").and_then(Value::as_array).is_some_and(|calls| !calls.is_empty())
 }
@@ -258,8 +282,9 @@ mod tests {
         reader.read(r#"{"choices":[{"delta":{},"finish_reason":"length"}]}"#, at(3)).unwrap();
         reader.read(r#"{"choices":[],"usage":{"prompt_tokens":7},"poncho":{"hit":"cold"}}"#, at(4)).unwrap();
         reader.read("[DONE]", at(5)).unwrap();
-        let streamed = reader.end().unwrap();
-        assert_eq!(streamed.first_token, at(2));
+        let streamed = reader.end(at(6)).unwrap();
+        assert_eq!((streamed.first_token, streamed.ended), (at(2), at(6)));
+        assert_eq!(streamed.pieces, [at(2)], "neither the role nor the end is a piece");
         assert_eq!(streamed.usage["prompt_tokens"], 7);
         assert_eq!(streamed.poncho.unwrap()["hit"], "cold");
     }
@@ -268,9 +293,9 @@ mod tests {
     fn a_stream_that_fails_says_why() {
         let failed = StreamReader::default().read(r#"{"error":{"message":"no room"}}"#, Duration::ZERO).unwrap_err();
         assert!(failed.to_string().contains("no room"));
-        assert!(StreamReader::default().end().unwrap_err().to_string().contains("early"));
+        assert!(StreamReader::default().end(Duration::ZERO).unwrap_err().to_string().contains("early"));
         let mut silent = StreamReader { done: true, first_token: Some(Duration::ZERO), ..StreamReader::default() };
         silent.read(r#"{"choices":[]}"#, Duration::ZERO).unwrap();
-        assert!(silent.end().unwrap_err().to_string().contains("usage"));
+        assert!(silent.end(Duration::ZERO).unwrap_err().to_string().contains("usage"));
     }
 }

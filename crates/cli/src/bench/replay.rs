@@ -389,7 +389,7 @@ mod tests {
     use super::*;
 
     fn streamed(usage: Value) -> Streamed {
-        Streamed { first_token: Duration::ZERO, usage, poncho: None, timings: None }
+        Streamed { usage, ..Streamed::default() }
     }
 
     fn step() -> NewStep {

@@ -1,0 +1,153 @@
+//! One chat completion as it is measured: the body that is sent, and the figures of the answer.
+//!
+//! Used by the comparison and the matrix. Every server gets the same bytes; what only one of them understands, the others
+//! ignore. Tokens are counted by the usage that the server reports.
+
+use std::time::Duration;
+
+use anyhow::Context;
+use serde::Serialize;
+use serde_json::value::{RawValue, to_raw_value};
+use serde_json::{Value, json};
+
+use crate::bench::client::{Client, Streamed};
+
+/// The longest that a request may take. Long enough for a long prompt on a slow machine, and no run waits for ever.
+const PATIENCE: Duration = Duration::from_secs(900);
+
+/// What a request asks.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Call {
+    pub(crate) messages: Vec<Box<RawValue>>,
+    pub(crate) tools: Vec<Box<RawValue>>,
+    /// Tokens to generate.
+    pub(crate) reply: usize,
+}
+
+#[derive(Serialize)]
+struct Body<'a> {
+    model: &'a str,
+    messages: &'a [Box<RawValue>],
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    tools: &'a [Box<RawValue>],
+    max_tokens: usize,
+    temperature: f32,
+    ignore_eos: bool,
+    stream: bool,
+    stream_options: Value,
+}
+
+/// What came back.
+#[derive(Debug, Clone)]
+pub(crate) struct Answer {
+    pub(crate) first_token: Duration,
+    pub(crate) ended: Duration,
+    /// When the pieces of the reply came.
+    pub(crate) pieces: Vec<Duration>,
+    /// Tokens of the prompt.
+    pub(crate) prompt: usize,
+    /// Those that were not computed; `None` if the server does not say.
+    pub(crate) cached: Option<usize>,
+    /// Tokens of the reply.
+    pub(crate) completion: usize,
+}
+
+impl Answer {
+    fn of(streamed: Streamed) -> anyhow::Result<Self> {
+        let count = |name: &str| {
+            let value = streamed.usage.get(name).and_then(Value::as_u64).and_then(|value| usize::try_from(value).ok());
+            value.with_context(|| format!("the usage holds no {name}, and nothing can be counted"))
+        };
+        let cached = streamed.usage.pointer("/prompt_tokens_details/cached_tokens").and_then(Value::as_u64);
+        let cached = cached.or_else(|| streamed.timings.as_ref()?.get("cache_n")?.as_u64());
+        Ok(Self {
+            prompt: count("prompt_tokens")?,
+            completion: count("completion_tokens")?,
+            cached: cached.and_then(|cached| usize::try_from(cached).ok()),
+            first_token: streamed.first_token,
+            ended: streamed.ended,
+            pieces: streamed.pieces,
+        })
+    }
+
+    /// Prompt tokens that were computed, if the server says.
+    pub(crate) fn prefilled(&self) -> Option<usize> {
+        self.cached.map(|cached| self.prompt.saturating_sub(cached))
+    }
+}
+
+/// A message of a role.
+pub(crate) fn message(role: &str, content: &str) -> anyhow::Result<Box<RawValue>> {
+    Ok(to_raw_value(&json!({"role": role, "content": content}))?)
+}
+
+impl Call {
+    /// A system prompt and a question.
+    pub(crate) fn new(system: &str, question: &str, reply: usize) -> anyhow::Result<Self> {
+        let messages = vec![message("system", system)?, message("user", question)?];
+        Ok(Self { messages, tools: Vec::new(), reply })
+    }
+
+    /// Sends the request and reads its answer.
+    pub(crate) async fn send(&self, client: &Client, model: &str) -> anyhow::Result<Answer> {
+        let body = Body {
+            model,
+            messages: &self.messages,
+            tools: &self.tools,
+            max_tokens: self.reply,
+            temperature: 0.0,
+            // A reply must be as long as it is asked to be. With tools a grammar may allow nothing but the end.
+            ignore_eos: self.tools.is_empty(),
+            stream: true,
+            stream_options: json!({"include_usage": true}),
+        };
+        let answer = tokio::time::timeout(PATIENCE, client.stream("/v1/chat/completions", &body)).await;
+        let answer = answer.with_context(|| format!("no answer within {} s", PATIENCE.as_secs()))??;
+        Answer::of(answer)
+    }
+}
+
+/// The first model that a server lists.
+pub(crate) async fn first_model(client: &Client) -> anyhow::Result<String> {
+    let models = client.get("/v1/models").await?.context("the server lists no models under /v1/models")?;
+    let first = models.pointer("/data/0/id").and_then(Value::as_str);
+    Ok(first.context("the server has no model loaded")?.to_owned())
+}
+
+/// How many tokens a word of our prompts takes, asked of the server; one if it cannot be asked.
+pub(crate) async fn tokens_per_word(client: &Client, model: &str) -> anyhow::Result<f64> {
+    let text = crate::bench::prompts::sample(512);
+    let words = text.split(' ').count();
+    let body = json!({"model": model, "content": text, "add_special": false, "parse_special": false});
+    let Some(answer) = client.post("/tokenize", &body).await? else { return Ok(1.0) };
+    let tokens = answer.get("tokens").and_then(Value::as_array).map_or(words, Vec::len);
+    Ok(tokens as f64 / words as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn streamed(usage: Value) -> Streamed {
+        Streamed { usage, ..Streamed::default() }
+    }
+
+    #[test]
+    fn figures_come_from_the_usage() {
+        let usage = json!({"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}});
+        let answer = Answer::of(streamed(usage)).unwrap();
+        assert_eq!((answer.prompt, answer.completion, answer.cached, answer.prefilled()), (9, 2, Some(4), Some(5)));
+        let timings = Some(json!({"cache_n": 7}));
+        let other = Streamed { timings, ..streamed(json!({"prompt_tokens": 9, "completion_tokens": 2})) };
+        assert_eq!(Answer::of(other).unwrap().prefilled(), Some(2), "another server's way to say it");
+    }
+
+    #[test]
+    fn a_server_that_does_not_count_is_no_measurement() {
+        assert!(
+            Answer::of(streamed(json!({"prompt_tokens": 9}))).unwrap_err().to_string().contains("completion_tokens")
+        );
+        let silent = Answer::of(streamed(json!({"prompt_tokens": 9, "completion_tokens": 1}))).unwrap();
+        assert_eq!(silent.prefilled(), None, "what is not said is not zero");
+    }
+}

@@ -1,0 +1,253 @@
+//! `poncho bench matrix`: how long the first token takes for a cold prompt, for the same again and for one with a new tail,
+//! over several lengths; and clients that share a system prompt.
+//!
+//! Called by `bench/mod.rs`. It starts a server in this process on an empty cache folder and speaks to it over its socket.
+//! Every round has prompts of its own; the first round of each length does not count.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use serde::Serialize;
+use tokio::task::JoinSet;
+
+use crate::Outcome;
+use crate::bench::call::{Answer, Call, tokens_per_word};
+use crate::bench::client::Client;
+use crate::bench::local::{LocalServer, LocalSettings, MODEL_ID};
+use crate::bench::machine::Machine;
+use crate::bench::prompts::Prompts;
+use crate::bench::stats::Spread;
+use crate::bench::svg::{Chart, Group, shown};
+use crate::table::{Align, Table};
+
+/// Room for the template and the tail beside the longest prompt.
+const SPARE: usize = 512;
+/// Tokens of a system prompt that clients share, of their tasks and of their replies.
+const SHARED: usize = 1000;
+const TASK: usize = 32;
+const REPLY: usize = 8;
+const CACHE_BYTES: u64 = 20 << 30;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct MatrixArgs {
+    /// The model's GGUF file
+    #[arg(long, value_name = "PATH")]
+    pub(crate) model: PathBuf,
+
+    /// Lengths of prompts in tokens
+    #[arg(long, value_name = "TOKENS", value_delimiter = ',', default_value = "512,1024,2048,4096")]
+    pub(crate) prompt_tokens: Vec<usize>,
+
+    /// Clients that start together with one system prompt
+    #[arg(long, value_name = "COUNT", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub(crate) agents: u32,
+
+    /// Rounds that count
+    #[arg(long, value_name = "COUNT", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) rounds: u32,
+
+    /// Threads that compute [default: the physical cores]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) threads: Option<u32>,
+
+    /// Write all figures to this file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+
+    /// Write charts into this folder
+    #[arg(long, value_name = "DIR")]
+    pub(crate) plot: Option<PathBuf>,
+
+    /// Print the tables as Markdown
+    #[arg(long)]
+    pub(crate) markdown: bool,
+}
+
+/// Milliseconds to the first token for prompts of one length.
+#[derive(Debug, Serialize)]
+struct Row {
+    /// Tokens of the prompt, as the server counts them.
+    prompt: usize,
+    cold: Option<Spread>,
+    exact: Option<Spread>,
+    partial: Option<Spread>,
+    /// The same prompt from disk, after a restart of the server.
+    restarted: Option<Spread>,
+}
+
+/// Clients that share a system prompt.
+#[derive(Debug, Serialize)]
+struct Agents {
+    count: u32,
+    /// All prompt tokens that were sent in a round.
+    sent: Option<Spread>,
+    /// Those that were computed.
+    prefilled: Option<Spread>,
+    /// Milliseconds to the first token of each.
+    first_token: Option<Spread>,
+    /// Milliseconds until all were done.
+    total: Option<Spread>,
+}
+
+#[derive(Debug, Serialize)]
+struct Found {
+    machine: Machine,
+    model: String,
+    rounds: u32,
+    lengths: Vec<Row>,
+    agents: Agents,
+}
+
+pub(crate) fn run(args: &MatrixArgs, out: &mut impl Write) -> anyhow::Result<Outcome> {
+    ensure!(args.model.is_file(), "{} is not a model file; give the path of a GGUF file", args.model.display());
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start the runtime")?;
+    let found = runtime.block_on(measure(args))?;
+    found.print(args, out)?;
+    if let Some(path) = &args.json {
+        let text = serde_json::to_string_pretty(&found)?;
+        std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    if let Some(folder) = &args.plot {
+        found.chart().write(folder, "matrix")?;
+    }
+    Ok(Outcome::Good)
+}
+
+async fn measure(args: &MatrixArgs) -> anyhow::Result<Found> {
+    let machine = Machine::look();
+    let folder = tempfile::tempdir().context("cannot make a temporary cache folder; set TMPDIR")?;
+    let settings = LocalSettings {
+        model: args.model.clone(),
+        parallel: args.agents.max(4),
+        threads: args.threads,
+        cache_size: CACHE_BYTES,
+        min_tokens: Some(64),
+    };
+    let longest = args.prompt_tokens.iter().copied().max().unwrap_or(0).max(SHARED);
+    let ctx_size = u32::try_from(longest + longest / 10 + SPARE).context("the prompts are too long for any context")?;
+    let mut server = LocalServer::start(&settings, folder.path(), ctx_size).await?;
+    let prompts = Prompts::new(1, tokens_per_word(&server.client, MODEL_ID).await?);
+    let mut lengths = Vec::new();
+    for size in &args.prompt_tokens {
+        let mut prompt = 0;
+        let mut waits: [Vec<f64>; 4] = Default::default();
+        for round in 0..=args.rounds {
+            let system = prompts.text(&format!("matrix-{size}-{round}"), *size);
+            let call = Call::new(&system, "Go on.", 1)?;
+            let tail = Call::new(&system, &prompts.text(&format!("tail-{size}-{round}"), TASK), 1)?;
+            let mut answers = Vec::with_capacity(4);
+            for call in [&call, &call, &tail] {
+                answers.push(call.send(&server.client, MODEL_ID).await?);
+            }
+            server.stop().await?;
+            server = LocalServer::start(&settings, folder.path(), ctx_size).await?;
+            answers.push(call.send(&server.client, MODEL_ID).await?);
+            if round > 0 {
+                prompt = answers.first().map_or(0, |answer| answer.prompt);
+                for (waits, answer) in waits.iter_mut().zip(&answers) {
+                    waits.push(milliseconds(answer.first_token));
+                }
+            }
+        }
+        let [cold, exact, partial, restarted] = waits.map(|waits| Spread::of(&waits));
+        lengths.push(Row { prompt, cold, exact, partial, restarted });
+    }
+    let agents = agents(args, &server.client, &prompts).await?;
+    server.stop().await?;
+    let model = args.model.file_name().unwrap_or(args.model.as_os_str()).to_string_lossy().into_owned();
+    Ok(Found { machine, model, rounds: args.rounds, lengths, agents })
+}
+
+async fn agents(args: &MatrixArgs, client: &Client, prompts: &Prompts) -> anyhow::Result<Agents> {
+    let (mut sent, mut prefilled, mut first_token, mut total) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for round in 0..=args.rounds {
+        let system = prompts.text(&format!("agents-{round}"), SHARED);
+        let mut running = JoinSet::new();
+        for agent in 0..args.agents {
+            let call = Call::new(&system, &prompts.text(&format!("task-{round}-{agent}"), TASK), REPLY)?;
+            let client = client.clone();
+            running.spawn(async move { call.send(&client, MODEL_ID).await });
+        }
+        let mut answers: Vec<Answer> = Vec::new();
+        while let Some(answer) = running.join_next().await {
+            answers.push(answer??);
+        }
+        if round > 0 {
+            sent.push(answers.iter().map(|answer| answer.prompt).sum::<usize>() as f64);
+            let computed: Option<usize> = answers.iter().map(Answer::prefilled).sum();
+            prefilled.extend(computed.map(|tokens| tokens as f64));
+            first_token.extend(answers.iter().map(|answer| milliseconds(answer.first_token)));
+            total.extend(answers.iter().map(|answer| milliseconds(answer.ended)).reduce(f64::max));
+        }
+    }
+    Ok(Agents {
+        count: args.agents,
+        sent: Spread::of(&sent),
+        prefilled: Spread::of(&prefilled),
+        first_token: Spread::of(&first_token),
+        total: Spread::of(&total),
+    })
+}
+
+fn milliseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1000.0
+}
+
+impl Found {
+    fn print(&self, args: &MatrixArgs, out: &mut impl Write) -> anyhow::Result<()> {
+        use Align::Right;
+        let show = |spread: Option<Spread>| spread.map_or_else(|| "-".to_owned(), |spread| shown(spread.median));
+        let mut lengths = Table::new([
+            ("PROMPT TOKENS", Right),
+            ("COLD MS", Right),
+            ("EXACT MS", Right),
+            ("PARTIAL MS", Right),
+            ("AFTER A RESTART MS", Right),
+            ("COLD : EXACT", Right),
+        ]);
+        for row in &self.lengths {
+            let gain = row.cold.zip(row.exact).filter(|(_, exact)| exact.median > 0.0);
+            let gain = gain.map_or_else(|| "-".to_owned(), |(cold, exact)| shown(cold.median / exact.median));
+            let cells = [row.cold, row.exact, row.partial, row.restarted].map(show);
+            let [cold, exact, partial, restarted] = cells;
+            lengths.row([row.prompt.to_string(), cold, exact, partial, restarted, gain]);
+        }
+        let mut agents = Table::new([
+            ("CLIENTS", Right),
+            ("PROMPT TOKENS SENT", Right),
+            ("COMPUTED", Right),
+            ("FIRST TOKEN MS", Right),
+            ("ALL DONE MS", Right),
+        ]);
+        let Agents { count, sent, prefilled, first_token, total } = &self.agents;
+        let [sent, prefilled, first_token, total] = [*sent, *prefilled, *first_token, *total].map(show);
+        agents.row([count.to_string(), sent, prefilled, first_token, total]);
+        writeln!(out, "{}, {} rounds, medians\n", self.model, self.rounds)?;
+        if args.markdown {
+            lengths.print_markdown(out)?;
+            writeln!(out)?;
+            agents.print_markdown(out)?;
+        } else {
+            lengths.print(out)?;
+            writeln!(out)?;
+            agents.print(out)?;
+        }
+        Ok(())
+    }
+
+    fn chart(&self) -> Chart {
+        let group = |row: &Row| Group {
+            label: format!("{} tokens", row.prompt),
+            bars: vec![row.cold, row.exact, row.partial, row.restarted],
+        };
+        Chart {
+            title: format!("time to the first token, {}", self.model),
+            unit: "ms".to_owned(),
+            series: ["cold", "exact", "partial", "after a restart"].map(str::to_owned).to_vec(),
+            groups: self.lengths.iter().map(group).collect(),
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! A run of so many ticks on the stub, for counting instructions.
+//!
+//! `scripts/count_instructions.sh` runs it twice under callgrind with different lengths and subtracts, which leaves what one
+//! tick costs. Alone, as `make bench` runs it, it prints the time of a tick. The stub computes next to nothing, so what is
+//! left is the engine's own work; the stub's share is printed by the script.
+
+#![expect(clippy::unwrap_used, reason = "a benchmark may stop at once")]
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use poncho_cache::{Cache, CacheConfig};
+use poncho_engine::backend::stub::{StubBackend, vocab};
+use poncho_engine::backend::{ContextOptions, MemoryKind};
+use poncho_engine::{Model, ModelConfig, Request, Sampling};
+
+fn number(name: &str, default: u32) -> u32 {
+    std::env::var(name).ok().map_or(default, |text| text.parse().unwrap())
+}
+
+fn main() {
+    let (tokens, streams) = (number("PONCHO_TICKS", 2000), number("PONCHO_STREAMS", 1));
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("stub.gguf");
+    std::fs::copy(poncho_testkit::model_path(poncho_testkit::ModelKind::Attention), &path).unwrap();
+    let cache = Arc::new(Cache::open(CacheConfig::in_memory(1 << 20)).unwrap());
+    let n_cells = Some(8192 * streams);
+    let context =
+        ContextOptions { n_ctx: 8192, n_cells, n_seq_max: streams, threads: Some(1), ..ContextOptions::default() };
+    let mut config = ModelConfig { context, ..ModelConfig::new("bench", path) };
+    config.gates.min_tokens = u32::MAX;
+    config.gates.cold_min_tokens = u32::MAX;
+    config.gates.cold_max_tokens = u32::MAX;
+    config.gates.continued_interval = u32::MAX;
+    config.gates.boundary_align_tokens = u32::MAX;
+    config.gates.boundary_trim_tokens = 0;
+    let backend = Arc::new(StubBackend::new(MemoryKind::Attention));
+    let model = Model::load(config, backend, cache).unwrap();
+    let before = model.status().ticks;
+    let began = Instant::now();
+    let submit = |stream: u32| {
+        let prompt = vocab::tokens(&format!("Count the ticks of stream {stream}."));
+        let request = Request { max_tokens: Some(tokens), ignore_eos: true, ..Request::new(prompt) };
+        model.submit(Request { sampling: Sampling::greedy(), ..request }).unwrap()
+    };
+    let running: Vec<_> = (0..streams).map(submit).collect();
+    running.into_iter().for_each(|stream| drop(stream.wait().unwrap()));
+    let (time, ticks) = (began.elapsed(), model.status().ticks - before);
+    println!("{streams} streams: {ticks} ticks, {:.2} us a tick", time.as_secs_f64() * 1e6 / ticks as f64);
+}
