@@ -57,7 +57,10 @@ impl Run {
 pub(crate) fn poncho() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_poncho"));
     for (name, _) in std::env::vars_os() {
-        if name.to_str().is_some_and(|name| name.starts_with("PONCHO_") || name.starts_with("XDG_") || name.starts_with("OTEL_")) {
+        if name
+            .to_str()
+            .is_some_and(|name| name.starts_with("PONCHO_") || name.starts_with("XDG_") || name.starts_with("OTEL_"))
+        {
             command.env_remove(name);
         }
     }
