@@ -160,9 +160,9 @@ mod tests {
     fn the_folder_follows_the_platform() {
         let folder =
             |data: Option<&str>, home: Option<&str>| default_folder(data.map(Into::into), home.map(Into::into));
-        assert_eq!(folder(Some("/data"), Some("/home/x")).unwrap(), Path::new("/data/poncho/models"));
-        assert_eq!(folder(Some("data"), Some("/home/x")).unwrap(), Path::new("/home/x/.local/share/poncho/models"));
-        assert_eq!(folder(None, Some("/home/x")).unwrap(), Path::new("/home/x/.local/share/poncho/models"));
+        assert_eq!(folder(Some("/data"), Some("/user")).unwrap(), Path::new("/data/poncho/models"));
+        assert_eq!(folder(Some("data"), Some("/user")).unwrap(), Path::new("/user/.local/share/poncho/models"));
+        assert_eq!(folder(None, Some("/user")).unwrap(), Path::new("/user/.local/share/poncho/models"));
         assert!(folder(None, None).unwrap_err().to_string().contains("--models-dir"));
     }
 
