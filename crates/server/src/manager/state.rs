@@ -129,7 +129,8 @@ impl State {
     /// Takes over what the program around loaded, and forgets what it unloaded.
     pub(super) fn follow(&mut self, engine: &Engine) {
         self.entries.retain(|_, entry| match &entry.phase {
-            Phase::Ready(model) => model.status().phase != ModelPhase::Stopped,
+            // The registry forgets a model at once; its worker takes a moment to stop.
+            Phase::Ready(model) => engine.get(model.id()).is_ok() && model.status().phase != ModelPhase::Stopped,
             Phase::Loading { .. } | Phase::Unloading => true,
         });
         for model in engine.models() {
