@@ -28,7 +28,8 @@ impl Worker {
         let parent = waiting.request.parent_key.filter(|_| waiting.request.mode != Mode::Continue);
         match parent.filter(|parent| !patience.is_zero() && !self.shared.cache.contains(parent)) {
             Some(parent) => {
-                let until = waiting.submitted + patience;
+                // From now, not from its submission: a worker that was busy has not looked yet.
+                let until = Instant::now() + patience;
                 self.orphans.push(Orphan { id, waiting, parent, until });
                 None
             }

@@ -24,6 +24,7 @@ use crate::ids::random_id;
 use crate::openai::responses::{create, stored};
 use crate::openai::{chat, completions, embeddings, models};
 use crate::scope::Scope;
+use crate::times::micros;
 use crate::trace::{Attribute, RequestSpan, Trace};
 use crate::{cache_api, model_api, ollama, openapi, poncho, sessions};
 
@@ -140,7 +141,7 @@ async fn outermost(State(app): State<SharedApp>, request: Request, next: Next) -
     app.metrics.answered(&route, status);
     let code = error.as_ref().and_then(ApiError::code);
     tracing::info!(
-        request = %id, %method, path = %path, status, us = started.elapsed().as_micros(), code, "answered"
+        request = %id, %method, path = %path, status, us = micros(started.elapsed()), code, "answered"
     );
     if let Some(error) = error {
         tracing::debug!(request = %id, %error, "refused");

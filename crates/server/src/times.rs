@@ -176,6 +176,7 @@ impl Drop for ReplyTimes {
     }
 }
 
-fn micros(time: Duration) -> u64 {
+/// Microseconds as a number that fits everywhere.
+pub(crate) fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
