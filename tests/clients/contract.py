@@ -22,8 +22,8 @@ CHECKS = [
     "unsupported_method",
     "negative_data_rejection",
 ]
-# They answer 501 by design until they are built.
-NOT_BUILT = "^/api/(pull|push|copy|create|delete)$"
+# One answers 501 by design; the other would fetch from the network.
+LEFT_OUT = "^/api/(pull|push)$"
 
 
 def main():
@@ -31,7 +31,7 @@ def main():
         command = [
             sys.executable, "-m", "schemathesis.cli", "run", f"{URL}/openapi.json",
             "--checks", ",".join(CHECKS), "--phases", "examples,coverage,fuzzing", "--max-examples", EXAMPLES,
-            "--exclude-path-regex", NOT_BUILT, *(["--seed", SEED] if SEED else ["--generation-deterministic"]),
+            "--exclude-path-regex", LEFT_OUT, *(["--seed", SEED] if SEED else ["--generation-deterministic"]),
             "--workers", "2", "--request-timeout", "60",
             "--continue-on-failure", "--no-color", "--suppress-health-check", "all", "--warnings", "off",
         ]

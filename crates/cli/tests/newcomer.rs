@@ -244,7 +244,7 @@ fn the_greeting_is_true_line_by_line() {
     }
     let (code, last) = served.stop();
     assert_eq!(code, Some(0), "{last}");
-    assert!(last.contains("saving what the model holds"), "{last}");
+    assert!(last.contains("saving what the models hold"), "{last}");
 }
 
 #[test]

@@ -35,7 +35,7 @@ impl Served {
     fn send(&self, head: &str, body: &str) -> Value {
         let mut socket = TcpStream::connect(&self.address).unwrap();
         let length = body.len();
-        let rest = "host: t\r\nconnection: close\r\ncontent-type: application/json";
+        let rest = "host: localhost\r\nconnection: close\r\ncontent-type: application/json";
         write!(socket, "{head} HTTP/1.1\r\n{rest}\r\ncontent-length: {length}\r\n\r\n{body}").unwrap();
         let mut answer = String::new();
         socket.read_to_string(&mut answer).unwrap();
@@ -102,7 +102,7 @@ fn the_default_model_is_used_or_the_way_to_it_is_told() {
     let typo = serve(&["--model", "smal:v1"]);
     assert!(typo.failed().contains("small:v1"), "{}", typo.stderr);
     let path = serve(&["--model", "./nothing.gguf"]);
-    assert!(path.failed().contains("./nothing.gguf is not a model file"), "{}", path.stderr);
+    assert!(path.failed().contains("there is no file ./nothing.gguf"), "{}", path.stderr);
     for (words, said) in [
         (["--alias", "nothing"], "NAME=MODEL"),
         (["--keep-alive", "soon"], "5m"),

@@ -10,7 +10,8 @@ use poncho_cache::{Cache, CacheConfig};
 use poncho_engine::backend::stub::StubBackend;
 use poncho_engine::backend::{ContextOptions, MemoryKind};
 use poncho_engine::{Engine, FingerprintSource, ModelConfig};
-use poncho_server::{ServerConfig, serve};
+use poncho_models::Registry;
+use poncho_server::{RegistryLibrary, ServerConfig, serve};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -23,8 +24,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     let context = ContextOptions { n_ctx: 1024, n_cells: Some(1024 * 16), n_seq_max: 16, ..ContextOptions::default() };
     let fingerprint = FingerprintSource::FastUnsafe([7; 32]);
     engine.load(ModelConfig { fingerprint, context, queue_limit: 128, ..ModelConfig::new("stub", "stub") })?;
+    // A folder without models, for the requests that change it.
+    let folder = tempfile::tempdir()?;
+    let settings = Box::new(|name: &str, path: &std::path::Path| ModelConfig::new(name, path));
+    let library = RegistryLibrary::new(Registry::open(folder.path())?, settings);
     // Whatever name a generated request has, it reaches the model.
-    let config = ServerConfig { any_model: true, ..ServerConfig::default() };
+    let config = ServerConfig { any_model: true, library: Some(Arc::new(library)), ..ServerConfig::default() };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(until_told(Arc::clone(&engine), config))?;
     engine.unload("stub")?;

@@ -67,8 +67,10 @@ fn with_errors(path: &str, mut operations: Value) -> Value {
     for operation in operations.as_object_mut().into_iter().flat_map(Map::values_mut) {
         let Some(operation) = operation.as_object_mut() else { continue };
         let errors = operation.remove("x-errors").unwrap_or_default();
-        let statuses: Vec<u16> =
+        let mut statuses: Vec<u16> =
             errors.as_array().into_iter().flatten().filter_map(|status| status.as_u64()?.try_into().ok()).collect();
+        // Under a name that is not the server's, nothing is answered.
+        statuses.push(StatusCode::FORBIDDEN.as_u16());
         // Who must send a key may also send none where the server has none.
         if statuses.contains(&StatusCode::UNAUTHORIZED.as_u16()) {
             operation.insert("security".to_owned(), json!([{"bearer": []}, {"key": []}, {}]));
@@ -138,7 +140,7 @@ mod tests {
                 depth < 0
             });
             let handlers = &handlers[..end.unwrap_or(handlers.len())];
-            for method in ["get", "post", "put", "patch", "delete"] {
+            for method in ["get", "head", "post", "put", "patch", "delete"] {
                 let call = format!("{method}(");
                 let is_word = |at: usize| !handlers[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_');
                 if handlers.match_indices(&call).any(|(at, _)| is_word(at)) {

@@ -315,7 +315,7 @@ async fn a_client_that_leaves_while_a_model_loads_waits_no_more() {
     let mut socket = server.connect().await;
     let body = saying("a").to_string();
     let head = format!(
-        "POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
         body.len()
     );
     socket.write_all((head + &body).as_bytes()).await.unwrap();
@@ -340,7 +340,7 @@ async fn shutdown_while_a_model_loads_waits_for_it_and_leaves_it_to_the_owner() 
         let waiting = server.connect().await;
         let body = saying("a").to_string();
         let head = format!(
-            "POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+            "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
             body.len()
         );
         let mut socket = waiting;
@@ -364,7 +364,8 @@ async fn shutdown_while_a_model_loads_waits_for_it_and_leaves_it_to_the_owner() 
     gate.set_shut(true);
     let mut socket = hurried.connect().await;
     let body = json!({"model": "a"}).to_string();
-    let head = "POST /api/models/load HTTP/1.1\r\nhost: t\r\ncontent-type: application/json\r\ncontent-length: ";
+    let head =
+        "POST /api/models/load HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: ";
     socket.write_all(format!("{head}{}\r\n\r\n{body}", body.len()).as_bytes()).await.unwrap();
     eventually("the load", || gate.loads() == 1).await;
     hurried.begin_shutdown();

@@ -8,6 +8,11 @@ use crate::support::{Server, Setup};
 
 const PATH: &str = "/openapi.json";
 
+/// A path with something in its places.
+fn filled(path: &str) -> String {
+    path.replace("{id}", "x").replace("{digest}", "sha256:x")
+}
+
 #[tokio::test]
 async fn the_document_needs_no_key_and_what_it_lists_does() {
     let config = ServerConfig { keys: vec!["secret".to_owned()], ..ServerConfig::default() };
@@ -20,7 +25,7 @@ async fn the_document_needs_no_key_and_what_it_lists_does() {
     for (path, operations) in document["paths"].as_object().unwrap() {
         for (method, operation) in operations.as_object().unwrap() {
             let method: Method = method.to_uppercase().parse().unwrap();
-            let answer = server.send(method.clone(), &path.replace("{id}", "x"), &[], Vec::new()).await;
+            let answer = server.send(method.clone(), &filled(path), &[], Vec::new()).await;
             let is_listed = !operation["responses"]["401"].is_null();
             assert_eq!(answer.status == 401, is_listed, "{method} {path}: {}", answer.status);
         }
@@ -36,7 +41,7 @@ async fn every_entry_leads_to_a_handler_with_a_documented_answer() {
             let method: Method = method.to_uppercase().parse().unwrap();
             let headers = [("content-type", "application/json")];
             let body = if method == Method::POST { b"{}".to_vec() } else { Vec::new() };
-            let answer = server.send(method.clone(), &path.replace("{id}", "x"), &headers, body).await;
+            let answer = server.send(method.clone(), &filled(path), &headers, body).await;
             let code = serde_json::from_str::<Value>(&answer.text).unwrap_or_default()["error"]["code"].clone();
             assert!(code != "unknown_path" && code != "method_not_allowed", "{method} {path}: {}", answer.text);
             let documented = &operation["responses"][answer.status.to_string()];
