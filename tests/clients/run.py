@@ -141,8 +141,15 @@ def run(command, **env):
 def sdk(python, more):
     modules = install(TOOLS / "node", HERE / "js" / "package.json", make_node)
     with server(poncho("--parallel", "4"), "poncho") as (url, _), \
+            server(poncho("--parallel", "1", "--exact"), "poncho, exact") as (exact, _), \
             server(poncho("--parallel", "1", "--api-key", KEY), "poncho with a key") as (locked, _):
-        env = {"PONCHO_URL": url, "PONCHO_LOCKED_URL": locked, "PONCHO_KEY": KEY, "PONCHO_MODEL": MODEL_FILE.stem}
+        env = {
+            "PONCHO_URL": url,
+            "PONCHO_EXACT_URL": exact,
+            "PONCHO_LOCKED_URL": locked,
+            "PONCHO_KEY": KEY,
+            "PONCHO_MODEL": MODEL_FILE.stem,
+        }
         pytest = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:schemathesis"]
         run([*pytest, *more, HERE / "python"], **env)
         tests = sorted((HERE / "js").glob("*.test.mjs"))

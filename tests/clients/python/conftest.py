@@ -13,6 +13,8 @@ import pytest
 
 MODEL = os.environ["PONCHO_MODEL"]
 URL = os.environ["PONCHO_URL"]
+# Replies there are the same bytes each time, whatever else is going on: for tests that compare two of them.
+EXACT_URL = os.environ["PONCHO_EXACT_URL"]
 LOCKED_URL = os.environ["PONCHO_LOCKED_URL"]
 KEY = os.environ["PONCHO_KEY"]
 PATIENCE = 300.0
@@ -50,6 +52,21 @@ def claude():
 @pytest.fixture(scope="session")
 def llama():
     return ollama.Client(host=URL, timeout=PATIENCE)
+
+
+@pytest.fixture(scope="session")
+def exact_oai():
+    return openai.OpenAI(base_url=f"{EXACT_URL}/v1", api_key="any", max_retries=0, timeout=PATIENCE)
+
+
+@pytest.fixture(scope="session")
+def exact_claude():
+    return anthropic.Anthropic(base_url=EXACT_URL, api_key="any", max_retries=0, timeout=PATIENCE)
+
+
+@pytest.fixture(scope="session")
+def exact_llama():
+    return ollama.Client(host=EXACT_URL, timeout=PATIENCE)
 
 
 def user(text):

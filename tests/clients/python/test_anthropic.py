@@ -37,9 +37,9 @@ def test_the_events_come_in_order(claude):
     assert set(kinds[2:-3]) == {"content_block_delta"}
 
 
-def test_a_stream_adds_up_to_the_whole_message(claude):
-    whole = ask(claude)
-    with claude.messages.stream(model=MODEL, messages=user("Say hello."), max_tokens=12, extra_body=GREEDY) as stream:
+def test_a_stream_adds_up_to_the_whole_message(exact_claude):
+    whole = ask(exact_claude)
+    with exact_claude.messages.stream(model=MODEL, messages=user("Say hello."), max_tokens=12, extra_body=GREEDY) as stream:
         text = "".join(stream.text_stream)
         final = stream.get_final_message()
     assert text == whole.content[0].text == final.content[0].text
@@ -69,10 +69,10 @@ def test_the_second_request_reads_the_cache(claude):
     assert usage.cache_read_input_tokens >= 30 and usage.input_tokens + usage.cache_creation_input_tokens <= 1
 
 
-def test_a_stop_sequence_is_told(claude):
-    text = ask(claude, max_tokens=24).content[0].text
+def test_a_stop_sequence_is_told(exact_claude):
+    text = ask(exact_claude, max_tokens=24).content[0].text
     stop = text[len(text) // 2 :][:3].strip() or text[-3:]
-    message = ask(claude, max_tokens=24, stop_sequences=[stop])
+    message = ask(exact_claude, max_tokens=24, stop_sequences=[stop])
     assert message.stop_reason == "stop_sequence" and message.stop_sequence == stop
     assert all(stop not in block.text for block in message.content)
 

@@ -11,11 +11,11 @@ TOOLS = [{"type": "function", "function": {"name": "now", "parameters": CLOCK}}]
 GREEDY = {"temperature": 0, "num_predict": 12}
 
 
-def test_generate_answers_and_streams_the_same(llama):
-    whole = llama.generate(MODEL, "Say hello.", options=GREEDY)
+def test_generate_answers_and_streams_the_same(exact_llama):
+    whole = exact_llama.generate(MODEL, "Say hello.", options=GREEDY)
     assert whole.model == MODEL and whole.done and whole.done_reason in ("stop", "length") and whole.response
     assert whole.eval_count <= 12 and whole.prompt_eval_count > 0 and whole.total_duration > 0
-    lines = list(llama.generate(MODEL, "Say hello.", options=GREEDY, stream=True))
+    lines = list(exact_llama.generate(MODEL, "Say hello.", options=GREEDY, stream=True))
     assert "".join(line.response for line in lines) == whole.response
     assert [line.done for line in lines] == [False] * (len(lines) - 1) + [True]
 
@@ -38,24 +38,24 @@ def test_an_empty_generate_only_loads(llama):
     assert answer.done and answer.done_reason == "load" and answer.response == ""
 
 
-def test_chat_answers_and_streams_the_same(llama):
-    whole = llama.chat(MODEL, user("Say hello."), options=GREEDY)
+def test_chat_answers_and_streams_the_same(exact_llama):
+    whole = exact_llama.chat(MODEL, user("Say hello."), options=GREEDY)
     assert whole.message.role == "assistant" and whole.message.content and whole.done
-    lines = list(llama.chat(MODEL, user("Say hello."), options=GREEDY, stream=True))
+    lines = list(exact_llama.chat(MODEL, user("Say hello."), options=GREEDY, stream=True))
     assert "".join(line.message.content or "" for line in lines) == whole.message.content
     assert lines[-1].done_reason == whole.done_reason and lines[-1].eval_count == whole.eval_count
 
 
-def test_the_same_seed_says_the_same(llama):
-    said = [llama.chat(MODEL, user("Hi"), options={"temperature": 1.3, "seed": seed, "num_predict": 12}).message.content
+def test_the_same_seed_says_the_same(exact_llama):
+    said = [exact_llama.chat(MODEL, user("Hi"), options={"temperature": 1.3, "seed": seed, "num_predict": 12}).message.content
             for seed in (3, 3, 4, 5)]
     assert said[0] == said[1] and len(set(said)) > 1
 
 
-def test_a_stop_ends_the_reply(llama):
-    text = llama.chat(MODEL, user("Say hello."), options={**GREEDY, "num_predict": 24}).message.content
+def test_a_stop_ends_the_reply(exact_llama):
+    text = exact_llama.chat(MODEL, user("Say hello."), options={**GREEDY, "num_predict": 24}).message.content
     stop = text[len(text) // 2 :][:3]
-    cut = llama.chat(MODEL, user("Say hello."), options={**GREEDY, "num_predict": 24, "stop": [stop]})
+    cut = exact_llama.chat(MODEL, user("Say hello."), options={**GREEDY, "num_predict": 24, "stop": [stop]})
     assert stop not in cut.message.content and text.startswith(cut.message.content) and cut.done_reason == "stop"
 
 

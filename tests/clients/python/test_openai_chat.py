@@ -41,9 +41,9 @@ def test_a_whole_answer_has_every_field(oai):
     assert 1 <= answer.usage.completion_tokens <= 12
 
 
-def test_a_stream_adds_up_to_the_whole_answer(oai):
-    whole = ask(oai)
-    chunks = list(ask(oai, stream=True))
+def test_a_stream_adds_up_to_the_whole_answer(exact_oai):
+    whole = ask(exact_oai)
+    chunks = list(ask(exact_oai, stream=True))
     assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"} and len({chunk.id for chunk in chunks}) == 1
     assert chunks[0].choices[0].delta.role == "assistant"
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
@@ -59,15 +59,15 @@ def test_a_stream_with_usage_ends_with_it(oai):
     assert all(chunk.usage is None and len(chunk.choices) == 1 for chunk in chunks[:-1])
 
 
-def test_the_stream_helper_collects_a_completion(oai):
+def test_the_stream_helper_collects_a_completion(exact_oai):
     # The helper refuses replies that were cut, so this one ends by a stop.
-    stop = ask(oai).choices[0].message.content[6:9]
+    stop = ask(exact_oai).choices[0].message.content[6:9]
     fields = {"messages": user("Say hello."), "max_tokens": 12, "temperature": 0, "stop": [stop]}
-    with oai.chat.completions.stream(model=MODEL, **fields) as stream:
+    with exact_oai.chat.completions.stream(model=MODEL, **fields) as stream:
         kinds = [event.type for event in stream]
         final = stream.get_final_completion()
     assert kinds[0] == "chunk" and "content.delta" in kinds and "content.done" in kinds
-    assert final.choices[0].message.content == ask(oai, stop=[stop]).choices[0].message.content
+    assert final.choices[0].message.content == ask(exact_oai, stop=[stop]).choices[0].message.content
 
 
 def test_max_completion_tokens_cuts_with_length(oai):
@@ -76,10 +76,10 @@ def test_max_completion_tokens_cuts_with_length(oai):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_stop_ends_the_reply_and_is_not_part_of_it(oai, stream):
-    text = ask(oai, max_tokens=24).choices[0].message.content
+def test_a_stop_ends_the_reply_and_is_not_part_of_it(exact_oai, stream):
+    text = ask(exact_oai, max_tokens=24).choices[0].message.content
     stop = text[len(text) // 2 :][:3]
-    answer = ask(oai, max_tokens=24, stop=[stop], stream=stream)
+    answer = ask(exact_oai, max_tokens=24, stop=[stop], stream=stream)
     if stream:
         chunks = list(answer)
         said, finish = "".join(c.choices[0].delta.content or "" for c in chunks), chunks[-1].choices[0].finish_reason
@@ -88,8 +88,8 @@ def test_a_stop_ends_the_reply_and_is_not_part_of_it(oai, stream):
     assert finish == "stop" and stop not in said and text.startswith(said)
 
 
-def test_the_same_seed_says_the_same(oai):
-    said = [ask(oai, temperature=1.3, seed=seed, max_tokens=16).choices[0].message.content for seed in (5, 5, 6, 7, 8)]
+def test_the_same_seed_says_the_same(exact_oai):
+    said = [ask(exact_oai, temperature=1.3, seed=seed, max_tokens=16).choices[0].message.content for seed in (5, 5, 6, 7, 8)]
     assert said[0] == said[1] and len(set(said)) > 1
 
 

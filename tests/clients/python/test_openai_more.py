@@ -5,7 +5,7 @@ import math
 
 import openai
 import pytest
-from conftest import CAT, CLOCK, MODEL, PATIENCE, URL, until_idle
+from conftest import CAT, CLOCK, EXACT_URL, MODEL, PATIENCE, URL, until_idle
 from pydantic import BaseModel
 
 NOW = {"type": "function", "name": "now", "parameters": CLOCK, "strict": True}
@@ -222,7 +222,7 @@ def test_an_unknown_model_is_not_found(oai):
 
 def test_the_response_stream_helper_and_the_async_client():
     async def run():
-        async with openai.AsyncOpenAI(base_url=f"{URL}/v1", api_key="any", max_retries=0, timeout=PATIENCE) as oai:
+        async with openai.AsyncOpenAI(base_url=f"{EXACT_URL}/v1", api_key="any", max_retries=0, timeout=PATIENCE) as oai:
             # The helper wants a response that was not cut, so this one ends by a stop.
             whole = await oai.responses.create(model=MODEL, input="Hi", max_output_tokens=12, temperature=0)
             fields = {"max_output_tokens": 12, "temperature": 0, "extra_body": {"stop": [whole.output_text[6:9]]}}
