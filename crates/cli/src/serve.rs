@@ -23,7 +23,7 @@ use crate::bytes::show_bytes;
 use crate::cache::folder::{chosen_folder, free_bytes};
 use crate::doctor::{LITTLE_SPACE, limits, port};
 use crate::greeting::Greeting;
-use crate::served_models::{ServedModels, aliases};
+use crate::served_models::{Asked, ServedModels, aliases};
 use crate::stopping::StopSignals;
 
 pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outcome> {
@@ -43,7 +43,8 @@ pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outc
         Some(ExactArg::Request) => Exactness::OnRequest,
     };
     let shape = ModelShape { ctx_size: args.ctx_size, parallel: args.parallel, threads: args.threads, exactness };
-    let models = ServedModels::find(args, shape)?;
+    let asked = Asked { models: &args.model, name: args.name.as_deref(), models_dir: args.models_dir.as_ref() };
+    let models = ServedModels::find(asked, shape)?;
     let aliases = aliases(args)?;
     let mut config = ServerConfig {
         keys,

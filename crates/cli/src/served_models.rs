@@ -1,6 +1,6 @@
-//! Which models `poncho serve` serves: those that were named, by path or by name, and everything in the models folder.
+//! Which models are served: those that were named, by path or by name, and everything in the models folder.
 //!
-//! Read by `serve`. Text of the command line may be a path; text of clients never is, and does not come here.
+//! Read by `serve`, and by commands that serve a model of their own. Text of the command line may be a path; text of clients never is, and does not come here.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,6 +14,16 @@ use crate::model_file;
 use crate::models::folder::models_folder;
 use crate::serve::{ModelShape, model_config};
 
+/// What the command line says about models.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Asked<'a> {
+    /// Names and paths; none means the default model.
+    pub(crate) models: &'a [String],
+    /// What clients call a model that is given by its path.
+    pub(crate) name: Option<&'a str>,
+    pub(crate) models_dir: Option<&'a PathBuf>,
+}
+
 /// What is loaded at the start, and where the rest comes from.
 pub(crate) struct ServedModels {
     pub(crate) library: RegistryLibrary,
@@ -23,14 +33,14 @@ pub(crate) struct ServedModels {
 
 impl ServedModels {
     /// Finds the models that were named, without loading any.
-    pub(crate) fn find(args: &ServeArgs, shape: ModelShape) -> anyhow::Result<Self> {
-        let folder = models_folder(args.models_dir.as_ref())?;
+    pub(crate) fn find(asked: Asked<'_>, shape: ModelShape) -> anyhow::Result<Self> {
+        let folder = models_folder(asked.models_dir)?;
         let registry = Registry::open(&folder).with_context(|| {
             format!("cannot use the models folder {}; choose another with --models-dir", folder.display())
         })?;
         let settings = move |name: &str, path: &Path| model_config(path, name, &shape);
         let mut found = Vec::new();
-        for text in &args.model {
+        for text in asked.models {
             found.push(Named::read(&registry, text)?);
         }
         if found.is_empty() {
@@ -46,18 +56,18 @@ impl ServedModels {
         let mut library = RegistryLibrary::new(registry, Box::new(settings));
         let mut named = Vec::new();
         for model in found {
-            match (model, &args.name) {
+            match (model, asked.name) {
                 (Named::Installed(_), Some(name)) => {
                     bail!(
                         "--name {name} is for a model that is given by its path; use --alias {name}=MODEL for this one"
                     )
                 }
                 (Named::Installed(name), None) => named.push(name),
-                (Named::File(_), Some(name)) if args.model.len() > 1 => {
-                    bail!("--name {name} does not say which of {} models it means; use --alias", args.model.len())
+                (Named::File(_), Some(name)) if asked.models.len() > 1 => {
+                    bail!("--name {name} does not say which of {} models it means; use --alias", asked.models.len())
                 }
                 (Named::File(path), name) => {
-                    let name = name.clone().map_or_else(|| file_stem(&path), Ok)?;
+                    let name = name.map_or_else(|| file_stem(&path), |name| Ok(name.to_owned()))?;
                     if named.contains(&name) {
                         bail!("two models are called {name}; rename a file, or pull it under a name of its own");
                     }

@@ -19,6 +19,8 @@ use poncho_engine::sample::argmax;
 use poncho_engine::{Model, ModelConfig, Request, Sampling, StreamEvent};
 
 const PROMPT: usize = 2000;
+/// As agents send them.
+const LONG: usize = 8000;
 const REPLY: u32 = 64;
 /// A prompt that is read in rounds: short enough for many of them, because single rounds differ by a tenth here.
 const READ: usize = 600;
@@ -43,7 +45,9 @@ fn main() {
         hits(&path);
     }
     if wanted("chains") {
-        chains(&path);
+        // What a row costs beside its bytes is the same for short and for long ones.
+        chains(&path, PROMPT, &["ram", "disk"]);
+        chains(&path, LONG, &["ram"]);
     }
     if wanted("exactness") {
         exactness(&path);
@@ -209,10 +213,10 @@ fn engine_loop(model: &Model, prompts: &[Vec<u32>]) -> Ours {
 }
 
 /// A prompt stored as 40 rows against the same prompt stored as one.
-fn chains(path: &std::path::Path) {
+fn chains(path: &std::path::Path, length: usize, tiers: &[&str]) {
     const ROWS: usize = 40;
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    for name in ["ram", "disk"] {
+    for name in tiers.iter().copied() {
         let open = |kind: &str| {
             let config = match name {
                 "ram" => CacheConfig::in_memory(4 << 30),
@@ -220,9 +224,10 @@ fn chains(path: &std::path::Path) {
             };
             Arc::new(Cache::open(config).unwrap())
         };
-        let (tokens, other) = (prompt(1, PROMPT), prompt(2, 600));
+        let (tokens, other) = (prompt(1, length), prompt(2, 600));
         let model = |cache: &Arc<Cache>| {
             let mut config = ModelConfig { chain_limit: 0, ..config(path, 1) };
+            config.context.n_ctx = u32::try_from(length + 1024).unwrap();
             (config.gates.min_tokens, config.gates.cold_min_tokens) = (1, 1);
             Model::load(config, Arc::new(LlamaBackend), Arc::clone(cache)).unwrap()
         };
@@ -232,7 +237,7 @@ fn chains(path: &std::path::Path) {
             let mode = poncho_engine::Mode::PrefillOnly;
             model.submit(Request { mode, ..request(tokens.to_vec(), 1) }).unwrap().wait().unwrap();
         };
-        (1..=ROWS).for_each(|row| read(&many, &tokens[..PROMPT * row / ROWS]));
+        (1..=ROWS).for_each(|row| read(&many, &tokens[..length * row / ROWS]));
         read(&one, &tokens);
         cache_of_many.flush();
         cache_of_one.flush();
@@ -255,7 +260,12 @@ fn chains(path: &std::path::Path) {
             };
             ratios.push(whole / chained);
         }
-        println!("restore of {} rows from {name}: {} of the speed of {}", counts.0, shown(ratios), counts.1);
+        println!(
+            "restore of {} rows of {length} tokens from {name}: {} of the speed of {}",
+            counts.0,
+            shown(ratios),
+            counts.1
+        );
     }
 }
 

@@ -35,8 +35,6 @@ pub(crate) struct LocalSettings {
 /// A server that runs.
 pub(crate) struct LocalServer {
     pub(crate) client: Client,
-    /// What the model is called.
-    id: String,
     engine: Arc<Engine>,
     stop: oneshot::Sender<()>,
     serving: JoinHandle<Result<(), ConfigError>>,
@@ -56,11 +54,11 @@ impl LocalServer {
         }
         let loading = Arc::clone(&engine);
         spawn_blocking(move || loading.load(config)).await.context("loading was interrupted")??;
-        Self::over(engine, MODEL_ID, ServerConfig::default()).await
+        Self::over(engine, ServerConfig::default()).await
     }
 
-    /// Serves a model that is loaded under this name.
-    pub(crate) async fn over(engine: Arc<Engine>, id: &str, config: ServerConfig) -> anyhow::Result<Self> {
+    /// Serves the models that are loaded, and those that its library has.
+    pub(crate) async fn over(engine: Arc<Engine>, config: ServerConfig) -> anyhow::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await.context("cannot listen on 127.0.0.1")?;
         let client = Client::new(&format!("http://{}", listener.local_addr()?), None)?;
         let (stop, stopped) = oneshot::channel();
@@ -69,16 +67,16 @@ impl LocalServer {
             let _ = stopped.await;
         };
         let serving = tokio::spawn(poncho_server::serve(listener, Arc::clone(&engine), config, shutdown));
-        Ok(Self { client, id: id.to_owned(), engine, stop, serving })
+        Ok(Self { client, engine, stop, serving })
     }
 
     /// Ends the server in order. Returns the bytes that its cache wrote since it was opened.
     pub(crate) async fn stop(self) -> anyhow::Result<u64> {
-        let Self { client: _, id, engine, stop, serving } = self;
+        let Self { client: _, engine, stop, serving } = self;
         let _ = stop.send(());
         serving.await.context("the server was interrupted")??;
         spawn_blocking(move || {
-            engine.unload(&id)?;
+            engine.unload_all()?;
             engine.cache().flush();
             anyhow::Ok(engine.cache().counters().save_bytes)
         })

@@ -10,12 +10,14 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use poncho_cache::format::LOCK_FILE_NAME;
 use poncho_engine::backend::llama::missing_cpu_features;
+use poncho_models::Registry;
 
 use super::port::{self, PortState};
 use super::{limits, memory};
 use crate::args::FolderArgs;
 use crate::cache::folder::{chosen_folder, free_bytes, is_in_memory};
 use crate::model_file;
+use crate::models::folder::models_folder;
 use crate::settings::Resolved;
 
 /// The most that is written to measure a disk; a slow one is noticed with less.
@@ -75,13 +77,14 @@ pub(super) fn gather(resolved: &Resolved) -> anyhow::Result<Facts> {
     let port = *matches.get_one::<u16>("port").context("no port")?;
     let cache_dir = matches.get_one::<PathBuf>("cache_dir").cloned();
     let folder = chosen_folder(&FolderArgs { cache_dir, ram_file_dir: None })?;
-    let model = matches.get_raw("model").and_then(|mut paths| paths.next()).map(Path::new);
+    let model = matches.get_many::<String>("model").and_then(|mut models| models.next());
+    let models_dir = matches.get_one::<PathBuf>("models_dir");
     let has_keys = matches.get_raw("api_key").is_some_and(|mut keys| keys.next().is_some());
     let file = resolved.file.clone().filter(|path| has_keys && others_may_read(path));
     Ok(Facts {
         cpu_missing: missing_cpu_features(),
         memory: memory::available(),
-        model: model.map(look_at_model),
+        model: model.map(|model| look_at_model(&file_of(model, models_dir))),
         ctx_size: *matches.get_one::<u32>("ctx_size").context("no context size")?,
         parallel: *matches.get_one::<u32>("parallel").context("no number of requests")?,
         folder: look_at_folder(folder),
@@ -92,6 +95,15 @@ pub(super) fn gather(resolved: &Resolved) -> anyhow::Result<Facts> {
         strange_variables: resolved.strange.clone(),
         readable_keys: file,
     })
+}
+
+/// The file of an installed model; any other text is a path.
+fn file_of(model: &str, models_dir: Option<&PathBuf>) -> PathBuf {
+    let installed = models_folder(models_dir).ok().and_then(|folder| Registry::open(folder).ok()?.resolve(model).ok());
+    match installed {
+        Some(poncho_models::Resolved::Installed(installed)) => installed.model,
+        _ => PathBuf::from(model),
+    }
 }
 
 fn look_at_model(path: &Path) -> ModelFacts {

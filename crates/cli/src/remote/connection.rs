@@ -13,7 +13,6 @@ use tokio::sync::Mutex;
 use tokio::time::timeout;
 
 use super::args::{OwnArgs, ServerArgs};
-use super::model_path::{DEFAULT_MODEL, model_path};
 use super::own::{self, Purpose};
 use crate::bench::client::Client;
 use crate::bench::local::LocalServer;
@@ -60,8 +59,7 @@ impl Connection {
                 return Ok(Self::to(client, model, None));
             }
         }
-        let path = model_path(model.unwrap_or(DEFAULT_MODEL))?;
-        let (server, model) = own::start(&path, own, purpose).await?;
+        let (server, model) = own::start(model, own, purpose).await?;
         Ok(Self::to(server.client.clone(), model, Some(server)))
     }
 

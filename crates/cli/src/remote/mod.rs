@@ -5,7 +5,6 @@
 
 pub(crate) mod args;
 mod connection;
-mod model_path;
 mod own;
 
 pub(crate) use connection::{Connection, listed_models, named_or_default, unknown_path};

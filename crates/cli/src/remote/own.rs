@@ -12,7 +12,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 use poncho_cache::{Cache, CacheConfig, CacheError};
 use poncho_engine::backend::llama::LlamaBackend;
 use poncho_engine::{Engine, Exactness};
-use poncho_server::ServerConfig;
+use poncho_models::DEFAULT_MODEL;
+use poncho_server::{ServerConfig, load_model};
 use tokio::task::spawn_blocking;
 
 use super::args::OwnArgs;
@@ -21,12 +22,15 @@ use crate::bench::local::LocalServer;
 use crate::bytes::show_bytes;
 use crate::cache::folder::chosen_folder;
 use crate::printable::printable_line;
-use crate::serve::{ModelShape, model_config, replay_file};
+use crate::serve::{ModelShape, replay_file};
+use crate::served_models::{Asked, ServedModels};
 
 /// Memory for states when the folder is taken: a conversation of a small model fits several times.
 const MEMORY_CACHE: u64 = 1 << 30;
 /// Enough to split texts into tokens; nothing is computed.
 const VOCABULARY_CONTEXT: u32 = 64;
+/// Where `make model` puts the default model, seen from the project's folder.
+const FETCHED_DEFAULT: &str = ".tools/models/SmolLM2-135M-Instruct.Q4_1.gguf";
 /// How often a spinner turns.
 const SPINNER_STEP: Duration = Duration::from_millis(100);
 
@@ -40,29 +44,51 @@ pub(crate) enum Purpose {
 }
 
 /// Loads the model and serves it. Returns what clients call it, too.
-pub(crate) async fn start(path: &Path, args: &OwnArgs, purpose: Purpose) -> anyhow::Result<(LocalServer, String)> {
-    let stem = path.file_stem().and_then(|stem| stem.to_str());
-    let id = stem.context("the model's file name is not text; rename the file")?.to_owned();
+pub(crate) async fn start(
+    model: Option<&str>,
+    args: &OwnArgs,
+    purpose: Purpose,
+) -> anyhow::Result<(LocalServer, String)> {
+    let ctx_size = if purpose == Purpose::Vocabulary { VOCABULARY_CONTEXT } else { args.ctx_size };
+    let shape = ModelShape { ctx_size, parallel: 1, threads: args.threads, exactness: Exactness::Off };
+    let models = find(model, shape)?;
+    let id = models.named.first().context("no model was named")?.clone();
+    let found = models.get(&id)?;
     let (cache, replay_file) = match purpose {
         Purpose::Compute => open_cache(args)?,
         Purpose::Vocabulary => (Cache::open(CacheConfig::in_memory(MEMORY_CACHE))?, None),
     };
     let engine = Arc::new(Engine::new(Arc::new(LlamaBackend), Arc::new(cache)));
-    let ctx_size = if purpose == Purpose::Vocabulary { VOCABULARY_CONTEXT } else { args.ctx_size };
-    let shape = ModelShape { ctx_size, parallel: 1, threads: args.threads, exactness: Exactness::Off };
-    let config = model_config(path, &id, &shape);
     let bar = loading_bar(&id);
     let (loading, shown, name) = (Arc::clone(&engine), bar.clone(), printable_line(&id));
     let loaded = spawn_blocking(move || {
-        loading.load_with_progress(config, &mut |done, all| {
+        load_model(&loading, &found, &mut |done, all| {
             shown.set_message(format!("{name}, {} of {} checked", show_bytes(done), show_bytes(all)));
         })
     });
     let loaded = loaded.await.context("loading was interrupted");
     bar.finish_and_clear();
     loaded??;
-    let config = ServerConfig { any_model: true, replay_file, ..ServerConfig::default() };
-    Ok((LocalServer::over(engine, &id, config).await?, id))
+    let config = ServerConfig {
+        any_model: true,
+        default_model: Some(id.clone()),
+        library: Some(Arc::new(models.library)),
+        replay_file,
+        ..ServerConfig::default()
+    };
+    Ok((LocalServer::over(engine, config).await?, id))
+}
+
+/// The model that is meant; the default one also where `make model` put it.
+fn find(model: Option<&str>, shape: ModelShape) -> anyhow::Result<ServedModels> {
+    let named: Vec<String> = model.map(str::to_owned).into_iter().collect();
+    let found = ServedModels::find(Asked { models: &named, name: None, models_dir: None }, shape);
+    let fetched = Path::new(FETCHED_DEFAULT);
+    if found.is_err() && model.is_none_or(|model| model == DEFAULT_MODEL) && fetched.is_file() {
+        let models = [FETCHED_DEFAULT.to_owned()];
+        return ServedModels::find(Asked { models: &models, name: None, models_dir: None }, shape);
+    }
+    found
 }
 
 /// The cache of `poncho serve` with the file of kept tool calls beside it, or memory if another process has the folder.
