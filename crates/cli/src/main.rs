@@ -3,6 +3,8 @@
 //! Exit codes: 0 good, 1 failed (or `verify` found damage, or a limit was passed), 2 wrong usage. This crate wires the others together and
 //! holds no logic of theirs. Data goes to standard output, everything else to standard error.
 
+#![expect(rustdoc::bare_urls, reason = "the help of a flag is read in a terminal")]
+
 mod args;
 mod bench;
 mod bytes;
