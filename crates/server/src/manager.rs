@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use poncho_engine::{Engine, EngineError, Footprint, Model};
 use tokio::sync::watch;
-use tokio::task::{AbortHandle, spawn_blocking};
+use tokio::task::{JoinHandle, JoinSet, spawn_blocking};
 use tokio::time::Instant;
 
 use crate::defaults::ServedDefaults;
@@ -131,12 +131,15 @@ pub(crate) enum Place {
 /// See the module.
 pub(crate) struct Manager {
     shared: Arc<Shared>,
-    keeper: AbortHandle,
+    /// Unloads what was not used for long; taken when the manager closes.
+    keeper: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Drop for Manager {
     fn drop(&mut self) {
-        self.keeper.abort();
+        if let Some(keeper) = self.take_keeper() {
+            keeper.abort();
+        }
     }
 }
 
@@ -151,6 +154,8 @@ struct Shared {
     engine: Arc<Engine>,
     settings: ManagerSettings,
     state: Mutex<State>,
+    /// Loads and unloads that are under way: each holds the engine.
+    tasks: Mutex<JoinSet<()>>,
     /// Rises when a model came, went, or is used no more.
     changes: watch::Sender<u64>,
 }
@@ -167,7 +172,8 @@ impl Manager {
     /// Takes over what is loaded; what the library knows of it may be unloaded later. Needs a runtime.
     pub(crate) async fn start(engine: Arc<Engine>, settings: ManagerSettings) -> Self {
         let loaded = engine.models();
-        let shared = Arc::new(Shared { engine, settings, state: Mutex::default(), changes: watch::Sender::new(0) });
+        let (state, tasks, changes) = (Mutex::default(), Mutex::default(), watch::Sender::new(0));
+        let shared = Arc::new(Shared { engine, settings, state, tasks, changes });
         let looking = Arc::clone(&shared);
         let taken_over = spawn_blocking(move || {
             for model in loaded {
@@ -184,8 +190,12 @@ impl Manager {
         if taken_over.await.is_err() {
             tracing::error!("the loaded models could not be looked up; they stay loaded");
         }
-        let keeper = tokio::spawn(keep(Arc::clone(&shared))).abort_handle();
+        let keeper = Mutex::new(Some(tokio::spawn(keep(Arc::clone(&shared)))));
         Self { shared, keeper }
+    }
+
+    fn take_keeper(&self) -> Option<JoinHandle<()>> {
+        self.keeper.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Where models come from.
@@ -271,6 +281,11 @@ impl Manager {
 
     /// Gives no model out any more and waits until every load and unload has ended, or until `end`.
     pub(crate) async fn close(&self, end: Instant) {
+        // Waited for: whoever owns the engine may close its cache afterwards and open it again.
+        if let Some(keeper) = self.take_keeper() {
+            keeper.abort();
+            let _ = keeper.await;
+        }
         let mut change = self.shared.changes.subscribe();
         self.shared.lock().is_closed = true;
         let settled = async {
@@ -282,12 +297,27 @@ impl Manager {
             self.shared.lock().is_abandoned = true;
             tracing::warn!("a model is still being loaded or unloaded at the end of the grace");
         }
+        let mut tasks = std::mem::take(&mut *self.shared.tasks());
+        if tokio::time::timeout_at(end, async { while tasks.join_next().await.is_some() {} }).await.is_err() {
+            tasks.detach_all();
+        }
     }
 }
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tasks(&self) -> MutexGuard<'_, JoinSet<()>> {
+        self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let mut tasks = self.tasks();
+        // What ended meanwhile is forgotten.
+        while tasks.try_join_next().is_some() {}
+        tasks.spawn(task);
     }
 
     fn announce(&self) {
@@ -340,7 +370,7 @@ impl Shared {
             phase: Phase::Loading { outcome: outcome.clone(), progress: Arc::clone(&progress) },
         };
         state.entries.insert(id.to_owned(), entry);
-        tokio::spawn(Arc::clone(self).load(NewLoad { model, load, progress, announce }));
+        self.spawn(Arc::clone(self).load(NewLoad { model, load, progress, announce }));
         Ok(Step::Wait(Lease { shared: Arc::clone(self), id: id.to_owned(), load }, outcome))
     }
 
@@ -435,7 +465,7 @@ impl Shared {
 
     fn spawn_unloads(self: &Arc<Self>, leaving: impl IntoIterator<Item = Leaving>) {
         for model in leaving {
-            tokio::spawn(Arc::clone(self).unload(model));
+            self.spawn(Arc::clone(self).unload(model));
         }
     }
 

@@ -139,7 +139,7 @@ impl Bench {
         Ok(self.manager.acquire(id, Some(self.found(id)), keep_alive).await?.expect("it is in the library"))
     }
 
-    fn spawn(&self, id: &'static str) -> tokio::task::JoinHandle<Result<Held, ApiError>> {
+    fn spawn(&self, id: &'static str) -> JoinHandle<Result<Held, ApiError>> {
         let (manager, found) = (Arc::clone(&self.manager), self.found(id));
         tokio::spawn(async move { Ok(manager.acquire(id, Some(found), None).await?.expect("it is in the library")) })
     }
@@ -408,4 +408,19 @@ async fn loads_and_unloads_in_any_order_never_break_a_promise() {
     assert!(served > 0);
     bench.until("the end of all", |bench| bench.manager.in_memory().is_empty()).await;
     assert!(bench.loaded().is_empty());
+}
+
+/// Whoever owns the engine closes its cache next and may open it again at once, as a restart does.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_manager_that_closed_holds_the_engine_no_more() {
+    for _ in 0..50 {
+        let bench = Bench::new(None, KeepAlive::Forever).await;
+        drop(bench.hold("a").await.unwrap());
+        bench.manager.unload("a").await;
+        drop(bench.hold("b").await.unwrap());
+        bench.manager.close(Instant::now() + Duration::from_secs(60)).await;
+        let Bench { manager, engine, .. } = bench;
+        drop(manager);
+        assert_eq!(Arc::strong_count(&engine), 1);
+    }
 }
