@@ -174,6 +174,11 @@ impl Growing {
             (true, false) => (Kind::Reasoning, &output.reasoning, &form.thinking_start),
             (true, true) => return None,
         };
+        // White space may still turn out to stand before a mark that opens thinking, which a word in its place would not.
+        let (opening, start) = (form.thinking_start.as_str(), text.trim_start());
+        if start.is_empty() || (!opening.is_empty() && (start.starts_with(opening) || opening.starts_with(start))) {
+            return None;
+        }
         let before = tail.strip_suffix(text.as_str())?;
         let after_mark = !mark.is_empty() && before.trim_end().ends_with(mark.as_str());
         let goes_on = before.is_empty() && (now == Some(kind) || (now.is_none() && kind == Kind::Content));
@@ -339,6 +344,19 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn white_space_before_a_mark_is_not_taken_for_content() {
+        let pieces = [
+            long("        "),
+            "<think>".into(),
+            "<tool_call>".into(),
+            "{\"name\": \"f\", \"arguments\": {\"a\": 1}}".into(),
+        ];
+        let parser = generic(false);
+        let (sum, raw) = told(&parser, &form(), &pieces);
+        assert_eq!(Some(sum), parser.parse(&raw, false).ok());
     }
 
     #[test]
