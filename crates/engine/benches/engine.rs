@@ -18,6 +18,10 @@ use poncho_engine::backend::{Backend, Batch, BatchRow, Context, ContextOptions, 
 use poncho_engine::sample::argmax;
 use poncho_engine::{Model, ModelConfig, Request, Sampling, StreamEvent};
 
+/// The allocator of the `poncho` binary, for llama.cpp's allocations too.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 const PROMPT: usize = 2000;
 /// As agents send them.
 const LONG: usize = 8000;
