@@ -14,7 +14,9 @@ use std::time::{Duration, Instant};
 
 use poncho_cache::{Cache, CacheConfig, HitKind, Needs, PartKind};
 use poncho_engine::backend::llama::LlamaBackend;
-use poncho_engine::backend::{Backend, Batch, BatchRow, Context, ContextOptions, DecodeOutcome, ModelOptions};
+use poncho_engine::backend::{
+    Backend, Batch, BatchRow, Context, ContextOptions, DecodeOutcome, KvLayout, ModelOptions,
+};
 use poncho_engine::sample::argmax;
 use poncho_engine::{Model, ModelConfig, Request, Sampling, StreamEvent};
 
@@ -26,6 +28,8 @@ const PROMPT: usize = 2000;
 /// As agents send them.
 const LONG: usize = 8000;
 const REPLY: u32 = 64;
+/// Prompt, reply and rounds where many streams run beside llama.cpp's own batched loop.
+const STREAMS: (usize, u32, usize) = (32, 128, 4);
 /// A prompt that is read in rounds: short enough for many of them, because single rounds differ by a tenth here.
 const READ: usize = 600;
 /// Rounds of prompts, of exact replies, of replies, and of hits.
@@ -44,6 +48,9 @@ fn main() {
         throughput(&path, 1, READ, PREFILLS);
         throughput(&path, 1, 64, REPLIES);
         throughput(&path, 4, 64, REPLIES);
+    }
+    if wanted("streams") {
+        [1, 4, 8, 16].into_iter().for_each(|count| streams(&path, count));
     }
     if wanted("hits") {
         hits(&path);
@@ -113,7 +120,7 @@ fn no_saves(mut config: ModelConfig) -> ModelConfig {
 }
 
 /// The bare loop: prefill in full batches, then one row per sequence and step, greedily.
-fn bare_loop(context: &mut dyn Context, prompts: &[Vec<u32>]) -> (Duration, Duration) {
+fn bare_loop(context: &mut dyn Context, prompts: &[Vec<u32>], reply: u32) -> (Duration, Duration) {
     context.clear();
     let n_batch = context.info().n_batch as usize;
     let mut next = Vec::new();
@@ -138,7 +145,7 @@ fn bare_loop(context: &mut dyn Context, prompts: &[Vec<u32>]) -> (Duration, Dura
     let prefill = started.elapsed();
     let started = Instant::now();
     let mut batch = Batch::default();
-    for step in 0..REPLY - 1 {
+    for step in 0..reply - 1 {
         batch.rows.clear();
         for ((seq, tokens), token) in (0_u32..).zip(prompts).zip(&next) {
             let pos = u32::try_from(tokens.len()).unwrap() + step;
@@ -165,11 +172,11 @@ fn throughput(path: &std::path::Path, count: u32, length: usize, rounds: usize) 
         let number = |seq: u32| u32::try_from(round).unwrap() * 16 + seq;
         let prompts: Vec<Vec<u32>> = (0..count).map(|seq| prompt(number(seq), length)).collect();
         let (bare, ours) = if round % 2 == 0 {
-            let bare = bare_loop(&mut *context, &prompts);
-            (bare, engine_loop(&model, &prompts))
+            let bare = bare_loop(&mut *context, &prompts, REPLY);
+            (bare, engine_loop(&model, &prompts, REPLY))
         } else {
-            let ours = engine_loop(&model, &prompts);
-            (bare_loop(&mut *context, &prompts), ours)
+            let ours = engine_loop(&model, &prompts, REPLY);
+            (bare_loop(&mut *context, &prompts, REPLY), ours)
         };
         // The first round warms caches and threads up.
         if round > 0 {
@@ -187,6 +194,39 @@ fn throughput(path: &std::path::Path, count: u32, length: usize, rounds: usize) 
     }
 }
 
+/// Decoding streams at once, the engine with either layout of the cells beside llama.cpp's own batched loop, which has split cells.
+fn streams(path: &std::path::Path, count: u32) {
+    let (length, reply, rounds) = STREAMS;
+    let split = || ContextOptions { kv: KvLayout::Split, n_ctx: 512, ..context_options(count) };
+    let backend: Arc<dyn Backend> = Arc::new(LlamaBackend);
+    let loaded = backend.load_model(&ModelOptions::new(path)).unwrap();
+    let mut context = loaded.new_context(&split(), Arc::new(AtomicBool::new(false))).unwrap();
+    let engine = |options: ContextOptions| {
+        let cache = Arc::new(Cache::open(CacheConfig::in_memory(1 << 20)).unwrap());
+        let config = ModelConfig { context: options, ..config(path, count) };
+        Model::load(no_saves(config), Arc::clone(&backend), cache).unwrap()
+    };
+    let unified = ContextOptions { kv: KvLayout::Unified, n_ctx: 512, n_cells: Some(512 * count), ..split() };
+    let contenders = [("unified", engine(unified)), ("split", engine(split()))];
+    let mut ratios = [Vec::new(), Vec::new()];
+    let mut rates = Vec::new();
+    for round in 0..=rounds {
+        let number = |seq: u32| u32::try_from(round).unwrap() * 16 + seq;
+        let prompts: Vec<Vec<u32>> = (0..count).map(|seq| prompt(number(seq), length)).collect();
+        let bare_first = (round % 2 == 0).then(|| bare_loop(&mut *context, &prompts, reply).1);
+        let ours = [0, 1].map(|place| engine_loop(&contenders[place].1, &prompts, reply).generation);
+        let bare = bare_first.unwrap_or_else(|| bare_loop(&mut *context, &prompts, reply).1);
+        if round > 0 {
+            ratios.iter_mut().zip(ours).for_each(|(all, ours)| all.push(bare.as_secs_f64() / ours.as_secs_f64()));
+            rates.push(f64::from(count * (reply - 1)) / bare.as_secs_f64());
+        }
+    }
+    println!("{count} streams, the bare loop: {} tokens/s", shown(rates));
+    for ((name, _), ratios) in contenders.iter().zip(ratios) {
+        println!("{count} streams, {name} cells: {} of the bare loop", shown(ratios));
+    }
+}
+
 struct Ours {
     prefill: Duration,
     generation: Duration,
@@ -194,18 +234,18 @@ struct Ours {
 }
 
 /// The same through the engine.
-fn engine_loop(model: &Model, prompts: &[Vec<u32>]) -> Ours {
+fn engine_loop(model: &Model, prompts: &[Vec<u32>], reply: u32) -> Ours {
     // Several decoders are compared from the moment on at which all their prompts are read.
     if prompts.len() > 1 {
         let reading = prompts.iter().map(|tokens| {
             let mode = poncho_engine::Mode::PrefillOnly;
-            model.submit(Request { mode, ..request(tokens.clone(), REPLY) }).unwrap()
+            model.submit(Request { mode, ..request(tokens.clone(), reply) }).unwrap()
         });
         let reading: Vec<_> = reading.collect();
         reading.into_iter().for_each(|stream| drop(stream.wait().unwrap()));
     }
     let before = model.status();
-    let streams: Vec<_> = prompts.iter().map(|tokens| model.submit(request(tokens.clone(), REPLY)).unwrap()).collect();
+    let streams: Vec<_> = prompts.iter().map(|tokens| model.submit(request(tokens.clone(), reply)).unwrap()).collect();
     let done: Vec<_> = streams.into_iter().map(|stream| stream.wait().unwrap()).collect();
     let after = model.status();
     let spent = (after.overhead_nanos - before.overhead_nanos) as f64;
