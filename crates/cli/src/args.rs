@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use poncho_cache::Tier;
+use poncho_engine::backend::KvLayout;
 use poncho_server::{KeepAlive, MemoryBudget};
 
 use crate::bench::args::BenchArgs;
@@ -211,6 +212,10 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "COUNT", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) parallel: u32,
 
+    /// Whether requests share one pool of KV cells
+    #[arg(long, value_name = "LAYOUT", default_value = "auto")]
+    pub(crate) kv_layout: KvArg,
+
     /// Threads that compute [default: the physical cores]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) threads: Option<u32>,
@@ -250,6 +255,30 @@ fn parse_memory(text: &str) -> Result<MemoryBudget, String> {
         return Ok(MemoryBudget::Unlimited);
     }
     parse_bytes(text).map(MemoryBudget::Bytes).map_err(|said| format!("{said}; or none for no limit"))
+}
+
+/// How the KV cells of requests that run at the same time lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum KvArg {
+    /// One pool for up to 4 requests at the same time, each its own for more
+    Auto,
+    /// One pool: saves pack new tokens alone, and every token looks at the cells of all
+    Unified,
+    /// Each its own: the fastest with many requests, and saves pack the whole conversation
+    Split,
+}
+
+impl KvArg {
+    /// The layout for this many requests at the same time.
+    pub(crate) fn layout(self, parallel: u32) -> KvLayout {
+        match self {
+            Self::Unified => KvLayout::Unified,
+            Self::Split => KvLayout::Split,
+            // Measured: docs/benchmarks-engine.md.
+            Self::Auto if parallel > 4 => KvLayout::Split,
+            Self::Auto => KvLayout::Unified,
+        }
+    }
 }
 
 /// When replies are exact.

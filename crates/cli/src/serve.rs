@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use anyhow::{Context, anyhow};
 use poncho_cache::{Cache, CacheConfig};
-use poncho_engine::backend::ContextOptions;
 use poncho_engine::backend::llama::LlamaBackend;
+use poncho_engine::backend::{ContextOptions, KvLayout};
 use poncho_engine::{Engine, Exactness, ModelConfig};
 use poncho_server::{ServerConfig, check_bind, load_model};
 use tokio::net::TcpListener;
@@ -42,7 +42,8 @@ pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outc
         Some(ExactArg::Always) => Exactness::Always,
         Some(ExactArg::Request) => Exactness::OnRequest,
     };
-    let shape = ModelShape { ctx_size: args.ctx_size, parallel: args.parallel, threads: args.threads, exactness };
+    let kv = args.kv_layout.layout(args.parallel);
+    let shape = ModelShape { ctx_size: args.ctx_size, parallel: args.parallel, kv, threads: args.threads, exactness };
     let asked = Asked { models: &args.model, name: args.name.as_deref(), models_dir: args.models_dir.as_ref() };
     let models = ServedModels::find(asked, shape)?;
     let aliases = aliases(args)?;
@@ -137,6 +138,8 @@ pub(crate) struct ModelShape {
     pub(crate) ctx_size: u32,
     /// Requests at the same time.
     pub(crate) parallel: u32,
+    /// Whether they share their cells.
+    pub(crate) kv: KvLayout,
     /// Threads that compute; `None` for the physical cores.
     pub(crate) threads: Option<u32>,
     /// Whether replies are exact.
@@ -145,12 +148,13 @@ pub(crate) struct ModelShape {
 
 /// The settings of a model that is served.
 pub(crate) fn model_config(model: &Path, id: &str, shape: &ModelShape) -> ModelConfig {
-    let ModelShape { ctx_size, parallel, threads, exactness } = *shape;
+    let ModelShape { ctx_size, parallel, kv, threads, exactness } = *shape;
     let context = ContextOptions {
         n_ctx: ctx_size,
         n_seq_max: parallel,
         // Every request may use all of its context, whoever else is served.
         n_cells: Some(ctx_size.saturating_mul(parallel)),
+        kv,
         threads,
         ..ContextOptions::default()
     };

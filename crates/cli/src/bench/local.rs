@@ -15,6 +15,7 @@ use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, spawn_blocking};
 
+use crate::args::KvArg;
 use crate::bench::client::Client;
 use crate::serve::{ModelShape, model_config};
 
@@ -45,8 +46,9 @@ impl LocalServer {
     pub(crate) async fn start(settings: &LocalSettings, folder: &Path, ctx_size: u32) -> anyhow::Result<Self> {
         let cache = Cache::open(CacheConfig::on_disk(folder, settings.cache_size))?;
         let engine = Arc::new(Engine::new(Arc::new(LlamaBackend), Arc::new(cache)));
+        let (parallel, threads) = (settings.parallel, settings.threads);
         let shape =
-            ModelShape { ctx_size, parallel: settings.parallel, threads: settings.threads, exactness: Exactness::Off };
+            ModelShape { ctx_size, parallel, kv: KvArg::Auto.layout(parallel), threads, exactness: Exactness::Off };
         let mut config = model_config(&settings.model, MODEL_ID, &shape);
         if let Some(min_tokens) = settings.min_tokens {
             config.gates.min_tokens = min_tokens;

@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressStyle};
 use poncho_cache::{Cache, CacheConfig, CacheError};
+use poncho_engine::backend::KvLayout;
 use poncho_engine::backend::llama::LlamaBackend;
 use poncho_engine::{Engine, Exactness};
 use poncho_models::DEFAULT_MODEL;
@@ -50,7 +51,8 @@ pub(crate) async fn start(
     purpose: Purpose,
 ) -> anyhow::Result<(LocalServer, String)> {
     let ctx_size = if purpose == Purpose::Vocabulary { VOCABULARY_CONTEXT } else { args.ctx_size };
-    let shape = ModelShape { ctx_size, parallel: 1, threads: args.threads, exactness: Exactness::Off };
+    let (kv, exactness) = (KvLayout::Unified, Exactness::Off);
+    let shape = ModelShape { ctx_size, parallel: 1, kv, threads: args.threads, exactness };
     let models = find(model, shape)?;
     let id = models.named.first().context("no model was named")?.clone();
     let found = models.get(&id)?;

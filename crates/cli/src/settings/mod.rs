@@ -121,6 +121,7 @@ pub(crate) const SETTINGS: &[Setting] = &[
     Setting::new("no_hygiene", Kind::Switch, Group::Cache),
     Setting::new("ctx_size", Kind::Number, Group::Computing),
     Setting::new("parallel", Kind::Number, Group::Computing),
+    Setting::new("kv_layout", Kind::Text, Group::Computing),
     Setting::new("threads", Kind::Number, Group::Computing),
     Setting::new("log_level", Kind::Text, Group::Logs).variable_named("PONCHO_LOG"),
     Setting::new("log_format", Kind::Text, Group::Logs),
