@@ -14,7 +14,7 @@ STEP := @scripts/step.sh
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run build test check bench doc fuzz model newcomer bootstrap
+.PHONY: help run build test check bench doc fuzz model newcomer peer bootstrap
 
 # What needs no compiled llama.cpp comes first: a stray space must not cost a build.
 define CHECKS
@@ -62,6 +62,9 @@ fuzz: bootstrap ## Fuzz the parsers of cache files, FUZZ_SECONDS for each target
 
 model: ## Fetch the default model, SmolLM2-135M-Instruct, into .tools/models
 	$(STEP) 'default model' scripts/fetch_model.py
+
+peer: bootstrap ## Build llama-server with the same flags, to compare with (docs/benchmarks.md)
+	$(STEP) 'llama-server' scripts/build_peer.sh
 
 newcomer: ## Do what the README says, in a fresh clone with an empty home (takes a first build)
 	@scripts/newcomer.py $(ARGS)
