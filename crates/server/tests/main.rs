@@ -61,6 +61,8 @@ mod sessions;
 #[cfg(test)]
 mod smollm2;
 #[cfg(test)]
+mod stalled;
+#[cfg(test)]
 mod support;
 #[cfg(test)]
 mod tools;
