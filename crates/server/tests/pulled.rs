@@ -127,6 +127,7 @@ fn check_lines(lines: &[Value]) {
         assert!(completed >= before && completed <= model().len() as u64, "{lines:?}");
         before = completed;
     }
+    assert_eq!(before, model().len() as u64, "a bar drawn from them is full at the end");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
