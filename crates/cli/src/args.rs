@@ -4,6 +4,7 @@
 //! read by the commands themselves.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
 use poncho_cache::Tier;
@@ -236,6 +237,10 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "NAME")]
     pub(crate) allow_host: Vec<String>,
 
+    /// How long a client may leave its answer unread before its request is cancelled and its connection closed
+    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = parse_wait)]
+    pub(crate) write_timeout: Duration,
+
     /// An origin whose pages may use the server, such as https://chat.example; may be given several times
     #[arg(long, value_name = "ORIGIN")]
     pub(crate) cors: Vec<String>,
@@ -250,6 +255,13 @@ pub(crate) struct ServeArgs {
 }
 
 /// Reads how much memory models may take.
+fn parse_wait(text: &str) -> Result<Duration, String> {
+    match KeepAlive::parse(text) {
+        Ok(KeepAlive::For(wait)) if !wait.is_zero() => Ok(wait),
+        _ => Err(format!("{text:?} is no time to wait; write seconds or a text such as 60s or 5m")),
+    }
+}
+
 fn parse_memory(text: &str) -> Result<MemoryBudget, String> {
     if text == "none" {
         return Ok(MemoryBudget::Unlimited);

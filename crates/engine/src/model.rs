@@ -144,6 +144,12 @@ impl Model {
         self.inner.namespace
     }
 
+    /// The namespace of the rows of requests that come now, with the adapters that are attached.
+    #[must_use]
+    pub fn current_namespace(&self) -> Namespace {
+        self.shared().adapters().map_or(self.inner.namespace, |set| set.namespace)
+    }
+
     /// The cache behind it.
     #[must_use]
     pub fn cache(&self) -> &Arc<Cache> {

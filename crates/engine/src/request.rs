@@ -18,8 +18,9 @@ pub const MAX_STOPS: usize = 64;
 pub const MAX_STOP_BYTES: usize = 1024;
 /// The most alternatives that a client of any family may ask for.
 pub const MAX_TOP_LOGPROBS: u8 = 20;
-/// Session names are kept in memory and in logs.
-pub const MAX_SESSION_BYTES: usize = 256;
+/// Session names are kept in memory and in logs. More than the 256 bytes that clients of a server may use: it puts before
+/// them whose they are.
+pub const MAX_SESSION_BYTES: usize = 320;
 
 /// The engine's name for a request; never used twice in the life of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

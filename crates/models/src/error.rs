@@ -57,6 +57,18 @@ pub enum RegistryError {
         /// What to do.
         advice: &'static str,
     },
+    /// An adapter for other weights.
+    #[error(
+        "the adapter {adapter} changes {made_for} models and this one is a {model} model; lay it over the model that it was trained on"
+    )]
+    OtherArchitecture {
+        /// The adapter, as it was named.
+        adapter: String,
+        /// The architecture that it changes.
+        made_for: String,
+        /// The model's.
+        model: String,
+    },
     /// One file of a model in several files.
     #[error("{} is one of {count} files of a split model, which the registry cannot hold; serve it by its path, or join the files with `llama-gguf-split --merge`", .path.display())]
     Split {

@@ -8,15 +8,15 @@ use axum::http::{HeaderMap, header};
 use axum::middleware::Next;
 use axum::response::Response;
 use sha2::{Digest, Sha256};
-use subtle::{Choice, ConstantTimeEq};
+use subtle::{ConditionallySelectable, ConstantTimeEq};
 
 use crate::app::SharedApp;
 use crate::error::ApiError;
 
-/// Whose a request is: the digest of its key, or nobody's on a server without keys. What one has stored, another does
-/// not see.
+/// Whose a request is: the place of its key in the list, from 1, or nobody's on a server without keys. What one has
+/// stored or named, another does not see. Nothing made from the key itself, so that it may stand in a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Owner(pub(crate) Option<[u8; 32]>);
+pub(crate) struct Owner(pub(crate) Option<u64>);
 
 /// The keys of a server; without any, everybody may come in.
 pub(crate) struct Keys(Vec<[u8; 32]>);
@@ -39,9 +39,19 @@ impl Keys {
 
     fn find(&self, key: &[u8]) -> Option<Owner> {
         let digest: [u8; 32] = Sha256::digest(key).into();
-        let none = Choice::from(0);
-        let is_known: bool = self.0.iter().fold(none, |found, known| found | known.ct_eq(&digest)).into();
-        is_known.then_some(Owner(Some(digest)))
+        let numbered = self.0.iter().zip(1_u64..);
+        let number = numbered.fold(0, |found, (known, number)| {
+            // The first of two equal keys, so that both mean the same owner.
+            let is_new = known.ct_eq(&digest) & found.ct_eq(&0);
+            u64::conditional_select(&found, &number, is_new)
+        });
+        (number > 0).then_some(Owner(Some(number)))
+    }
+
+    /// Whether more than one may come in, so that what one wrote is not for every eye.
+    pub(crate) fn are_several(&self) -> bool {
+        let first = self.0.first();
+        self.0.iter().any(|key| Some(key) != first)
     }
 }
 
@@ -85,5 +95,15 @@ mod tests {
         assert!(keys.owner(&both).is_some(), "either will do");
         assert!(keys.owner(&HeaderMap::new()).is_none());
         assert!(Keys::new(&[]).owner(&HeaderMap::new()).is_some(), "no keys, no lock");
+    }
+
+    #[test]
+    fn each_key_is_an_owner_and_the_same_key_the_same_one() {
+        let keys = Keys::new(&["one", "two", "one", "three"].map(str::to_owned));
+        let number = |key: &str| keys.find(key.as_bytes()).map(|owner| owner.0);
+        assert_eq!(["one", "two", "three"].map(number), [Some(Some(1)), Some(Some(2)), Some(Some(4))]);
+        assert_eq!(number("four"), None);
+        assert!(keys.are_several());
+        assert!(!Keys::new(&["one", "one"].map(str::to_owned)).are_several() && !Keys::new(&[]).are_several());
     }
 }

@@ -13,7 +13,7 @@ use crate::app::SharedApp;
 use crate::body::{Json, JsonBytes, parse};
 use crate::call::blocking;
 use crate::error::ApiError;
-use crate::explain::{Asked, explain};
+use crate::explain::{Asked, Shows, explain};
 
 /// Rows of a page if nobody says.
 const PAGE: usize = 100;
@@ -118,5 +118,7 @@ pub(crate) async fn explain_miss(State(app): State<SharedApp>, body: JsonBytes) 
         (Some(_), Some(_)) => return Err(ApiError::field("prompt", "send a prompt or messages, not both")),
         (None, None) => return Err(ApiError::field("messages", "send the messages of a chat, or a prompt")),
     };
-    blocking("explained a prompt", move || explain(&model, &asked).map(Json)).await
+    // A caller could otherwise read what another wrote, a few tokens at a time.
+    let shows = if app.keys.are_several() { Shows::Common } else { Shows::Everything };
+    blocking("explained a prompt", move || explain(&model, &asked, shows).map(Json)).await
 }

@@ -8,11 +8,13 @@ use serde::Serialize;
 use tokio::time::Instant;
 
 use crate::app::SharedApp;
+use crate::auth::Owner;
 use crate::chat::{Prepared, submit};
 use crate::error::ApiError;
 use crate::hygiene::Normalised;
 use crate::reply::{Finished, NewReply, Reply};
 use crate::served::ServedModel;
+use crate::sessions;
 use crate::times::ReplyTimes;
 
 /// The session that the headers name.
@@ -63,6 +65,8 @@ impl From<&Finished> for PonchoFacts {
 pub(crate) struct Origin {
     pub(crate) app: SharedApp,
     pub(crate) model: ServedModel,
+    /// Whose sessions it may name.
+    pub(crate) owner: Owner,
     pub(crate) arrived: Instant,
 }
 
@@ -73,10 +77,12 @@ impl Origin {
         n: u32,
         prepare: impl FnOnce(&ServedModel) -> Result<Vec<Prepared>, ApiError> + Send + 'static,
     ) -> Result<Vec<Reply>, ApiError> {
-        let model = self.model.clone();
+        let (model, owner) = (self.model.clone(), self.owner);
         let started = blocking("prepared the prompt", move || {
             let mut started = Vec::new();
-            for prepared in prepare(&model)? {
+            for mut prepared in prepare(&model)? {
+                let session = prepared.request.session_id.take();
+                prepared.request.session_id = session.map(|name| sessions::scoped(owner, &name)).transpose()?;
                 let submitted = Instant::now();
                 let streams = submit(&model, &prepared, n)?;
                 started.extend(streams.into_iter().map(|stream| (stream, prepared.form.clone(), submitted)));

@@ -43,6 +43,9 @@ pub struct ServerConfig {
     pub header_timeout: Duration,
     /// How long a client may take to send the body of a request.
     pub body_timeout: Duration,
+    /// How long a client may leave what is written to it unread. After that its request is cancelled and its connection
+    /// closed; any byte that it takes begins the time anew.
+    pub write_timeout: Duration,
     /// How long a request may take; `None` for as long as it needs.
     pub request_timeout: Option<Duration>,
     /// Pause after which a quiet stream gets a comment, so that nothing between takes it for dead.
@@ -78,6 +81,8 @@ impl Default for ServerConfig {
             max_connections: 1024,
             header_timeout: Duration::from_secs(30),
             body_timeout: Duration::from_secs(60),
+            // A laptop that slept a moment, or a reader that paged through a long answer, is still there.
+            write_timeout: Duration::from_secs(60),
             request_timeout: None,
             // Proxies give up on a silent connection after 30 to 60 seconds.
             stream_keep_alive: Duration::from_secs(15),
@@ -106,6 +111,7 @@ impl fmt::Debug for ServerConfig {
             .field("max_connections", &self.max_connections)
             .field("header_timeout", &self.header_timeout)
             .field("body_timeout", &self.body_timeout)
+            .field("write_timeout", &self.write_timeout)
             .field("request_timeout", &self.request_timeout)
             .field("stream_keep_alive", &self.stream_keep_alive)
             .field("hygiene", &self.hygiene)
@@ -185,6 +191,7 @@ impl ServerConfig {
             ("max_connections", self.max_connections == 0),
             ("header_timeout", self.header_timeout.is_zero()),
             ("body_timeout", self.body_timeout.is_zero()),
+            ("write_timeout", self.write_timeout.is_zero()),
             ("request_timeout", self.request_timeout.is_some_and(|limit| limit.is_zero())),
             ("stream_keep_alive", self.stream_keep_alive.is_zero()),
         ];

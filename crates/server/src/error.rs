@@ -12,6 +12,7 @@ use poncho_engine::{EngineError, RequestError};
 use serde_json::{Value, json};
 
 use crate::library::LibraryError;
+use crate::sessions;
 
 /// Seconds after which a refused client may try again: a queue moves within about that time.
 const RETRY_SECONDS: u32 = 1;
@@ -24,7 +25,7 @@ const ANTHROPIC_OVERLOADED: u16 = 529;
 pub(crate) enum ApiError {
     /// The engine said no.
     #[error(transparent)]
-    Engine(#[from] EngineError),
+    Engine(EngineError),
     /// A field has a wrong type or value.
     #[error("{field}: {reason}")]
     Field { field: String, reason: String },
@@ -196,6 +197,12 @@ impl Facts {
     }
 }
 
+impl From<EngineError> for ApiError {
+    fn from(error: EngineError) -> Self {
+        Self::Engine(sessions::told(error))
+    }
+}
+
 impl ApiError {
     /// A field with a wrong value.
     pub(crate) fn field(field: impl Into<String>, reason: impl Into<String>) -> Self {
@@ -205,7 +212,8 @@ impl ApiError {
     /// A load that failed, without the path of the file: clients know names.
     pub(crate) fn load_failed(model: &str, error: &EngineError) -> Self {
         let (path, reason) = match error {
-            EngineError::Load { path, reason } | EngineError::AdapterLoad { path, reason } => (path, reason.clone()),
+            EngineError::Load { path, reason } => (path, reason.clone()),
+            EngineError::AdapterLoad { path, reason } => (path, format!("its adapter cannot be used: {reason}")),
             other => return Self::Load { model: model.to_owned(), reason: other.to_string() },
         };
         let reason = reason.replace(&path.display().to_string(), model);

@@ -90,11 +90,20 @@ impl Cause {
     }
 }
 
+/// How much of a cached prompt an answer may tell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Shows {
+    /// Also what comes after the place where the prompts part.
+    Everything,
+    /// Only what the caller sent too: the cached prompt may be somebody else's.
+    Common,
+}
+
 /// The answer for one prompt.
-pub(crate) fn explain(model: &ServedModel, asked: &Asked) -> Result<Value, ApiError> {
+pub(crate) fn explain(model: &ServedModel, asked: &Asked, shows: Shows) -> Result<Value, ApiError> {
     let tokens = asked.tokens(model)?;
     let cut = if model.info().memory.can_cut() { Cut::AnyToken } else { Cut::SavedBoundary };
-    let found = model.cache().explain(&model.namespace(), &tokens, cut);
+    let found = model.cache().explain(&model.current_namespace(), &tokens, cut);
     let stored = found.row.as_ref().and_then(|row| model.cache().tokens_of(&row.key)).unwrap_or_default();
     let cause = match found.verdict {
         Verdict::Stored => Cause::Cached,
@@ -105,10 +114,11 @@ pub(crate) fn explain(model: &ServedModel, asked: &Asked) -> Result<Value, ApiEr
         Verdict::Parts => cause(model, &stored, &tokens, found.common),
     };
     let parts = found.parting.is_some();
-    let around = |tokens: &[u32]| {
+    let around = |tokens: &[u32], shows: Shows| {
         let before = tokens.get(found.common.saturating_sub(SHOWN)..found.common).unwrap_or_default();
         let after: Vec<u32> = tokens.iter().skip(found.common).take(SHOWN).copied().collect();
-        json!({"before": text(model, before), "after": text(model, &after)})
+        let after = (shows == Shows::Everything).then(|| text(model, &after));
+        json!({"before": text(model, before), "after": after})
     };
     let (word, sentence) = cause.words();
     Ok(json!({
@@ -120,8 +130,8 @@ pub(crate) fn explain(model: &ServedModel, asked: &Asked) -> Result<Value, ApiEr
         "cause": word,
         "reason": sentence,
         "row": found.row.map(|row| json!({"key": row.key.to_string(), "tokens": row.tokens, "tier": row.tier.map(|tier| tier.as_str())})),
-        "cached": parts.then(|| around(&stored)),
-        "asked": parts.then(|| around(&tokens)),
+        "cached": parts.then(|| around(&stored, shows)),
+        "asked": parts.then(|| around(&tokens, Shows::Everything)),
     }))
 }
 

@@ -90,6 +90,7 @@ mod serve;
 mod served;
 mod sessions;
 mod sse;
+mod timed_stream;
 mod times;
 mod tools;
 mod trace;

@@ -5,6 +5,7 @@
 //! byte of the reply. Loading and unloading run on blocking threads, one load for each model however many wait for it.
 //! It must never unload a model that a lease is out for, nor give one out that is on its way out.
 
+use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -57,7 +58,9 @@ impl Found {
     /// Looks at the model's file; blocks.
     pub(crate) fn new(model: LibraryModel) -> Result<Self, ApiError> {
         let defaults = ServedDefaults::new(&model.defaults)?;
-        let bytes = Footprint::of(&model.settled_config()).total();
+        let size = |path: &PathBuf| std::fs::metadata(path).map_or(0, |file| file.len());
+        let adapters: u64 = model.adapters.iter().map(size).sum();
+        let bytes = Footprint::of(&model.settled_config()).total().saturating_add(adapters);
         Ok(Self { model, bytes, defaults })
     }
 

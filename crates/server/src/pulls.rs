@@ -28,6 +28,8 @@ pub(crate) struct Pulls {
 /// A client's part in a download.
 pub(crate) struct Pull {
     state: watch::Receiver<PullState>,
+    /// How far the bytes came, which the state forgets when it goes on.
+    bytes: Arc<Mutex<Option<PullStep>>>,
     is_wanted: Arc<AtomicBool>,
 }
 
@@ -44,6 +46,11 @@ impl Pull {
         state.mark_changed();
         state
     }
+
+    /// The last that was told of bytes; a fast download may be over before anybody saw it.
+    pub(crate) fn bytes(&self) -> Option<PullStep> {
+        self.bytes.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
 }
 
 impl Pulls {
@@ -57,11 +64,15 @@ impl Pulls {
         }
         let (tell, state) = watch::channel(PullState::Going(PullStep::Manifest));
         let is_wanted = Arc::new(AtomicBool::new(true));
-        let pull = Arc::new(Pull { state, is_wanted: Arc::clone(&is_wanted) });
+        let bytes = Arc::new(Mutex::new(None));
+        let pull = Arc::new(Pull { state, bytes: Arc::clone(&bytes), is_wanted: Arc::clone(&is_wanted) });
         running.insert(name.to_owned(), Arc::downgrade(&pull));
         let (library, name) = (Arc::clone(library), name.to_owned());
         tokio::task::spawn_blocking(move || {
-            let mut step = |step| {
+            let mut step = |step: PullStep| {
+                if matches!(step, PullStep::Bytes { .. }) {
+                    *bytes.lock().unwrap_or_else(PoisonError::into_inner) = Some(step.clone());
+                }
                 // Nobody may be listening; then the flag says so.
                 let _ = tell.send(PullState::Going(step));
                 if is_wanted.load(Ordering::Relaxed) { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }

@@ -27,13 +27,21 @@ pub struct RegistryLibrary {
     settings: ModelSettings,
     /// Models that lie somewhere else, under the names that they were given.
     files: Vec<LibraryModel>,
+    pull_options: PullOptions,
 }
 
 impl RegistryLibrary {
     /// The models of a registry, all loaded with the same settings.
     #[must_use]
     pub fn new(registry: Registry, settings: ModelSettings) -> Self {
-        Self { registry, settings, files: Vec::new() }
+        Self { registry, settings, files: Vec::new(), pull_options: PullOptions::from_env() }
+    }
+
+    /// Fetches models in another way than the environment says.
+    #[must_use]
+    pub fn with_pull_options(mut self, options: PullOptions) -> Self {
+        self.pull_options = options;
+        self
     }
 
     /// Adds a model that is not in the registry. Its name hides an installed one.
@@ -108,6 +116,7 @@ impl RegistryLibrary {
             RegistryError::Reference(_)
             | RegistryError::NotAModel { .. }
             | RegistryError::WrongKind { .. }
+            | RegistryError::OtherArchitecture { .. }
             | RegistryError::Split { .. }
             | RegistryError::PathRefused { .. }
             | RegistryError::NoBlob { .. }
@@ -151,7 +160,7 @@ impl ModelLibrary for RegistryLibrary {
             return Err(refused(message.to_owned()));
         }
         let mut tell = |progress: Progress| pull_step(&progress).map_or(ControlFlow::Continue(()), &mut *step);
-        let pulled = self.registry.pull(&reference, &PullOptions::from_env(), &mut tell);
+        let pulled = self.registry.pull(&reference, &self.pull_options, &mut tell);
         pulled.map(|_| ()).map_err(|error| match &error {
             PullError::Registry(error) => self.told(name, error),
             PullError::NotInCatalogue { .. } | PullError::NotFound { .. } | PullError::NoSuchFile { .. } => {

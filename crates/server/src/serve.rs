@@ -23,6 +23,7 @@ use tokio::time::{sleep, timeout_at};
 use crate::app::{App, SharedApp};
 use crate::config::{ConfigError, ServerConfig};
 use crate::routes;
+use crate::timed_stream::TimedStream;
 use crate::trace::export::{Endpoint, Exporter};
 
 /// Bytes at a time that a connection reads. A head that did not end within two of them, more than any honest client sends,
@@ -81,6 +82,7 @@ pub async fn serve(
 struct Connections {
     router: Router,
     http: http1::Builder,
+    write_timeout: Duration,
     places: Arc<Semaphore>,
     graceful: GracefulShutdown,
     tasks: JoinSet<()>,
@@ -93,6 +95,7 @@ impl Connections {
         Self {
             router: routes::router(app),
             http,
+            write_timeout: app.config.write_timeout,
             places: Arc::new(Semaphore::new(app.config.max_connections.min(Semaphore::MAX_PERMITS))),
             graceful: GracefulShutdown::new(),
             tasks: JoinSet::new(),
@@ -122,6 +125,7 @@ impl Connections {
             tracing::debug!(%error, "small packets may be delayed");
         }
         let service = TowerToHyperService::new(self.router.clone());
+        let stream = TimedStream::new(stream, self.write_timeout);
         let connection = self.http.serve_connection(TokioIo::new(stream), service);
         let connection = self.graceful.watch(connection);
         self.tasks.spawn(async move {

@@ -1,6 +1,8 @@
 //! The server over real sockets, on stub models: every endpoint, every refusal, and what happens when somebody leaves.
 
 #[cfg(test)]
+mod adapters;
+#[cfg(test)]
 mod anthropic;
 #[cfg(test)]
 mod anthropic_errors;
@@ -31,6 +33,9 @@ mod limits;
 #[cfg(test)]
 mod loading;
 #[cfg(test)]
+#[path = "../../models/tests/loopback.rs"]
+mod loopback;
+#[cfg(test)]
 mod metrics;
 #[cfg(test)]
 mod mutations;
@@ -47,6 +52,8 @@ mod openapi;
 #[cfg(test)]
 mod owners;
 #[cfg(test)]
+mod pulled;
+#[cfg(test)]
 mod pulling;
 #[cfg(test)]
 mod replay;
@@ -57,10 +64,16 @@ mod response_store;
 #[cfg(test)]
 mod responses;
 #[cfg(test)]
+mod sessions;
+#[cfg(test)]
 mod smollm2;
+#[cfg(test)]
+mod stalled;
 #[cfg(test)]
 mod support;
 #[cfg(test)]
 mod tools;
 #[cfg(test)]
 mod traces;
+#[cfg(test)]
+mod worker_death;

@@ -172,6 +172,10 @@ impl Server {
         self.engine.get("stub").unwrap()
     }
 
+    pub(crate) fn address(&self) -> std::net::SocketAddr {
+        self.address
+    }
+
     pub(crate) async fn connect(&self) -> TcpStream {
         TcpStream::connect(self.address).await.unwrap()
     }

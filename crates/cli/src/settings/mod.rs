@@ -115,6 +115,7 @@ pub(crate) const SETTINGS: &[Setting] = &[
     Setting::new("open", Kind::Switch, Group::Network),
     Setting::new("allow_host", Kind::List, Group::Network),
     Setting::new("cors", Kind::List, Group::Network),
+    Setting::new("write_timeout", Kind::Quantity, Group::Network),
     Setting::new("cache_dir", Kind::Path, Group::Cache),
     Setting::new("cache_size", Kind::Quantity, Group::Cache),
     Setting::new("exact", Kind::Text, Group::Cache),

@@ -105,7 +105,9 @@ impl Registry {
         let (model, below) = self.find_model(name, &modelfile.from, paths, progress)?;
         let mut adapters: Vec<Part> = below.adapters.iter().map(|blob| Part::Here(*blob)).collect();
         for adapter in &modelfile.adapters {
-            adapters.push(self.find_adapter(adapter, paths, progress)?);
+            let part = self.find_adapter(adapter, paths, progress)?;
+            fits(adapter, &part, &below)?;
+            adapters.push(part);
         }
         tell(progress, Progress::Installing)?;
         // An empty text takes away the one below.
@@ -271,4 +273,17 @@ pub(super) fn usable_file(path: &Path, shown: &Path) -> Result<Facts, RegistryEr
 
 fn absolute(path: &Path) -> String {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).display().to_string()
+}
+
+/// An adapter changes the weights of one architecture; whether the sizes agree shows when it is laid over the model.
+fn fits(adapter: &str, part: &Part, below: &Manifest) -> Result<(), RegistryError> {
+    let Part::Ready(ready) = part else { return Ok(()) };
+    match (&ready.facts.architecture, &below.facts.architecture) {
+        (Some(made_for), Some(model)) if made_for != model => Err(RegistryError::OtherArchitecture {
+            adapter: adapter.to_owned(),
+            made_for: made_for.clone(),
+            model: model.clone(),
+        }),
+        _ => Ok(()),
+    }
 }

@@ -3,6 +3,7 @@
 //! Headers that only mean something to Anthropic (`anthropic-version`, betas) are accepted and not looked at, but for the
 //! one beta that lifts a limit.
 
+use axum::Extension;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
@@ -16,6 +17,7 @@ use super::signature::sign;
 use super::stream::MessageEvents;
 use super::types::{BlockOut, MessageOut, MessagesBody, TokenCount, Usage};
 use crate::app::SharedApp;
+use crate::auth::Owner;
 use crate::body::Json;
 use crate::call::{Origin, poncho_header, session_header};
 use crate::chat::{prepare_chat, render};
@@ -43,6 +45,7 @@ pub(crate) struct Style {
 /// Answers a conversation.
 pub(crate) async fn create(
     State(app): State<SharedApp>,
+    Extension(owner): Extension<Owner>,
     headers: HeaderMap,
     Json(mut body): Json<MessagesBody>,
 ) -> Result<Response, ApiError> {
@@ -64,7 +67,7 @@ pub(crate) async fn create(
         poncho,
     };
     let keep_alive = app.config.stream_keep_alive;
-    let origin = Origin { app, model, arrived };
+    let origin = Origin { app, model, owner, arrived };
     let call = Call { origin, n: 1, poncho, include_usage: false };
     let mut replies = call
         .start(move |model| {

@@ -1,5 +1,6 @@
 //! `POST /api/chat`: a conversation, tools, structured output, thinking.
 
+use axum::Extension;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::Response;
@@ -11,6 +12,7 @@ use super::lines::{Endpoint, ReplyLines};
 use super::names;
 use super::types::ChatBody;
 use crate::app::SharedApp;
+use crate::auth::Owner;
 use crate::body::Json;
 use crate::call::Origin;
 use crate::chat::{ChatTurn, Choice, Tool, prepare_chat};
@@ -21,6 +23,7 @@ use crate::openai::convert::tool_json;
 /// Answers a conversation; without messages it only loads or unloads the model.
 pub(crate) async fn create(
     State(app): State<SharedApp>,
+    Extension(owner): Extension<Owner>,
     headers: HeaderMap,
     Json(body): Json<ChatBody>,
 ) -> Result<Response, ApiError> {
@@ -46,7 +49,7 @@ pub(crate) async fn create(
         reply_start: String::new(),
         generation: generation(&shared, &headers, model.defaults().generation())?,
     };
-    let call = Call::new(Origin { app, model, arrived }, &name, Endpoint::Chat, &shared, &headers);
+    let call = Call::new(Origin { app, model, owner, arrived }, &name, Endpoint::Chat, &shared, &headers);
     if turn.messages.is_empty() {
         return Ok(call.idle());
     }

@@ -4,6 +4,7 @@
 //! Texts of a client never become special tokens unless it asked for `raw`: whoever writes a whole prompt writes its
 //! marks too.
 
+use axum::Extension;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::Response;
@@ -19,6 +20,7 @@ use super::names;
 use super::template::{Part, Template, Values};
 use super::types::{GenerateBody, Think};
 use crate::app::SharedApp;
+use crate::auth::Owner;
 use crate::body::Json;
 use crate::call::Origin;
 use crate::chat::{ChatTurn, Generation, Prepared, prepare_chat, prepare_text};
@@ -29,6 +31,7 @@ use crate::served::ServedModel;
 /// Answers a prompt; without one it only loads or unloads the model.
 pub(crate) async fn create(
     State(app): State<SharedApp>,
+    Extension(owner): Extension<Owner>,
     headers: HeaderMap,
     Json(body): Json<GenerateBody>,
 ) -> Result<Response, ApiError> {
@@ -47,7 +50,7 @@ pub(crate) async fn create(
         think: shared.think,
         generation: generation(&shared, &headers, model.defaults().generation())?,
     };
-    let call = Call::new(Origin { app, model, arrived }, &name, endpoint, &shared, &headers);
+    let call = Call::new(Origin { app, model, owner, arrived }, &name, endpoint, &shared, &headers);
     if text(body.prompt.as_ref()).is_empty() {
         return Ok(call.idle());
     }

@@ -58,7 +58,7 @@ pub(crate) async fn pull(State(app): State<SharedApp>, Json(body): Json<PullBody
     let state = pull.watch();
     if body.stream.unwrap_or(true) {
         let lines = VecDeque::from([status("pulling manifest")]);
-        let writer = PullWriter { app, name: name.to_owned(), _pull: pull, state, lines, told: Told::default() };
+        let writer = PullWriter { app, name: name.to_owned(), pull, state, lines, told: Told::default() };
         return Ok(ndjson(writer.into_lines()));
     }
     let mut state = state;
@@ -83,9 +83,11 @@ fn ndjson(lines: impl Stream<Item = Result<String, Infallible>> + Send + 'static
     response
 }
 
-/// Lines that are told once.
+/// What the client has heard.
 #[derive(Default)]
 struct Told {
+    /// The last line about bytes.
+    bytes: Option<PullStep>,
     verifying: bool,
     writing: bool,
     end: bool,
@@ -95,7 +97,7 @@ struct PullWriter {
     app: SharedApp,
     name: String,
     /// Dropped with the response: then nobody waits here any more.
-    _pull: Arc<Pull>,
+    pull: Arc<Pull>,
     state: watch::Receiver<PullState>,
     lines: VecDeque<Value>,
     told: Told,
@@ -127,14 +129,7 @@ impl PullWriter {
     fn tell(&mut self, state: PullState) {
         match state {
             PullState::Going(PullStep::Manifest) => {}
-            PullState::Going(PullStep::Bytes { digest, total, completed }) => {
-                let short: String = digest.trim_start_matches("sha256:").chars().take(12).collect();
-                let mut line = json!({"status": format!("pulling {short}"), "digest": digest, "completed": completed});
-                if let (Some(total), Some(line)) = (total, line.as_object_mut()) {
-                    line.insert("total".to_owned(), total.into());
-                }
-                self.lines.push_back(line);
-            }
+            PullState::Going(step @ PullStep::Bytes { .. }) => self.bytes(step),
             PullState::Going(PullStep::Verifying) => self.verifying(),
             PullState::Going(PullStep::Writing) => self.writing(),
             PullState::Ended(Ok(())) => {
@@ -151,8 +146,24 @@ impl PullWriter {
         self.told.end = true;
     }
 
+    fn bytes(&mut self, step: PullStep) {
+        if let PullStep::Bytes { digest, total, completed } = &step {
+            let short: String = digest.trim_start_matches("sha256:").chars().take(12).collect();
+            let mut line = json!({"status": format!("pulling {short}"), "digest": digest, "completed": completed});
+            if let (Some(total), Some(line)) = (total, line.as_object_mut()) {
+                line.insert("total".to_owned(), (*total).into());
+            }
+            self.lines.push_back(line);
+            self.told.bytes = Some(step);
+        }
+    }
+
     fn verifying(&mut self) {
         if !std::mem::replace(&mut self.told.verifying, true) {
+            // Clients draw a bar from these lines, so the last of them must not be missing.
+            if let Some(last) = self.pull.bytes().filter(|last| self.told.bytes.as_ref() != Some(last)) {
+                self.bytes(last);
+            }
             self.lines.push_back(status("verifying sha256 digest"));
         }
     }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use axum::Extension;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
@@ -13,6 +14,7 @@ use super::types::{
     Answer, AssistantMessage, CallOut, ChatChoice, ChatRequestBody, ChunkChoice, ChunkDelta, Envelope, FunctionOut,
 };
 use crate::app::SharedApp;
+use crate::auth::Owner;
 use crate::body::Json;
 use crate::call::{Origin, poncho_header, session_header};
 use crate::chat::prepare_chat;
@@ -23,6 +25,7 @@ use crate::sse::{self, Events, Frame};
 /// Answers a conversation.
 pub(crate) async fn create(
     State(app): State<SharedApp>,
+    Extension(owner): Extension<Owner>,
     headers: HeaderMap,
     Json(mut body): Json<ChatRequestBody>,
 ) -> Result<Response, ApiError> {
@@ -36,7 +39,7 @@ pub(crate) async fn create(
     let wants_logprobs = turn.generation.logprobs.is_some();
     let include_usage = body.stream_options.as_ref().and_then(|options| options.include_usage).unwrap_or(false);
     let poncho = body.poncho.unwrap_or(false) || poncho_header(&headers);
-    let call = Call { origin: Origin { app, model, arrived }, n, poncho, include_usage };
+    let call = Call { origin: Origin { app, model, owner, arrived }, n, poncho, include_usage };
     let replies = call.start(move |model| Ok(vec![prepare_chat(model, &turn)?])).await?;
     if body.stream.unwrap_or(false) {
         let keep_alive = call.origin.app.config.stream_keep_alive;

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use axum::Extension;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
@@ -18,6 +19,7 @@ use super::fill::Fill;
 use super::prompt::{Prompt, PromptForm};
 use super::types::{Answer, CompletionRequestBody, Envelope, TextChoice, TextLogprobs};
 use crate::app::SharedApp;
+use crate::auth::Owner;
 use crate::body::Json;
 use crate::call::{Origin, poncho_header, session_header};
 use crate::chat::prepare_text;
@@ -38,6 +40,7 @@ const MAX_LOGPROBS: u8 = 5;
 /// Goes on with some prompts.
 pub(crate) async fn create(
     State(app): State<SharedApp>,
+    Extension(owner): Extension<Owner>,
     headers: HeaderMap,
     Json(mut body): Json<CompletionRequestBody>,
 ) -> Result<Response, ApiError> {
@@ -65,7 +68,7 @@ pub(crate) async fn create(
     };
     let include_usage = body.stream_options.as_ref().and_then(|options| options.include_usage).unwrap_or(false);
     let poncho = body.poncho.unwrap_or(false) || poncho_header(&headers);
-    let call = Call { origin: Origin { app, model, arrived }, n, poncho, include_usage };
+    let call = Call { origin: Origin { app, model, owner, arrived }, n, poncho, include_usage };
     let prepare = move |model: &ServedModel| {
         let tokens = |prompt: &Prompt| match &fill {
             Some(fill) => fill.tokens(model, prompt),

@@ -54,7 +54,7 @@ pub(crate) async fn create(
         logprobs: turn::logprobs(&body).is_some(),
     };
     let poncho = body.poncho.unwrap_or(false) || poncho_header(&headers);
-    let origin = Origin { app, model, arrived };
+    let origin = Origin { app, model, owner, arrived };
     let call = Call { origin, n: 1, poncho, include_usage: false };
     let prepare = move |model: &crate::served::ServedModel| Ok(vec![turn::prepare(model, chat, truncation)?]);
     let replies = call.start(prepare).await.map_err(turn::in_this_api)?;

@@ -207,7 +207,7 @@ mod tests {
 
     #[test]
     fn what_is_anothers_is_not_there() {
-        let (one, two) = (Owner(Some([1; 32])), Owner(Some([2; 32])));
+        let (one, two) = (Owner(Some(1)), Owner(Some(2)));
         let store = store(2, usize::MAX / 2);
         store.put(StoredResponse { owner: one, ..response("a", 1) });
         for other in [two, NOBODY] {
