@@ -72,7 +72,9 @@ fn run_comparisons(with: Peer) {
     // The other server is started again on the same port, so it cannot be given 0.
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
     let mut blocks = blocks_of(Way::Comparison);
-    blocks.iter_mut().for_each(|block| block.body = block.body.replace(PEER_PORT_IN_DOCUMENT, &port));
+    for block in &mut blocks {
+        block.body = block.body.replace(PEER_PORT_IN_DOCUMENT, &port).replace("--threads 2", "--threads 1");
+    }
     let (scripts, comparisons): (Vec<_>, Vec<_>) = blocks.iter().partition(|block| block.opens().starts_with("#!"));
     let [script] = scripts[..] else { panic!("one script that restarts: {scripts:?}") };
     executable(&place.write("restart.sh", &script.body));

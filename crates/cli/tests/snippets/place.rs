@@ -4,6 +4,7 @@
 //! - The model files that documents name (`model.gguf` and the default model's file) are tiny generated ones.
 //! - `127.0.0.1:8080` is the address of a server of such a model; `0.0.0.0` is the loopback.
 //! - `sudo` is left out, and absolute paths of the system lead into the folder: nothing outside of it is touched.
+//! - A model computes with one thread: two that wait for each other take minutes on a machine that is busy with tests.
 //! - `packaging` and the Makefile are those of the repository, with paths of the system put in place as above.
 
 use std::net::SocketAddr;
@@ -74,6 +75,7 @@ impl Place {
     pub(crate) fn translated(&self, line: &str) -> String {
         let line = line.trim().strip_prefix("sudo ").unwrap_or(line.trim());
         let line = line.replace(ADDRESS_IN_DOCUMENTS, &self.address().to_string()).replace("0.0.0.0", "127.0.0.1");
+        let line = line.replace("--threads 2", "--threads 1");
         with_system_folders(&line, self.path())
     }
 
