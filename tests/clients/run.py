@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-# Runs the tests of clients: the official SDKs, the OpenAPI contract and a soak, each against a server of its own.
+# Runs the tests of clients: the official SDKs, the programs in the documents, the OpenAPI contract and a soak, each
+# against a server of its own.
 #
 # Called by `make test` after the Rust tests; builds nothing. Installs the pinned SDKs into .tools/clients when the pins
-# changed. `run.py sdk`, `run.py contract` and `run.py soak` run one part; more arguments go to pytest.
+# changed. `run.py sdk` runs one part, and so do `documents`, `contract` and `soak`; more arguments go to pytest.
 # It must never touch a folder of the user: servers get an empty home, a fresh cache folder and a free port.
 import contextlib
 import hashlib
@@ -156,6 +157,12 @@ def sdk(python, more):
         run([*node()[0], "--test", "--test-reporter=dot", *tests], PONCHO_NODE=modules, **env)
 
 
+def documents(python, _more):
+    modules = install(TOOLS / "node", HERE / "js" / "package.json", make_node)
+    with server(poncho("--parallel", "1"), "poncho") as (url, _):
+        run([python, HERE / "documents.py", *node()[0]], PONCHO_URL=url, PONCHO_NODE=modules)
+
+
 def contract(python, _more):
     with server(stub(), "the stub") as (url, _):
         run([python, HERE / "contract.py"], PONCHO_URL=url)
@@ -167,7 +174,7 @@ def soak(python, _more):
 
 
 def main():
-    parts = {"sdk": sdk, "contract": contract, "soak": soak}
+    parts = {"sdk": sdk, "documents": documents, "contract": contract, "soak": soak}
     asked = [name for name in sys.argv[1:] if name in parts]
     more = [argument for argument in sys.argv[1:] if argument not in parts]
     python = install(TOOLS / "venv", HERE / "python" / "requirements.txt", make_python) / "bin" / "python"

@@ -31,6 +31,7 @@ mod table;
 mod time;
 mod tokenize;
 mod top;
+mod user_folder;
 
 use std::io::{self, BufWriter, Write};
 use std::process::ExitCode;

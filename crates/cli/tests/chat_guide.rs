@@ -9,11 +9,10 @@ use std::process::Command;
 use poncho_testkit::{ModelKind, model_path};
 
 use crate::documents::{Example, examples, matches};
-use crate::replaying::Served;
+use crate::served::Served;
+use crate::snippets::{Way, blocks_of};
 use crate::support::{Run, run};
 use crate::terminal::Terminal;
-
-const GUIDE: &str = include_str!("../../../docs/chat.md");
 
 /// A shell that finds the binary, the served model at the default address, and nothing of this machine's user.
 fn shell(command: &str, home: &Path, port: &str) -> Run {
@@ -28,15 +27,16 @@ fn every_command_of_the_guide_prints_what_it_shows() {
     let home = tempfile::tempdir().unwrap();
     let model = home.path().join("model.gguf");
     std::fs::copy(model_path(ModelKind::Attention), &model).unwrap();
-    let served = Served::start(&model, &home.path().join("served"));
-    let port = served.url.trim_end_matches("/v1").rsplit(':').next().unwrap();
-    let examples = examples(GUIDE);
+    let served = Served::start_model(&model, home.path());
+    let port = served.address.port().to_string();
+    let blocks = blocks_of(Way::ChatCommands);
+    let examples = examples(&blocks);
     for word in ["run", "ps", "embed", "tokenize", "top"] {
         let shown = |example: &Example<'_>| example.command.contains(&format!("poncho {word}"));
         assert!(examples.iter().any(shown), "no example of {word}");
     }
     for Example { command, expected, code } in examples {
-        let run = shell(command, home.path(), port);
+        let run = shell(command, home.path(), &port);
         assert_eq!(run.code, Some(code), "$ {command}\n{}{}", run.stdout, run.stderr);
         assert!(code != 0 || !run.stdout.is_empty(), "$ {command}");
         let printed = format!("{}{}", run.stdout, run.stderr);
@@ -52,8 +52,9 @@ fn every_command_of_the_guide_prints_what_it_shows() {
 fn the_conversation_of_the_guide_goes_as_it_is_shown() {
     let home = tempfile::tempdir().unwrap();
     std::fs::copy(model_path(ModelKind::Attention), home.path().join("model.gguf")).unwrap();
-    let block = GUIDE.split("```chat\n").nth(1).unwrap().split("```").next().unwrap();
-    let mut lines = block.lines();
+    let blocks = blocks_of(Way::Conversation);
+    let [block] = &blocks[..] else { panic!("one conversation: {blocks:?}") };
+    let mut lines = block.body.lines();
     let command = lines.next().unwrap().strip_prefix("$ poncho ").unwrap();
     // Whoever serves at the default address of this machine is left alone.
     let words: Vec<&str> = command.split_whitespace().chain(["--local", "--threads", "1"]).collect();

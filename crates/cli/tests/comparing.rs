@@ -4,37 +4,18 @@
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
-use std::process::{Child, Stdio};
 
 use poncho_testkit::{ModelKind, model_path};
 use serde_json::Value;
 
+use crate::served::{Served, serve_without_model};
 use crate::support::{Run, poncho, run};
 
-/// A served model; killed when the test is over.
-struct Served {
-    child: Child,
-    url: String,
-}
-
-impl Served {
-    fn start(cache: &Path) -> Self {
-        let mut command = poncho();
-        command.args(["serve", "--port", "0", "--ctx-size", "4096", "--threads", "1", "--parallel", "8", "--model"]);
-        let command = command.arg(model_path(ModelKind::Attention)).arg("--cache-dir").arg(cache);
-        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
-        let greeting = lines.find(|line| line.starts_with("serving ")).unwrap();
-        let url = greeting.split_whitespace().find(|word| word.starts_with("http://")).unwrap().to_owned();
-        Self { child, url }
-    }
-}
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
+/// A Poncho in the place of the other server.
+fn peer(folder: &Path) -> Served {
+    let mut command = serve_without_model(&folder.join("kv"));
+    command.args(["--port", "0", "--parallel", "8", "--model"]).arg(model_path(ModelKind::Attention));
+    Served::start_command(&mut command, folder)
 }
 
 /// How a peer that is no good answers a chat completion.
@@ -104,7 +85,7 @@ fn measure<'a>(report: &'a Value, scenario: &str, name: &str) -> &'a Value {
 #[test]
 fn two_ponchos_are_compared_in_every_scenario() {
     let folder = tempfile::tempdir().unwrap();
-    let peer = Served::start(&folder.path().join("kv"));
+    let peer = peer(folder.path());
     let trace = folder.path().join("trace.json");
     std::fs::write(
         &trace,
@@ -114,11 +95,11 @@ fn two_ponchos_are_compared_in_every_scenario() {
     )
     .unwrap();
     let (json, plots) = (folder.path().join("all.json"), folder.path().join("plots"));
-    let pid = peer.child.id().to_string();
+    let pid = peer.pid().to_string();
     let words = ["--peer-restart", "true", "--peer-pid", &pid, "--streams", "2", "--loop-speed", "2=1"];
     let files =
         ["--json", json.to_str().unwrap(), "--plot", plots.to_str().unwrap(), "--traces", trace.to_str().unwrap()];
-    let ran = compare(&peer.url, &[&words[..], &files[..]].concat());
+    let ran = compare(&peer.url(), &[&words[..], &files[..]].concat());
     assert_eq!(ran.code, Some(0), "{}{}", ran.stdout, ran.stderr);
     assert!(ran.stdout.contains("at least 0.98") && ran.stdout.contains("at most 0.01"), "{}", ran.stdout);
 
@@ -159,14 +140,14 @@ fn two_ponchos_are_compared_in_every_scenario() {
 #[test]
 fn a_run_on_known_prompts_is_not_called_cold() {
     let folder = tempfile::tempdir().unwrap();
-    let peer = Served::start(&folder.path().join("kv"));
+    let peer = peer(folder.path());
     let words = ["--scenario", "cold", "--rounds", "1"];
-    assert_eq!(compare(&peer.url, &words).code, Some(0));
+    assert_eq!(compare(&peer.url(), &words).code, Some(0));
     // The same prompts again: our own Poncho is fresh, the peer has seen them.
-    let again = compare(&peer.url, &words);
+    let again = compare(&peer.url(), &words);
     assert_eq!(again.code, Some(1), "{}", again.stdout);
     assert!(again.stdout.contains("failed: peer, cold") && again.stdout.contains("--seed"), "{}", again.stdout);
-    let fresh = compare(&peer.url, &[&words[..], &["--seed", "2"]].concat());
+    let fresh = compare(&peer.url(), &[&words[..], &["--seed", "2"]].concat());
     assert_eq!(fresh.code, Some(0), "{}", fresh.stdout);
 }
 
@@ -194,8 +175,8 @@ fn a_peer_that_fails_is_reported_and_given_up() {
 #[test]
 fn what_restarts_would_show_is_said_to_be_missing() {
     let folder = tempfile::tempdir().unwrap();
-    let peer = Served::start(&folder.path().join("kv"));
-    let ran = compare(&peer.url, &["--scenario", "again"]);
+    let peer = peer(folder.path());
+    let ran = compare(&peer.url(), &["--scenario", "again"]);
     assert_eq!(ran.code, Some(0), "{}{}", ran.stdout, ran.stderr);
     assert!(ran.stdout.contains("not measured: again: after a restart: needs --peer-restart"), "{}", ran.stdout);
 }

@@ -5,9 +5,8 @@
 
 use std::path::Path;
 
+use crate::snippets::{Block, Way, blocks_of};
 use crate::support::{Run, branch, poncho, prepare, run};
-
-const GUIDE: &str = include_str!("../../../docs/cache-commands.md");
 
 /// One command of a document and what is printed there below it.
 pub(crate) struct Example<'a> {
@@ -16,12 +15,11 @@ pub(crate) struct Example<'a> {
     pub(crate) code: i32,
 }
 
-pub(crate) fn examples(document: &str) -> Vec<Example<'_>> {
+pub(crate) fn examples(blocks: &[Block]) -> Vec<Example<'_>> {
     let mut examples = Vec::new();
-    for block in document.split("```console\n").skip(1) {
-        let block = block.split("```").next().unwrap();
-        let code = i32::from(block.lines().any(|line| line.trim() == "# exits 1"));
-        for line in block.lines().filter(|line| !line.starts_with('#') && !line.trim().is_empty()) {
+    for block in blocks.iter().filter(|block| block.kind == "console") {
+        let code = i32::from(block.body.lines().any(|line| line.trim() == "# exits 1"));
+        for line in block.body.lines().filter(|line| !line.starts_with('#') && !line.trim().is_empty()) {
             match line.strip_prefix("$ ") {
                 Some(command) => examples.push(Example { command, expected: Vec::new(), code }),
                 None => examples.last_mut().unwrap().expected.push(line),
@@ -63,7 +61,8 @@ fn every_example_of_the_guide_prints_what_it_shows() {
     prompt.truncate(850);
     prompt[703] = 31_415;
     std::fs::write(folder.path().join("prompt.json"), serde_json::to_string(&prompt).unwrap()).unwrap();
-    let examples = examples(GUIDE);
+    let blocks = blocks_of(Way::CacheCommands);
+    let examples = examples(&blocks);
     assert!(examples.len() >= 10, "the guide shows every command");
     for word in ["ls", "stat", "show", "verify", "gc", "evict", "explain"] {
         let shown = |example: &Example<'_>| example.command.starts_with(&format!("poncho cache {word}"));

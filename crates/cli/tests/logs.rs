@@ -1,63 +1,33 @@
 //! Log lines of a served model: request ids, both formats, and nothing that a client would not want to see there.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
-use std::process::{Child, Stdio};
-use std::time::Duration;
+use std::path::Path;
 
 use poncho_testkit::{ModelKind, model_path};
 use serde_json::{Value, json};
 
+use crate::served::{Served, exchange, serve_command};
 use crate::support::{poncho, run};
 
 const KEY: &str = "sk-do-not-tell-anybody";
 const PROMPT: &str = "my grandmother's recipe for marmalade";
 
-/// A server that is ended with the test; what it logged is read then.
-struct Served {
-    child: Child,
-    address: String,
+/// A server with a key.
+fn serve(folder: &Path, flags: &[&str]) -> Served {
+    let mut command = serve_command(&folder.join("kv"));
+    command.args(["--port", "0"]).args(flags).env("HOME", folder).env("PONCHO_API_KEY", KEY);
+    Served::start_command(&mut command, folder)
 }
 
-impl Served {
-    fn start(folder: &std::path::Path, flags: &[&str]) -> Self {
-        let mut command = poncho();
-        command.args(["serve", "--port", "0", "--ctx-size", "2048", "--threads", "1", "--model"]);
-        command.arg(model_path(ModelKind::Attention)).args(flags).arg("--cache-dir").arg(folder.join("kv"));
-        command.env("HOME", folder).env("PONCHO_API_KEY", KEY).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
-        let greeting = lines.find(|line| line.starts_with("serving ")).unwrap();
-        let url = greeting.split_whitespace().find(|word| word.starts_with("http://")).unwrap();
-        let address = url.trim_start_matches("http://").split('/').next().unwrap().to_owned();
-        Self { child, address }
-    }
+/// Posts with the key; the whole answer.
+fn post(served: &Served, path: &str, body: &Value) -> String {
+    let headers = format!("authorization: Bearer {KEY}\r\n");
+    exchange(served.address, &format!("POST {path}"), &headers, &body.to_string())
+}
 
-    /// Posts with the key; the whole answer.
-    fn post(&self, path: &str, body: &Value) -> String {
-        let body = body.to_string();
-        let mut socket = TcpStream::connect(&self.address).unwrap();
-        socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        write!(
-            socket,
-            "POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n\
-             authorization: Bearer {KEY}\r\ncontent-length: {}\r\n\r\n{body}",
-            body.len()
-        )
-        .unwrap();
-        let mut answer = String::new();
-        socket.read_to_string(&mut answer).unwrap();
-        answer
-    }
-
-    /// Ends it; what it logged.
-    fn log(mut self) -> String {
-        self.child.kill().unwrap();
-        let mut log = String::new();
-        self.child.stderr.take().unwrap().read_to_string(&mut log).unwrap();
-        self.child.wait().unwrap();
-        log
-    }
+/// Ends it; what it logged.
+fn log(served: Served, folder: &Path) -> String {
+    drop(served);
+    std::fs::read_to_string(folder.join("stderr")).unwrap()
 }
 
 /// Requests that are answered, refused for a field that quotes the prompt, and streamed.
@@ -65,16 +35,16 @@ fn use_it(served: &Served) -> Vec<String> {
     let chat = |fields: Value| {
         let mut body = json!({"model": "m", "max_tokens": 3, "messages": [{"role": "user", "content": PROMPT}]});
         body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-        served.post("/v1/chat/completions", &body)
+        post(served, "/v1/chat/completions", &body)
     };
     let answers = [
         chat(json!({})),
         chat(json!({"stream": true})),
         chat(json!({"temperature": PROMPT})),
         chat(json!({"tools": [{"type": PROMPT}]})),
-        served.post("/v1/messages", &json!({"model": "m", "max_tokens": PROMPT, "messages": []})),
-        served.post("/api/generate", &json!({"model": "m", "prompt": PROMPT, "options": {"stop": [PROMPT, 5]}})),
-        served.post("/v1/completions", &json!({"model": "m", "prompt": PROMPT, "max_tokens": 2})),
+        post(served, "/v1/messages", &json!({"model": "m", "max_tokens": PROMPT, "messages": []})),
+        post(served, "/api/generate", &json!({"model": "m", "prompt": PROMPT, "options": {"stop": [PROMPT, 5]}})),
+        post(served, "/v1/completions", &json!({"model": "m", "prompt": PROMPT, "max_tokens": 2})),
     ];
     let id = |answer: &String| {
         let line = answer.lines().find(|line| line.starts_with("x-request-id: "));
@@ -88,9 +58,9 @@ fn use_it(served: &Served) -> Vec<String> {
 #[test]
 fn json_lines_have_ids_and_no_secrets() {
     let folder = tempfile::tempdir().unwrap();
-    let served = Served::start(folder.path(), &["--log-level", "info", "--log-format", "json"]);
+    let served = serve(folder.path(), &["--log-level", "info", "--log-format", "json"]);
     let ids = use_it(&served);
-    let log = served.log();
+    let log = log(served, folder.path());
     assert!(!log.contains(KEY) && !log.contains("marmalade"), "{log}");
     let lines: Vec<Value> =
         log.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|_| panic!("{line}"))).collect();
@@ -115,9 +85,9 @@ fn json_lines_have_ids_and_no_secrets() {
 #[test]
 fn text_lines_have_no_secrets_either() {
     let folder = tempfile::tempdir().unwrap();
-    let served = Served::start(folder.path(), &["--log-level", "info"]);
+    let served = serve(folder.path(), &["--log-level", "info"]);
     let ids = use_it(&served);
-    let log = served.log();
+    let log = log(served, folder.path());
     assert!(!log.contains(KEY) && !log.contains("marmalade"), "{log}");
     assert!(ids.iter().all(|id| log.lines().any(|line| line.contains("answered") && line.contains(id))), "{log}");
 }

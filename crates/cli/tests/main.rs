@@ -44,6 +44,8 @@ mod served;
 #[cfg(test)]
 mod serving;
 #[cfg(test)]
+mod snippets;
+#[cfg(test)]
 mod stopping;
 #[cfg(test)]
 mod support;

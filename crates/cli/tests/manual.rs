@@ -15,11 +15,16 @@ fn completions_know_the_commands_and_flags_of_every_shell() {
         }
         let path = folder.path().join(shell);
         std::fs::write(&path, script).unwrap();
+        if !["bash", "zsh", "fish"].contains(&shell) {
+            continue;
+        }
         // Reads the script without running it.
-        if let (true, Ok(checked)) =
-            (["bash", "zsh", "fish"].contains(&shell), Command::new(shell).arg("-n").arg(&path).output())
-        {
-            assert!(checked.status.success(), "{shell}: {}", String::from_utf8_lossy(&checked.stderr));
+        match Command::new(shell).arg("-n").arg(&path).output() {
+            Ok(checked) => assert!(checked.status.success(), "{shell}: {}", String::from_utf8_lossy(&checked.stderr)),
+            Err(error) => {
+                assert_ne!(shell, "bash", "the tests need it: {error}");
+                println!("not read by {shell}, which is not installed");
+            }
         }
     }
 }
@@ -30,7 +35,7 @@ fn bash_completes_a_flag_of_serve() {
     let path = folder.path().join("poncho.bash");
     std::fs::write(&path, run(poncho().args(["completions", "bash"])).good()).unwrap();
     let try_it = "source \"$1\"; COMP_WORDS=(poncho serve --ctx); COMP_CWORD=2; _poncho poncho --ctx serve; echo \"${COMPREPLY[@]}\"";
-    let Ok(ran) = Command::new("bash").args(["-c", try_it, "bash"]).arg(&path).output() else { return };
+    let ran = Command::new("bash").args(["-c", try_it, "bash"]).arg(&path).output().unwrap();
     assert_eq!(String::from_utf8_lossy(&ran.stdout).trim(), "--ctx-size", "{}", String::from_utf8_lossy(&ran.stderr));
 }
 

@@ -6,6 +6,7 @@ use std::fs;
 
 use crate::documents::{Example, assert_prints, examples};
 use crate::models::{at_home, place};
+use crate::snippets::{Way, blocks_of};
 use crate::support::run;
 
 const GUIDE: &str = include_str!("../../../docs/models.md");
@@ -13,9 +14,11 @@ const GUIDE: &str = include_str!("../../../docs/models.md");
 #[test]
 fn every_example_of_the_guide_to_models_prints_what_it_shows() {
     let place = place();
-    let modelfile = GUIDE.split("```modelfile\n").nth(1).unwrap().split("```").next().unwrap();
-    fs::write(place.path().join("Modelfile"), modelfile).unwrap();
-    let examples = examples(GUIDE);
+    let blocks = blocks_of(Way::ModelCommands);
+    let mut modelfiles = blocks.iter().filter(|block| block.kind == "modelfile");
+    fs::write(place.path().join("Modelfile"), &modelfiles.next().unwrap().body).unwrap();
+    assert_eq!(modelfiles.next(), None, "the one that `create` reads");
+    let examples = examples(&blocks);
     for word in ["pull", "list", "show", "cp", "create", "rm"] {
         let shown = |example: &Example<'_>| example.command.starts_with(&format!("poncho {word}"));
         assert!(examples.iter().any(shown), "no example of {word}");

@@ -7,7 +7,7 @@ use poncho_testkit::{ModelKind, model_path};
 use serde_json::{Value, json};
 
 use crate::fake_server::{End, FakeServer, Script};
-use crate::replaying::Served;
+use crate::served::Served;
 use crate::support::{Run, poncho, run, run_with_input};
 
 /// The binary with a home folder of its own and words before the test's own.
@@ -113,8 +113,8 @@ fn a_model_in_this_process_keeps_what_it_read() {
 #[test]
 fn a_poncho_at_the_default_address_is_used() {
     let home = tempfile::tempdir().unwrap();
-    let served = Served::start(&model_path(ModelKind::Attention), &home.path().join("served"));
-    let port = served.url.trim_end_matches("/v1").rsplit(':').next().unwrap().to_owned();
+    let served = Served::start_model(&model_path(ModelKind::Attention), home.path());
+    let port = served.address.port().to_string();
     let prompt = long_prompt();
     let ask = |words: &[&str]| {
         let mut command = in_home(home.path(), &["run", "--json", "--max-tokens", "4"]);
@@ -133,7 +133,7 @@ fn a_poncho_at_the_default_address_is_used() {
 #[test]
 fn a_cache_folder_that_is_in_use_does_not_stop_a_chat() {
     let home = tempfile::tempdir().unwrap();
-    let _served = Served::start(&model_path(ModelKind::Attention), &home.path().join("kv"));
+    let _served = Served::start_model(&model_path(ModelKind::Attention), home.path());
     let Run { code, stdout, stderr } = run(&mut own(home.path(), &["run", "--max-tokens", "4", &attention(), "Hello"]));
     assert_eq!(code, Some(0), "{stderr}");
     assert!(!stdout.is_empty() && stderr.contains("kept in memory only"), "{stderr}");
@@ -142,10 +142,10 @@ fn a_cache_folder_that_is_in_use_does_not_stop_a_chat() {
 #[test]
 fn loaded_models_are_listed_and_unloaded() {
     let home = tempfile::tempdir().unwrap();
-    let served = Served::start(&model_path(ModelKind::Attention), &home.path().join("kv"));
-    let listed = run(&mut in_home(home.path(), &["ps", "--json", "--url", &served.url])).json();
+    let served = Served::start_model(&model_path(ModelKind::Attention), home.path());
+    let listed = run(&mut in_home(home.path(), &["ps", "--json", "--url", &served.url()])).json();
     assert_eq!((&listed[0]["name"], &listed[0]["context_length"]), (&json!("attention:latest"), &json!(4096)));
-    let table = run(&mut in_home(home.path(), &["ps", "--url", &served.url]));
+    let table = run(&mut in_home(home.path(), &["ps", "--url", &served.url()]));
     let lines: Vec<&str> = table.good().lines().collect();
     assert!(lines.len() == 2 && lines[0].starts_with("NAME") && lines[1].ends_with("forever"), "{lines:?}");
     let fake = FakeServer::start(whole(&[]));
@@ -159,9 +159,9 @@ fn loaded_models_are_listed_and_unloaded() {
 #[test]
 fn texts_become_vectors_here_and_at_a_server() {
     let home = tempfile::tempdir().unwrap();
-    let served = Served::start(&model_path(ModelKind::Attention), &home.path().join("served"));
+    let served = Served::start_model(&model_path(ModelKind::Attention), home.path());
     let there =
-        run(&mut in_home(home.path(), &["embed", "--json", "--url", &served.url, "one text", "another"])).json();
+        run(&mut in_home(home.path(), &["embed", "--json", "--url", &served.url(), "one text", "another"])).json();
     let model = attention();
     let here = run(&mut own(home.path(), &["embed", "--json", "--model", &model, "one text", "another"])).json();
     let numbers =
@@ -172,7 +172,7 @@ fn texts_become_vectors_here_and_at_a_server() {
         assert!(here.iter().zip(&there).all(|(here, there)| (here - there).abs() < 1e-3));
     }
     assert_ne!(numbers(&there, 0), numbers(&there, 1));
-    let lines = run_with_input(&mut in_home(home.path(), &["embed", "--url", &served.url]), "one text\n");
+    let lines = run_with_input(&mut in_home(home.path(), &["embed", "--url", &served.url()]), "one text\n");
     let line: Vec<f64> = lines.good().split_whitespace().map(|number| number.parse().unwrap()).collect();
     assert_eq!(line.len(), numbers(&there, 0).len());
 }

@@ -1,12 +1,11 @@
 //! `poncho bench replay` on generated models: what it counts, warm and with a restart between every two requests.
 
-use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
 
 use poncho_testkit::{ModelKind, model_path};
 use serde_json::{Value, json};
 
+use crate::served::Served;
 use crate::support::{Run, poncho, run};
 
 /// Long enough that the gates let its state pass: these models read one token a byte.
@@ -143,38 +142,13 @@ fn a_folder_that_is_kept_is_known_to_the_next_run() {
     assert_eq!((&second["tokens_prefilled"], &second["bytes_written"]), (&json!(0), &json!(0)), "{second:#}");
 }
 
-/// A served model; killed when the test is over.
-pub(crate) struct Served {
-    child: Child,
-    pub(crate) url: String,
-}
-
-impl Served {
-    pub(crate) fn start(model: &Path, cache: &Path) -> Self {
-        let mut command = poncho();
-        command.args(["serve", "--port", "0", "--ctx-size", "4096", "--threads", "1", "--model"]).arg(model);
-        let mut child = command.arg("--cache-dir").arg(cache).stdout(Stdio::piped()).spawn().unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
-        let greeting = lines.find(|line| line.starts_with("serving ")).unwrap();
-        let url = greeting.split_whitespace().find(|word| word.starts_with("http://")).unwrap().to_owned();
-        Self { child, url }
-    }
-}
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-}
-
 #[test]
 fn a_running_server_is_measured_over_its_socket() {
     let folder = tempfile::tempdir().unwrap();
     let trace = write_trace(folder.path());
-    let served = Served::start(&model_path(ModelKind::Attention), &folder.path().join("kv"));
+    let served = Served::start_model(&model_path(ModelKind::Attention), folder.path());
     let mut command = poncho();
-    let report = run(command.args(["bench", "replay", "--json", "--url", &served.url]).arg(&trace)).json();
+    let report = run(command.args(["bench", "replay", "--json", "--url", &served.url()]).arg(&trace)).json();
     assert_eq!((report["mode"].as_str(), report["model"].as_str()), (Some("running"), Some("attention")));
     check(&report, 1.02);
 }

@@ -10,6 +10,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use poncho_testkit::{ModelKind, model_path};
+use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::support::poncho;
@@ -24,11 +25,17 @@ pub(crate) struct Served {
     pub(crate) greeting: String,
 }
 
-/// `poncho serve` with a tiny model, ready for more flags.
+/// `poncho serve` with a tiny model for one request at a time, ready for a port and more flags.
 pub(crate) fn serve_command(cache: &Path) -> Command {
+    let mut command = serve_without_model(cache);
+    command.args(["--parallel", "1", "--model"]).arg(model_path(ModelKind::Attention));
+    command
+}
+
+/// `poncho serve`, ready for a port, a model or none, and more flags.
+pub(crate) fn serve_without_model(cache: &Path) -> Command {
     let mut command = poncho();
-    command.args(["serve", "--ctx-size", "4096", "--threads", "1", "--parallel", "1", "--model"]);
-    command.arg(model_path(ModelKind::Attention)).arg("--cache-dir").arg(cache);
+    command.args(["serve", "--ctx-size", "4096", "--threads", "1", "--cache-dir"]).arg(cache);
     command
 }
 
@@ -36,6 +43,12 @@ impl Served {
     /// A tiny model on a free port.
     pub(crate) fn start(folder: &Path) -> Self {
         Self::start_command(serve_command(&folder.join("kv")).args(["--port", "0"]), folder)
+    }
+
+    /// A model on a free port, for as many requests at a time as there are by default.
+    pub(crate) fn start_model(model: &Path, folder: &Path) -> Self {
+        let mut command = serve_without_model(&folder.join("kv"));
+        Self::start_command(command.args(["--port", "0", "--model"]).arg(model), folder)
     }
 
     /// Any command that becomes a server; its messages go to a file in the folder.
@@ -54,6 +67,11 @@ impl Served {
         let url = greeting.split_whitespace().find(|word| word.starts_with("http://")).unwrap();
         let address = url.trim_start_matches("http://").trim_end_matches("/v1").parse().unwrap();
         Self { child, stdout, stderr, address, greeting }
+    }
+
+    /// The base URL of OpenAI's clients, as the greeting has it.
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}/v1", self.address)
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -79,8 +97,11 @@ impl Served {
 
     /// Presses Ctrl-C.
     pub(crate) fn interrupt(&self) {
-        let pid = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+        self.signal(Signal::INT);
+    }
+
+    fn signal(&self, signal: Signal) {
+        rustix::process::kill_process(rustix::process::Pid::from_child(&self.child), signal).unwrap();
     }
 
     /// `None` while it runs.
@@ -89,8 +110,17 @@ impl Served {
     }
 
     /// Ends it as Ctrl-C does. Returns its exit code and what it printed last.
-    pub(crate) fn stop(mut self) -> (Option<i32>, String) {
-        self.interrupt();
+    pub(crate) fn stop(self) -> (Option<i32>, String) {
+        self.end(Signal::INT)
+    }
+
+    /// The same with the signal that a service manager sends.
+    pub(crate) fn terminate(self) -> (Option<i32>, String) {
+        self.end(Signal::TERM)
+    }
+
+    fn end(mut self, signal: Signal) -> (Option<i32>, String) {
+        self.signal(signal);
         let mut last = String::new();
         self.stdout.read_to_string(&mut last).unwrap();
         (self.child.wait().unwrap().code(), last)
@@ -105,26 +135,31 @@ impl Drop for Served {
     }
 }
 
-/// One request on a connection of its own.
+/// One request on a connection of its own: status and body.
 pub(crate) fn request(address: SocketAddr, method: &str, path: &str, body: &str) -> (u16, String) {
-    let mut stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(300))).unwrap();
-    let length = body.len();
-    write!(
-        stream,
-        "{method} {path} HTTP/1.1\r\nhost: {address}\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\
-         connection: close\r\n\r\n{body}"
-    )
-    .unwrap();
-    let mut answer = Vec::new();
-    stream.read_to_end(&mut answer).unwrap();
-    let answer = String::from_utf8_lossy(&answer).into_owned();
+    let answer = exchange(address, &format!("{method} {path}"), "", body);
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
     let status = head.split_whitespace().nth(1).unwrap().parse().unwrap();
     match head.to_ascii_lowercase().contains("transfer-encoding: chunked") {
         true => (status, unchunk(body)),
         false => (status, body.to_owned()),
     }
+}
+
+/// One request with more headers, each ended by a line break; the whole answer with its head.
+pub(crate) fn exchange(address: SocketAddr, method_and_path: &str, headers: &str, body: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(300))).unwrap();
+    let length = body.len();
+    write!(
+        stream,
+        "{method_and_path} HTTP/1.1\r\nhost: {address}\r\ncontent-type: application/json\r\n\
+         content-length: {length}\r\n{headers}connection: close\r\n\r\n{body}"
+    )
+    .unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    String::from_utf8_lossy(&answer).into_owned()
 }
 
 fn unchunk(mut rest: &str) -> String {

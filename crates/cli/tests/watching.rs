@@ -7,18 +7,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use poncho_testkit::{ModelKind, model_path};
 use rustix::process::Signal;
 
-use crate::replaying::Served;
+use crate::served::Served;
 use crate::support::{poncho, run};
 use crate::terminal::Terminal;
 
 #[test]
 fn it_draws_a_server_and_q_quits() {
     let home = tempfile::tempdir().unwrap();
-    let served = Served::start(&model_path(ModelKind::Attention), &home.path().join("kv"));
+    let served = Served::start_model(&model_path(ModelKind::Attention), home.path());
     let mut chat = poncho();
-    chat.args(["run", "--url", &served.url, "--max-tokens", "4", "attention", "Hello"]).env("HOME", home.path());
+    chat.args(["run", "--url", &served.url(), "--max-tokens", "4", "attention", "Hello"]).env("HOME", home.path());
     assert_eq!(run(&mut chat).code, Some(0));
-    let mut terminal = Terminal::open(&["top", "--url", &served.url, "--interval", "0.1"], home.path());
+    let mut terminal = Terminal::open(&["top", "--url", &served.url(), "--interval", "0.1"], home.path());
     let is_drawn = |screen: &str| {
         ["attention", "idle", "disk", "% of 20.0 GiB", "cold 1"].iter().all(|text| screen.contains(text))
     };
@@ -67,8 +67,8 @@ fn carry(mut from: TcpStream, mut to: TcpStream) {
 #[test]
 fn a_lost_server_is_shown_and_found_again() {
     let home = tempfile::tempdir().unwrap();
-    let served = Served::start(&model_path(ModelKind::Attention), &home.path().join("kv"));
-    let road = Road::to(&served.url);
+    let served = Served::start_model(&model_path(ModelKind::Attention), home.path());
+    let road = Road::to(&served.url());
     let mut terminal = Terminal::open(&["top", "--url", &road.url, "--interval", "0.1"], home.path());
     terminal.wait_for("idle");
     road.is_up.store(false, Ordering::SeqCst);
@@ -94,9 +94,9 @@ fn being_told_to_end_restores_the_terminal() {
 #[test]
 fn one_frame_is_plain_text() {
     let home = tempfile::tempdir().unwrap();
-    let served = Served::start(&model_path(ModelKind::Attention), &home.path().join("kv"));
+    let served = Served::start_model(&model_path(ModelKind::Attention), home.path());
     let mut once = poncho();
-    let once = run(once.args(["top", "--once", "--url", &served.url]));
+    let once = run(once.args(["top", "--once", "--url", &served.url()]));
     let text = once.good();
     for expected in ["in flight", "MODEL", "attention", "TIER", "ram", "disk", "none yet", "SESSION"] {
         assert!(text.contains(expected), "{expected} is missing in\n{text}");
@@ -105,5 +105,5 @@ fn one_frame_is_plain_text() {
     let mut gone = poncho();
     assert!(run(gone.args(["top", "--once", "--url", "http://127.0.0.1:1"])).failed().contains("127.0.0.1:1"));
     let mut no_terminal = poncho();
-    assert!(run(no_terminal.args(["top", "--url", &served.url])).failed().contains("--once"));
+    assert!(run(no_terminal.args(["top", "--url", &served.url()])).failed().contains("--once"));
 }

@@ -8,7 +8,9 @@ use poncho_engine::{
     EngineError, Grammar, GrammarSource, Mode, Model, ModelConfig, PrefillChunk, Request, Sampling, Stream, StreamEvent,
 };
 
-use crate::stub::{Bench, KINDS, LONG, assert_idle, bench, bench_with, roomy, roomy_with, solo, until_first_token};
+use crate::stub::{
+    Bench, KINDS, LONG, assert_idle, bench, bench_with, roomy, roomy_with, solo, submit_together, until_first_token,
+};
 use crate::support::{greedy, memory_cache, prompt};
 
 /// Sixteen requests that have nothing in common: prompts, lengths, samplers, seeds, grammars, stops.
@@ -46,20 +48,6 @@ fn sixteen() -> Vec<Request> {
             }
         })
         .collect()
-}
-
-/// Submits all requests while the first one's first decode is held, so that they are in the worker's hands together.
-fn submit_together(bench: &Bench, requests: &[Request]) -> Vec<Stream> {
-    bench.faults.on_decode(1, DecodeFault::Block);
-    let mut streams = Vec::new();
-    for request in requests {
-        streams.push(bench.model.submit(request.clone()).unwrap());
-        if streams.len() == 1 {
-            assert!(bench.faults.wait_until_held(LONG));
-        }
-    }
-    bench.faults.release();
-    streams
 }
 
 #[test]

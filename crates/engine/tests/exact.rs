@@ -10,10 +10,9 @@ use poncho_engine::backend::{ContextOptions, KvLayout, MemoryKind};
 use poncho_engine::{
     Completion, EngineError, Exactness, Mode, Model, ModelConfig, Request, RequestError, RestoreRule, Sampling, Stream,
 };
-use poncho_testkit::ModelKind;
+use poncho_testkit::{ModelKind, default_model_path};
 
 use crate::real::{KINDS, cache_in, load, trace, traced};
-use crate::smollm2::model_file;
 use crate::support::{memory_cache, prompt, small_gates, stub_config};
 
 const GRID: usize = 32;
@@ -38,7 +37,7 @@ fn config(served: Served, n_seq_max: u32) -> ModelConfig {
                 threads_batch: Some(1),
                 ..ContextOptions::default()
             },
-            ..ModelConfig::new("smollm2", model_file())
+            ..ModelConfig::new("smollm2", default_model_path())
         },
     };
     ModelConfig {

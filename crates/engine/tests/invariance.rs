@@ -11,7 +11,7 @@ use poncho_engine::backend::{
     Backend, Batch, BatchRow, Context, ContextOptions, DecodeOutcome, FlashAttention, KvLayout, Model, ModelOptions,
     Restore,
 };
-use poncho_testkit::{ModelKind, model_path};
+use poncho_testkit::{ModelKind, default_model_path, model_path};
 
 use crate::support::prompt;
 
@@ -133,7 +133,7 @@ fn table(model: &Arc<dyn Model>, flash: FlashAttention, length: usize) -> Vec<Li
 #[test]
 fn what_the_promises_stand_on_holds_on_this_machine() {
     // The default model is slow on one thread, so its prompt is short.
-    let files = [("generated", model_path(ModelKind::Attention), 150), ("SmolLM2", crate::smollm2::model_file(), 40)];
+    let files = [("generated", model_path(ModelKind::Attention), 150), ("SmolLM2", default_model_path(), 40)];
     for (name, path, length) in files {
         let model = LlamaBackend.load_model(&ModelOptions::new(path)).unwrap();
         for flash in [FlashAttention::On, FlashAttention::Off] {

@@ -13,10 +13,9 @@ use poncho_engine::backend::{
     Backend, Batch, BatchRow, Context, ContextOptions, DecodeOutcome, KvLayout, Model, ModelOptions, Restore, StatePart,
 };
 use poncho_engine::sample::argmax;
-use poncho_testkit::model_path;
+use poncho_testkit::{default_model_path, model_path};
 
 use crate::real::KINDS;
-use crate::smollm2::model_file;
 use crate::support::prompt;
 
 const SEQUENCES: u32 = 4;
@@ -131,6 +130,6 @@ fn four_sequences_go_on_together_bit_for_bit() {
 #[test]
 fn four_conversations_of_the_default_model_go_on_together_bit_for_bit() {
     for kv in [KvLayout::Split, KvLayout::Unified] {
-        resumes_together(&model_file(), kv, "SmolLM2");
+        resumes_together(&default_model_path(), kv, "SmolLM2");
     }
 }

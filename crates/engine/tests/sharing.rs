@@ -5,7 +5,7 @@ use poncho_engine::backend::MemoryKind;
 use poncho_engine::backend::stub::{DecodeFault, StubBackend};
 use poncho_engine::{Exactness, Mode, ModelConfig, Request, Stream, StreamEvent};
 
-use crate::stub::{Bench, KINDS, LONG, assert_idle, assert_serves, bench, bench_with, roomy, solo};
+use crate::stub::{Bench, KINDS, LONG, assert_idle, assert_serves, bench, bench_with, roomy, solo, submit_together};
 use crate::support::{greedy, memory_cache, prompt};
 
 const SHARED: usize = 200;
@@ -15,21 +15,6 @@ const TAIL: usize = 30;
 fn alike(count: u32) -> Vec<Request> {
     let request = |number: u32| greedy(&[prompt(1, SHARED), prompt(90 + number, TAIL)].concat(), 6);
     (0..count).map(request).collect()
-}
-
-/// Submits all requests while the first one's first decode is held.
-fn submit_together(bench: &Bench, requests: &[Request]) -> Vec<Stream> {
-    bench.faults.record_batches();
-    bench.faults.on_decode(1, DecodeFault::Block);
-    let mut streams = Vec::new();
-    for request in requests {
-        streams.push(bench.model.submit(request.clone()).unwrap());
-        if streams.len() == 1 {
-            assert!(bench.faults.wait_until_held(LONG));
-        }
-    }
-    bench.faults.release();
-    streams
 }
 
 /// Rows that were computed for the shared beginning.

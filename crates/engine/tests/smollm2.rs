@@ -1,28 +1,21 @@
 //! The default model, end to end: a chat prompt, rendered by its own template, answered sensibly, and found again.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use poncho_cache::HitKind;
 use poncho_engine::backend::llama::LlamaBackend;
 use poncho_engine::backend::{ChatRequest, ContextOptions};
 use poncho_engine::{Model, ModelConfig, Request, Sampling};
+use poncho_testkit::default_model_path;
 
 use crate::support::{memory_cache, small_gates};
-
-pub(crate) fn model_file() -> PathBuf {
-    let name = "SmolLM2-135M-Instruct.Q4_1.gguf";
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../.tools/models").join(name);
-    assert!(path.is_file(), "{} is not there; `make model` fetches it", path.display());
-    path
-}
 
 #[test]
 fn the_default_model_answers_a_question_and_remembers_it() {
     let config = ModelConfig {
         gates: small_gates(),
         context: ContextOptions { n_ctx: 1024, n_seq_max: 2, threads: Some(1), ..ContextOptions::default() },
-        ..ModelConfig::new("smollm2", model_file())
+        ..ModelConfig::new("smollm2", default_model_path())
     };
     let cache = memory_cache();
     let model = Model::load(config.clone(), Arc::new(LlamaBackend), Arc::clone(&cache)).unwrap();

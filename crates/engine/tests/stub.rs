@@ -55,6 +55,22 @@ pub(crate) fn bench_with(config: ModelConfig, backend: &StubBackend, cache: &Arc
     Bench { model, faults: backend.faults(), cache: Arc::clone(cache) }
 }
 
+/// Submits all requests while the first one's first decode is held, so that they are in the worker's hands together, and
+/// records the batches.
+pub(crate) fn submit_together(bench: &Bench, requests: &[Request]) -> Vec<Stream> {
+    bench.faults.record_batches();
+    bench.faults.on_decode(1, DecodeFault::Block);
+    let mut streams = Vec::new();
+    for request in requests {
+        streams.push(bench.model.submit(request.clone()).unwrap());
+        if streams.len() == 1 {
+            assert!(bench.faults.wait_until_held(LONG));
+        }
+    }
+    bench.faults.release();
+    streams
+}
+
 /// What a fresh model without any history says to a request.
 pub(crate) fn solo(kind: MemoryKind, request: &Request) -> Completion {
     let request = Request { session_id: None, parent_key: None, ..request.clone() };

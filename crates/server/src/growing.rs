@@ -386,11 +386,7 @@ mod tests {
 
     #[test]
     fn llama_cpps_own_parser_can_be_asked_about_a_tail() {
-        let name = "../../.tools/models/SmolLM2-135M-Instruct.Q4_1.gguf";
-        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(name);
-        if !path.is_file() {
-            return;
-        }
+        let path = poncho_testkit::default_model_path();
         let model = LlamaBackend.load_model(&ModelOptions { vocab_only: true, ..ModelOptions::new(path) }).unwrap();
         let messages_json = r#"[{"role":"user","content":"x"}]"#.to_owned();
         let inner = model.apply_chat_template(&ChatRequest { messages_json, ..ChatRequest::default() }).unwrap().parser;

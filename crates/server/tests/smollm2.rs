@@ -1,6 +1,5 @@
-//! The default model behind the server, if its file is there: its template knows no tools and adds a system prompt.
+//! The default model behind the server: its template knows no tools and adds a system prompt.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use poncho_cache::{Cache, CacheConfig};
@@ -8,29 +7,25 @@ use poncho_engine::backend::ContextOptions;
 use poncho_engine::backend::llama::LlamaBackend;
 use poncho_engine::{Engine, ModelConfig};
 use poncho_server::ServerConfig;
+use poncho_testkit::default_model_path;
 use serde_json::{Value, json};
 
 use crate::support::{Server, with};
 
-/// A server with the model, or nothing where it was not fetched.
-async fn server() -> Option<Server> {
-    let name = "SmolLM2-135M-Instruct.Q4_1.gguf";
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../.tools/models").join(name);
-    if !path.is_file() {
-        return None;
-    }
+/// A server with the model.
+async fn server() -> Server {
     let cache = Arc::new(Cache::open(CacheConfig::in_memory(1 << 28)).unwrap());
     let engine = Arc::new(Engine::new(Arc::new(LlamaBackend), cache));
     let context = ContextOptions { n_ctx: 2048, n_seq_max: 2, threads: Some(1), ..ContextOptions::default() };
-    let config = ModelConfig { context, ..ModelConfig::new("stub", path) };
+    let config = ModelConfig { context, ..ModelConfig::new("stub", default_model_path()) };
     let loading = Arc::clone(&engine);
     tokio::task::spawn_blocking(move || loading.load(config).unwrap()).await.unwrap();
-    Some(Server::of(engine, ServerConfig::default()).await)
+    Server::of(engine, ServerConfig::default()).await
 }
 
 #[tokio::test]
 async fn the_default_model_calls_tools_and_keeps_to_schemas() {
-    let Some(server) = server().await else { return };
+    let server = server().await;
     let tools = json!([
         {"type": "function", "function": {"name": "get_weather", "description": "Weather of a city", "parameters":
             {"type": "object", "properties": {"city": {"type": "string", "maxLength": 20}, "unit": {"$ref": "#/$defs/unit"}},
@@ -71,7 +66,7 @@ async fn the_default_model_calls_tools_and_keeps_to_schemas() {
 
 #[tokio::test]
 async fn marks_in_a_users_text_stay_text() {
-    let Some(server) = server().await else { return };
+    let server = server().await;
     let count = async |text: &str| {
         let body = json!({"messages": [{"role": "user", "content": text}]});
         let rendered = server.ask("/apply-template", &body).await;
@@ -83,7 +78,7 @@ async fn marks_in_a_users_text_stay_text() {
 
 #[tokio::test]
 async fn a_conversation_with_calls_finds_every_token_again() {
-    let Some(server) = server().await else { return };
+    let server = server().await;
     let tools = json!([{"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties":
         {"zone": {"enum": ["utc", "local"]}}, "required": ["zone"], "additionalProperties": false}}}]);
     let body = json!({"model": "stub", "temperature": 0.9, "seed": 7, "max_tokens": 100, "tools": tools, "tool_choice": "required",
@@ -105,7 +100,7 @@ async fn a_conversation_with_calls_finds_every_token_again() {
 
 #[tokio::test]
 async fn a_call_that_was_cut_into_other_tokens_is_found_again_too() {
-    let Some(server) = server().await else { return };
+    let server = server().await;
     // Under a grammar the model writes `t`, `oo`, `l` where the template would write `tool`.
     let tools = json!([{"type": "function", "function": {"name": "tool_0", "parameters": {"type": "object", "properties":
         {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"], "additionalProperties": false}}}]);

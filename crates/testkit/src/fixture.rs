@@ -5,7 +5,7 @@
 
 use std::fs;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -35,6 +35,16 @@ pub fn adapter_path() -> PathBuf {
 /// Path of a shared file that holds the model of `spec`.
 pub fn path_of(spec: &ModelSpec) -> io::Result<PathBuf> {
     share(spec.kind.name(), &models::build(spec)?.to_bytes())
+}
+
+/// Path of the default model, which `make model` fetches: the one real model that tests run.
+///
+/// A test that needs it fails without it; it must not pass because it did nothing.
+pub fn default_model_path() -> PathBuf {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.tools/models");
+    let path = folder.join("SmolLM2-135M-Instruct.Q4_1.gguf");
+    assert!(path.is_file(), "{} is not there; `make model` fetches it", path.display());
+    path
 }
 
 #[expect(clippy::panic, reason = "called by tests only, and a test without its model has to fail")]

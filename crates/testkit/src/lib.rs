@@ -17,7 +17,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-pub use fixture::{adapter_path, model_path, path_of};
+pub use fixture::{adapter_path, default_model_path, model_path, path_of};
 pub use spec::{AdapterSpec, ModelKind, ModelSpec, WeightType};
 
 /// Writes the model that `spec` describes as one GGUF file.

@@ -1,6 +1,6 @@
 //! One chat completion as it is measured: the body that is sent, and the figures of the answer.
 //!
-//! Used by the comparison and the matrix. Every server gets the same bytes; what only one of them understands, the others
+//! Used by the comparison and the matrix; replays send the same body. Every server gets the same bytes; what only one of them understands, the others
 //! ignore. Tokens are counted by the usage that the server reports.
 
 use std::time::Duration;
@@ -24,17 +24,40 @@ pub(crate) struct Call {
     pub(crate) reply: usize,
 }
 
+/// A chat completion as it is sent.
 #[derive(Serialize)]
-struct Body<'a> {
-    model: &'a str,
-    messages: &'a [Box<RawValue>],
+pub(crate) struct Body<'a> {
+    pub(crate) model: &'a str,
+    pub(crate) messages: &'a [Box<RawValue>],
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
-    tools: &'a [Box<RawValue>],
-    max_tokens: usize,
+    pub(crate) tools: &'a [Box<RawValue>],
+    pub(crate) max_tokens: usize,
+    /// A reply must be as long as it is asked to be.
+    pub(crate) ignore_eos: bool,
+    /// Asks a Poncho what its cache did; others ignore it.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) poncho: bool,
+    #[serde(flatten)]
+    pub(crate) always: Always,
+}
+
+/// What every request that is measured asks for: the likeliest tokens, streamed, and counted at the end.
+#[derive(Debug, Serialize)]
+pub(crate) struct Always {
     temperature: f32,
-    ignore_eos: bool,
     stream: bool,
-    stream_options: Value,
+    stream_options: StreamOptions,
+}
+
+#[derive(Debug, Serialize)]
+struct StreamOptions {
+    include_usage: bool,
+}
+
+impl Default for Always {
+    fn default() -> Self {
+        Self { temperature: 0.0, stream: true, stream_options: StreamOptions { include_usage: true } }
+    }
 }
 
 /// What came back.
@@ -95,11 +118,10 @@ impl Call {
             messages: &self.messages,
             tools: &self.tools,
             max_tokens: self.reply,
-            temperature: 0.0,
-            // A reply must be as long as it is asked to be. With tools a grammar may allow nothing but the end.
+            // With tools a grammar may allow nothing but the end.
             ignore_eos: self.tools.is_empty(),
-            stream: true,
-            stream_options: json!({"include_usage": true}),
+            poncho: false,
+            always: Always::default(),
         };
         let answer = tokio::time::timeout(PATIENCE, client.stream("/v1/chat/completions", &body)).await;
         let answer = answer.with_context(|| format!("no answer within {} s", PATIENCE.as_secs()))??;

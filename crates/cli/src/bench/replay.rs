@@ -10,14 +10,14 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
-use serde::{Deserialize, Serialize};
-use serde_json::value::RawValue;
+use serde::Deserialize;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::task::JoinSet;
 
 use crate::Outcome;
 use crate::bench::args::{ReplayArgs, ReplyLength};
+use crate::bench::call::{Always, Body};
 use crate::bench::client::{Client, Streamed};
 use crate::bench::known::Known;
 use crate::bench::local::{LocalServer, LocalSettings, MODEL_ID};
@@ -115,27 +115,6 @@ async fn first_model(client: &Client) -> anyhow::Result<String> {
     Ok(first.context("the server has no model loaded")?.to_owned())
 }
 
-/// A chat completion as it is sent.
-#[derive(Serialize)]
-struct ChatBody<'a> {
-    model: &'a str,
-    messages: &'a [Box<RawValue>],
-    #[serde(skip_serializing_if = "<[_]>::is_empty")]
-    tools: &'a [Box<RawValue>],
-    max_tokens: usize,
-    temperature: f32,
-    /// A reply must be as long as it is asked to be.
-    ignore_eos: bool,
-    stream: bool,
-    stream_options: StreamOptions,
-    poncho: bool,
-}
-
-#[derive(Serialize)]
-struct StreamOptions {
-    include_usage: bool,
-}
-
 /// A request as the server will read it.
 struct Prompt {
     tokens: Vec<u32>,
@@ -231,17 +210,15 @@ impl<'a> Replay<'a> {
         token_list(answer.get("tokens").unwrap_or(&Value::Null))
     }
 
-    fn body<'b>(&'b self, request: &'b TraceRequest, max_tokens: usize) -> ChatBody<'b> {
-        ChatBody {
+    fn body<'b>(&'b self, request: &'b TraceRequest, max_tokens: usize) -> Body<'b> {
+        Body {
             model: self.model,
             messages: &request.messages,
             tools: &request.tools,
             max_tokens,
-            temperature: 0.0,
             ignore_eos: true,
-            stream: true,
-            stream_options: StreamOptions { include_usage: true },
             poncho: true,
+            always: Always::default(),
         }
     }
 

@@ -3,7 +3,6 @@
 //! Flags over `PONCHO_CACHE_DIR` over the settings file over the platform's cache folder. A folder that was named must be there; the default
 //! one may be missing, which is an empty cache. It must never create a folder: a mistyped name would become one.
 
-use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -12,6 +11,7 @@ use poncho_cache::{CacheConfig, FileTierConfig, Tier};
 
 use crate::args::FolderArgs;
 use crate::settings::configured;
+use crate::user_folder::{self, UserFolder};
 
 const VARIABLE: &str = "PONCHO_CACHE_DIR";
 
@@ -41,13 +41,18 @@ pub(crate) fn chosen_folder(args: &FolderArgs) -> anyhow::Result<PathBuf> {
 }
 
 fn choose(args: &FolderArgs) -> anyhow::Result<(PathBuf, Origin)> {
-    Ok(match (&args.cache_dir, variable(VARIABLE)) {
+    Ok(match (&args.cache_dir, user_folder::set(VARIABLE)) {
         (Some(path), _) => (path.clone(), Origin::Named("--cache-dir")),
         (None, Some(path)) => (path.into(), Origin::Named(VARIABLE)),
         // A folder of the settings file may be missing like the default one: no server has run yet.
         (None, None) => match configured("cache_dir")? {
             Some((path, _)) => (path.into(), Origin::Default),
-            None => (default_folder(variable("XDG_CACHE_HOME"), variable("HOME"))?, Origin::Default),
+            None => {
+                let folder = UserFolder::Cache.find();
+                let folder = folder
+                    .context("there is no home folder to look for a cache in; give the folder with --cache-dir")?;
+                (folder.join("kv"), Origin::Default)
+            }
         },
     })
 }
@@ -86,21 +91,6 @@ impl Folders {
             ..CacheConfig::default()
         })
     }
-}
-
-/// An environment variable; an empty one counts as unset.
-fn variable(name: &str) -> Option<OsString> {
-    std::env::var_os(name).filter(|value| !value.is_empty())
-}
-
-/// `$XDG_CACHE_HOME/poncho/kv`, or `~/.cache/poncho/kv`. A relative `XDG_CACHE_HOME` is ignored, as its rules ask.
-fn default_folder(xdg_cache_home: Option<OsString>, home: Option<OsString>) -> anyhow::Result<PathBuf> {
-    let base = xdg_cache_home
-        .map(PathBuf::from)
-        .filter(|path| path.is_absolute())
-        .or_else(|| home.map(|home| PathBuf::from(home).join(".cache")))
-        .context("there is no home folder to look for a cache in; give the folder with --cache-dir")?;
-    Ok(base.join("poncho").join("kv"))
 }
 
 fn is_there(path: &Path, origin: Origin) -> anyhow::Result<bool> {
@@ -143,19 +133,4 @@ pub(crate) fn is_in_memory(_path: &Path) -> bool {
 /// Bytes that this user may still write where a folder is.
 pub(crate) fn free_bytes(path: &Path) -> Option<u64> {
     rustix::fs::statvfs(path).ok().map(|facts| facts.f_bavail.saturating_mul(facts.f_frsize))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_default_folder_follows_the_platform() {
-        let folder =
-            |xdg: Option<&str>, home: Option<&str>| default_folder(xdg.map(Into::into), home.map(Into::into)).ok();
-        assert_eq!(folder(Some("/x"), Some("/h")), Some("/x/poncho/kv".into()));
-        assert_eq!(folder(Some("relative"), Some("/h")), Some("/h/.cache/poncho/kv".into()));
-        assert_eq!(folder(None, Some("/h")), Some("/h/.cache/poncho/kv".into()));
-        assert_eq!(folder(None, None), None);
-    }
 }

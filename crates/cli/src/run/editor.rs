@@ -4,7 +4,6 @@
 //! cannot be kept is no reason to fail.
 
 use std::cell::Cell;
-use std::ffi::OsString;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
@@ -18,6 +17,7 @@ use rustyline::validate::{ValidationContext, ValidationResult, Validator};
 use rustyline::{Config, Context, Helper};
 
 use super::input::is_complete;
+use crate::user_folder::UserFolder;
 
 const PROMPT: &str = ">>> ";
 /// Entries that are remembered: weeks of talking, and read in no time.
@@ -46,8 +46,7 @@ impl Editor {
         let config = Config::builder().history_ignore_space(true).max_history_size(LONGEST_HISTORY)?.build();
         let mut inner = rustyline::Editor::with_config(config).context("cannot read from the terminal")?;
         inner.set_helper(Some(Rules::default()));
-        let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
-        let history = history_file(variable("XDG_STATE_HOME"), variable("HOME")).filter(|path| make_folder(path));
+        let history = UserFolder::State.find().map(|folder| folder.join("history")).filter(|path| make_folder(path));
         if let Some(path) = &history {
             // There is none before the first entry.
             let _ = inner.load_history(path);
@@ -85,13 +84,6 @@ impl Editor {
             let _ = self.inner.append_history(path);
         }
     }
-}
-
-/// `$XDG_STATE_HOME/poncho/history`, or `~/.local/state/poncho/history`. A relative folder is ignored, as its rules ask.
-fn history_file(xdg_state_home: Option<OsString>, home: Option<OsString>) -> Option<PathBuf> {
-    let base = xdg_state_home.map(PathBuf::from).filter(|path| path.is_absolute());
-    let base = base.or_else(|| home.map(|home| PathBuf::from(home).join(".local/state")))?;
-    Some(base.join("poncho").join("history"))
 }
 
 fn make_folder(file: &Path) -> bool {
@@ -138,14 +130,6 @@ impl Completer for Rules {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn history_follows_the_platform() {
-        let file = |xdg: Option<&str>, home: Option<&str>| history_file(xdg.map(Into::into), home.map(Into::into));
-        assert_eq!(file(Some("/s"), Some("/h")), Some("/s/poncho/history".into()));
-        assert_eq!(file(Some("relative"), Some("/h")), Some("/h/.local/state/poncho/history".into()));
-        assert_eq!(file(None, None), None);
-    }
 
     #[test]
     fn commands_are_completed_and_other_text_is_not() {
