@@ -132,6 +132,14 @@ check_compiler() {
     missing="$missing c++"
 }
 
+# Only the tests of the documents run it, so building goes on without.
+check_curl() {
+    if have curl || { apt_usable && apt_install curl; }; then
+        return
+    fi
+    say 'curl is missing: `make test` runs the curl lines of the documents and will fail there'
+}
+
 check_cmake() {
     # An earlier wheel wins over a cmake that came later: the build stays as it was.
     if [ -x "$tools/bin/cmake" ]; then
@@ -298,6 +306,7 @@ fi
 PATH=$tools/bin:$PATH
 check_cargo
 check_compiler
+check_curl
 check_cmake
 check_libclang
 check_nextest
