@@ -121,7 +121,7 @@ fn the_proxies_stream_and_reach_the_default_port() {
         assert!(line.ends_with([';', '{', '}']), "{line}");
     }
     let caddy = read("Caddyfile");
-    for part in ["reverse_proxy 127.0.0.1:8080 {", "flush_interval -1", "max_size 32MB"] {
+    for part in ["reverse_proxy 127.0.0.1:8080 {", "flush_interval -1", "max_size 32MiB"] {
         assert!(caddy.contains(part), "{part}");
     }
     for text in [&nginx, &caddy] {
