@@ -10,6 +10,7 @@ import pathlib
 import shutil
 import sys
 import tempfile
+import traceback
 
 from deployment import container, proxies, service
 
@@ -47,8 +48,9 @@ def main():
             print(f"deployment: {name}", flush=True)
             try:
                 PARTS[name][0](pathlib.Path(folder))
-            except AssertionError as wrong:
-                print(f"deployment: {name} FAILED: {wrong}", flush=True)
+            except Exception:
+                # The other parts say something too.
+                traceback.print_exc()
                 failed.append(name)
     if failed:
         sys.exit(f"deployment: {', '.join(failed)} failed")

@@ -112,7 +112,8 @@ def passes_bodies(client):
         body = frame.replace(b'""', b'"' + b"a" * (size - len(frame)) + b'"')
         try:
             status, text = client.call("POST", "/v1/chat/completions", body)
-        except (BrokenPipeError, ConnectionResetError, TimeoutError) as broken:
+        except OSError as broken:
+            # Whoever refuses need not read to the end; then the connection breaks while the client still sends.
             assert wanted == 413, f"a body of {size} bytes was cut off: {broken}"
             continue
         assert status == wanted, f"a body of {size} bytes was answered {status}: {text[:200]}"
