@@ -4,6 +4,7 @@
 # name that the file gives. The first stage, which compiles as `make build` does, is tried up to the compiler: what it copies
 # must be a whole workspace. Images live in a storage of their own, which goes away with the folder.
 import contextlib
+import resource
 import shutil
 import subprocess
 
@@ -32,7 +33,9 @@ def copies_a_whole_workspace(stage, folder):
                 path = ROOT / name
                 target = source / to / (path.name if to == "./" else "")
                 shutil.copytree(path, target) if path.is_dir() else shutil.copy(path, target)
-    done("cargo", "metadata", "--locked", "--offline", "--format-version=1", cwd=source)
+    # What only other systems need was never fetched.
+    platform = "--filter-platform=x86_64-unknown-linux-gnu"
+    done("cargo", "metadata", "--locked", "--offline", "--format-version=1", platform, cwd=source)
 
 
 class Store:
@@ -69,6 +72,10 @@ def started(store, folder, port):
     if not (models / "model.gguf").exists():
         shutil.copy(MODEL, models / "model.gguf")
     line = ["run", "--detach", "--init", "--network", "host", "--cgroups", "disabled", "--stop-timeout", "120"]
+    # podman's own limits may be higher than this machine lets anybody set.
+    for limit in ("nofile", "nproc"):
+        soft, hard = resource.getrlimit(getattr(resource, f"RLIMIT_{limit.upper()}"))
+        line += ["--ulimit", f"{limit}={soft}:{hard}"]
     line += ["-e", f"PONCHO_API_KEY={KEY}", "-e", f"PONCHO_PORT={port}", "-e", "PONCHO_HOST=127.0.0.1"]
     line += ["-v", "poncho-cache:/cache", "-v", f"{models}:/models:ro", "poncho"]
     name = store.podman(*line)
