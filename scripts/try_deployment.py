@@ -15,13 +15,12 @@ import traceback
 from deployment import container, proxies, service
 
 # Each part: what it runs, and the programs that it needs with the Debian packages that have them.
-CONTAINER_TOOLS = {"buildah": "buildah", "podman": "podman", "catatonit": "catatonit", "debootstrap": "debootstrap"}
 PARTS = {
     "nginx": (proxies.try_nginx, {"nginx": "nginx", "openssl": "openssl"}),
     "caddy": (proxies.try_caddy, {"caddy": "caddy", "openssl": "openssl"}),
     "unit": (service.try_unit, {"systemd-analyze": "systemd"}),
     "service": (service.try_service, {"systemd-nspawn": "systemd-container", "debootstrap": "debootstrap"}),
-    "container": (container.try_container, CONTAINER_TOOLS),
+    "container": (container.try_container, {"buildah": "buildah", "debootstrap": "debootstrap"}),
 }
 NEEDS_ROOT = {"service", "container"}
 

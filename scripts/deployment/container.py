@@ -1,11 +1,14 @@
-# The container file: its image is built by buildah and run by podman as docs/deploying.md says.
+# The container file: its image is built and run by buildah, which needs neither a daemon nor control groups.
 #
 # Called by scripts/try_deployment.py. No registry is asked: the base image is made from Debian's packages and stored under the
 # name that the file gives. The first stage, which compiles as `make build` does, is tried up to the compiler: what it copies
 # must be a whole workspace. Images live in a storage of their own, which goes away with the folder.
 import contextlib
-import resource
+import json
+import os
+import pathlib
 import shutil
+import signal
 import subprocess
 
 from deployment import debian
@@ -13,6 +16,8 @@ from deployment.poncho import BINARY, KEY, MODEL, ROOT, Client, free_port, wait_
 from deployment.service import ask, ready
 
 STAGE = "FROM docker.io/library/debian:bookworm-slim"
+# The user that the file makes.
+UID = 10001
 FROM_BUILD = "COPY --from=build /src/target/release/poncho"
 
 
@@ -47,10 +52,6 @@ class Store:
     def buildah(self, *words):
         return done("buildah", *self.flags, *words)
 
-    def podman(self, *words):
-        # Without systemd as the first process of a machine nobody manages groups.
-        return done("podman", *self.flags, "--cgroup-manager", "cgroupfs", *words)
-
 
 def build(store, stage, folder):
     base = store.buildah("from", "scratch")
@@ -64,29 +65,44 @@ def build(store, stage, folder):
     store.buildah("build", "--isolation", "chroot", "--pull-never", "-f", context / "Containerfile", "-t", "poncho", context)
 
 
+def poncho_below(pid):
+    """The server among the processes that buildah starts for it."""
+    for below in pathlib.Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for found in below.read_text().split():
+                if pathlib.Path(f"/proc/{found}/comm").read_text() == "poncho\n":
+                    return int(found)
+                if server := poncho_below(found):
+                    return server
+    return None
+
+
 @contextlib.contextmanager
 def started(store, folder, port):
-    """The guide's line, but for the network, which is this machine's, and a port in it."""
-    models = folder / "models"
-    models.mkdir(exist_ok=True)
-    if not (models / "model.gguf").exists():
+    """What the image says, run as its user with its variables: the guide's line, but for the network of this machine."""
+    config = json.loads(store.buildah("inspect", "--type", "image", "poncho"))["OCIv1"]["config"]
+    models, cache = folder / "models", folder / "cache"
+    if not cache.exists():
+        models.mkdir()
         shutil.copy(MODEL, models / "model.gguf")
-    line = ["run", "--detach", "--init", "--network", "host", "--cgroups", "disabled", "--stop-timeout", "120"]
-    # podman's own limits may be higher than this machine lets anybody set.
-    for limit in ("nofile", "nproc"):
-        soft, hard = resource.getrlimit(getattr(resource, f"RLIMIT_{limit.upper()}"))
-        line += ["--ulimit", f"{limit}={soft}:{hard}"]
-    line += ["-e", f"PONCHO_API_KEY={KEY}", "-e", f"PONCHO_PORT={port}", "-e", "PONCHO_HOST=127.0.0.1"]
-    line += ["-v", "poncho-cache:/cache", "-v", f"{models}:/models:ro", "poncho"]
-    name = store.podman(*line)
+        # A new volume belongs to whom the image gave the folder.
+        cache.mkdir(0o700)
+        shutil.chown(cache, UID, UID)
+        folder.chmod(0o755)
+    container = store.buildah("from", "--pull-never", "poncho")
+    line = ["run", "--isolation", "chroot", "-e", f"PONCHO_API_KEY={KEY}", "-e", f"PONCHO_PORT={port}", "-e", "PONCHO_THREADS=1"]
+    line += ["-v", f"{cache}:/cache", "-v", f"{models}:/models:ro", container, "--", *config["Entrypoint"], *config["Cmd"]]
+    command = [str(word) for word in ("buildah", *store.flags, *line)]
+    with (folder / "container.log").open("a") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
     try:
-        yield name
+        yield process
     finally:
-        store.podman("stop", name)
-        code = store.podman("inspect", "--format", "{{.State.ExitCode}}", name)
-        log = store.podman("logs", name)
-        store.podman("rm", name)
-    assert code == "0", f"the container ended with {code}: {log}"
+        if server := poncho_below(process.pid):
+            os.kill(server, signal.SIGTERM)
+        code = process.wait(120)
+        store.buildah("rm", container)
+    assert code == 0, f"the container ended with {code}: {(folder / 'container.log').read_text()}"
 
 
 def try_container(folder):
@@ -98,10 +114,11 @@ def try_container(folder):
     print("  the image is built", flush=True)
     for known in (False, True):
         client = Client(free_port(), model="model")
-        with started(store, folder, client.port) as name:
-            running = lambda: store.podman("inspect", "--format", "{{.State.Running}}", name) == "true"
-            wait_until(lambda: ready(client) or not running(), "a container that is ready")
-            assert ready(client), "the container ended before it was ready"
+        with started(store, folder, client.port) as process:
+            wait_until(lambda: ready(client) or process.poll() is not None, "a container that is ready")
+            assert ready(client), f"the container ended: {(folder / 'container.log').read_text()}"
+            uid = pathlib.Path(f"/proc/{poncho_below(process.pid)}").stat().st_uid
+            assert uid == UID, f"the server runs as user {uid}"
             assert client.call("GET", "/v1/models", headers={})[0] == 401, "a key is needed"
             read = ask(client)
             assert (read > 512) == known, f"{read} tokens were known to a container on a {'used' if known else 'new'} volume"
