@@ -164,7 +164,8 @@ def outlast(clients, server, poncho):
     """Lets Poncho be silent for longer than proxies wait; says for each client which of its two replies arrived."""
     wait_until(lambda: poncho.in_flight() == 0, "a quiet server")
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        replies = [(pool.submit(came_to_its_end, client, True), pool.submit(came_to_its_end, client, False)) for client in clients]
+        begin = lambda client, stream: pool.submit(came_to_its_end, client, stream)
+        replies = [(begin(client, True), begin(client, False)) for client in clients]
         wait_until(lambda: poncho.in_flight() == 2 * len(clients), "the start of all requests")
         # As quiet as the longest prompt: a stopped process sends not even comments.
         os.kill(server.pid, signal.SIGSTOP)
