@@ -12,6 +12,8 @@ import sys
 import tempfile
 import traceback
 
+# A checkout stays as it was.
+sys.dont_write_bytecode = True
 from deployment import container, proxies, service
 
 # Each part: what it runs, and the programs that it needs with the Debian packages that have them.
