@@ -14,7 +14,7 @@ STEP := @scripts/step.sh
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run build test check bench doc fuzz model newcomer peer bootstrap
+.PHONY: help run build dist test check bench doc fuzz model newcomer deployment peer bootstrap
 
 # What needs no compiled llama.cpp comes first: a stray space must not cost a build.
 define CHECKS
@@ -37,6 +37,9 @@ run: build $(if $(MODEL),,model) ## Build Poncho, fetch the default model and se
 
 build: bootstrap ## Build the poncho binary
 	$(STEP) 'build' cargo build --workspace --release
+
+dist: build ## Pack the binary with its pages and unit into target/dist, and try what was packed
+	$(STEP) 'archive' scripts/dist.py
 
 test: bootstrap ## Everything that CI checks: format, lints, docs, all tests, a short fuzz run
 	$(CHECKS)
@@ -68,6 +71,9 @@ peer: bootstrap ## Build llama-server with the same flags, to compare with (docs
 
 newcomer: ## Do what the README says, in a fresh clone with an empty home (takes a first build)
 	@scripts/newcomer.py $(ARGS)
+
+deployment: build model ## Try packaging/ for real: nginx, caddy, systemd, a container (as root; says what to install)
+	$(STEP) 'deployment' scripts/try_deployment.py $(ARGS)
 
 bootstrap: ## Install what the build needs and is missing (the other targets do this first)
 	@scripts/bootstrap.sh

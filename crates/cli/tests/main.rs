@@ -40,6 +40,8 @@ mod reading;
 #[cfg(test)]
 mod replaying;
 #[cfg(test)]
+mod self_contained;
+#[cfg(test)]
 mod served;
 #[cfg(test)]
 mod serving;

@@ -50,18 +50,22 @@ fn the_unit_starts_a_server_that_takes_its_settings() {
     command.arg("config").arg("--json").args(words).current_dir(root());
     for variable in values(&unit, "Environment") {
         let (name, value) = variable.split_once('=').unwrap();
-        // systemd puts its cache folder in place of %C.
-        command.env(name, value.replace("%C", "/var/cache"));
+        // systemd puts its folders for caches and for state in their place.
+        command.env(name, value.replace("%C", "/var/cache").replace("%S", "/var/lib"));
     }
     let report = run(&mut command).json();
     assert_eq!(report["notes"].as_array().unwrap().len(), 0, "every variable is a setting: {report:#}");
     let settings = &report["settings"];
     assert_eq!(settings["cache_dir"]["value"], "/var/cache/poncho/kv");
     assert_eq!(settings["cache_dir"]["layer"], "environment");
+    // The service has no home, and a server without a folder for models does not start.
+    assert_eq!(settings["models_dir"]["value"], "/var/lib/poncho/registry");
     let in_file = read("poncho.toml").lines().filter(|line| line.contains(" = ")).count();
     let from_file = settings.as_object().unwrap().values().filter(|setting| setting["layer"] == "file").count();
     assert_eq!(from_file, in_file);
-    assert!(values(&unit, "CacheDirectory") == ["poncho"], "the one folder that it may write");
+    for folder in ["CacheDirectory", "StateDirectory"] {
+        assert!(values(&unit, folder) == ["poncho"], "{folder}: the folders that it may write");
+    }
 }
 
 #[test]
@@ -103,6 +107,10 @@ fn the_container_file_names_what_is_there() {
         (&report["settings"]["host"]["value"], &report["settings"]["port"]["value"]),
         (&"0.0.0.0".into(), &8080.into())
     );
+    for folder in ["cache_dir", "models_dir"] {
+        let path = report["settings"][folder]["value"].as_str().unwrap();
+        assert!(path.starts_with("/cache/"), "{folder} is {path}, and only the volume can be written");
+    }
     assert!(lines.iter().any(|line| line[..] == ["EXPOSE", "8080"]));
 }
 
@@ -121,7 +129,7 @@ fn the_proxies_stream_and_reach_the_default_port() {
         assert!(line.ends_with([';', '{', '}']), "{line}");
     }
     let caddy = read("Caddyfile");
-    for part in ["reverse_proxy 127.0.0.1:8080 {", "flush_interval -1", "max_size 32MB"] {
+    for part in ["reverse_proxy 127.0.0.1:8080 {", "flush_interval -1", "max_size 32MiB"] {
         assert!(caddy.contains(part), "{part}");
     }
     for text in [&nginx, &caddy] {

@@ -1,0 +1,102 @@
+#!/usr/bin/env python3
+# Packs the release binary with its manual pages, completions, unit and licence into target/dist, beside a sha256 file.
+#
+# Called by `make dist` after the build. The archive depends only on what is in it: names in order, no owners, the time of the
+# last commit. The packed binary is then unpacked and run with an empty environment; one that needs more than the C library
+# of the system is refused. It must never change the build's own binary.
+import gzip
+import hashlib
+import io
+import os
+import pathlib
+import platform
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target").resolve()
+# What every Linux with glibc has; anything else would have to be installed first.
+SYSTEM_LIBRARIES = re.compile(r"(linux-vdso|ld-linux.*|libc|libm|libdl|libpthread|librt|libutil)\.so")
+COMPLETIONS = {"bash": "poncho.bash", "zsh": "_poncho", "fish": "poncho.fish"}
+
+
+def said(*command, **options):
+    return subprocess.run(command, check=True, capture_output=True, text=True, **options).stdout
+
+
+def pieces(binary, folder):
+    """The files of the archive: where they are, by the names that they get."""
+    stripped = folder / "poncho"
+    said("strip", "-o", str(stripped), str(binary))
+    files = {"poncho": stripped, "LICENSE": ROOT / "LICENSE"}
+    said(str(binary), "man", "--out", str(folder / "man"))
+    for page in (folder / "man").iterdir():
+        files[f"man/{page.name}"] = page
+    for shell, name in COMPLETIONS.items():
+        (folder / name).write_text(said(str(binary), "completions", shell))
+        files[f"completions/{name}"] = folder / name
+    for name in ("poncho.service", "poncho.toml", "nginx.conf", "Caddyfile"):
+        files[f"packaging/{name}"] = ROOT / "packaging" / name
+    return files
+
+
+def pack(files, top, when):
+    """The bytes of the archive; the same pieces give the same bytes."""
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for name, path in sorted(files.items()):
+            entry = tarfile.TarInfo(f"{top}/{name}")
+            entry.size = path.stat().st_size
+            entry.mtime = when
+            entry.mode = 0o755 if name == "poncho" else 0o644
+            with path.open("rb") as content:
+                archive.addfile(entry, content)
+    return gzip.compress(raw.getvalue(), mtime=when)
+
+
+def foreign_libraries(binary):
+    """What the loader would take from the system beside the C library; it lists instead of running."""
+    listed = said(str(binary), env={"LD_TRACE_LOADED_OBJECTS": "1"})
+    names = [pathlib.PurePath(line.split()[0]).name for line in listed.splitlines() if line.strip()]
+    if "libc.so.6" not in names:
+        sys.exit(f"dist: the loader did not list what the binary needs:\n{listed}")
+    return [name for name in names if not SYSTEM_LIBRARIES.match(name)]
+
+
+def try_out(archive, top, version):
+    """Unpacks the archive as a user would and runs what came out of it with nothing around it."""
+    with tempfile.TemporaryDirectory(prefix="poncho-dist-") as folder:
+        said("tar", "-xzf", str(archive), "-C", folder)
+        binary = pathlib.Path(folder, top, "poncho")
+        if foreign := foreign_libraries(binary):
+            sys.exit(f"dist: the binary is not self-contained, it needs {', '.join(foreign)}; the build's warnings say why")
+        answer = said(str(binary), "--version", env={}, cwd=folder)
+        if answer.split() != ["poncho", version]:
+            sys.exit(f"dist: the packed binary says {answer!r}, and not poncho {version}")
+
+
+def main():
+    binary = TARGET / "release" / "poncho"
+    version = said(str(binary), "--version").split()[1]
+    when = int(os.environ.get("SOURCE_DATE_EPOCH") or said("git", "log", "-1", "--format=%ct", cwd=ROOT))
+    top = f"poncho-{version}-{platform.machine()}-linux"
+    dist = TARGET / "dist"
+    dist.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="poncho-dist-") as folder:
+        content = pack(pieces(binary, pathlib.Path(folder)), top, when)
+    archive = dist / f"{top}.tar.gz"
+    untried = dist / f"{archive.name}.part"
+    untried.write_bytes(content)
+    try_out(untried, top, version)
+    untried.rename(archive)
+    # In the form that `sha256sum -c` reads.
+    digest = hashlib.sha256(content).hexdigest()
+    archive.with_name(archive.name + ".sha256").write_text(f"{digest}  {archive.name}\n")
+    print(f"dist: {archive} ({len(content) / 1e6:.1f} MB), sha256 {digest}")
+
+
+if __name__ == "__main__":
+    main()
