@@ -61,6 +61,8 @@ mod smollm2;
 #[cfg(test)]
 mod support;
 #[cfg(test)]
+mod template_families;
+#[cfg(test)]
 mod tools;
 #[cfg(test)]
 mod traces;
