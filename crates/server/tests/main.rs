@@ -57,6 +57,8 @@ mod response_store;
 #[cfg(test)]
 mod responses;
 #[cfg(test)]
+mod scripted;
+#[cfg(test)]
 mod smollm2;
 #[cfg(test)]
 mod support;
