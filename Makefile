@@ -44,6 +44,7 @@ dist: build ## Pack the binary with its pages and unit into target/dist, and try
 test: bootstrap ## Everything that CI checks: format, lints, docs, all tests, a short fuzz run
 	$(CHECKS)
 	$(STEP) 'default model' scripts/fetch_model.py
+	$(STEP) 'templates of llama.cpp' scripts/fetch_llama_cpp.py
 	$(STEP) 'tests' cargo nextest run --workspace --release
 	$(STEP) 'clients: SDKs, contract, soak' tests/clients/run.py
 	$(STEP) 'examples in the documentation' cargo test --doc --workspace --release

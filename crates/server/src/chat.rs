@@ -253,15 +253,24 @@ pub(crate) fn prepare_chat(model: &ServedModel, turn: &ChatTurn) -> Result<Prepa
         ToolStyle::Template => must_call && answer.grammar.is_empty(),
         ToolStyle::Unused => false,
     };
-    request.grammar =
-        if generic { tools::generic_grammar(model, turn)? } else { grammar(model, turn, &answer, style)? };
-    let recording = Some(Recording::new(model, &request.tokens, &answer.generation_prompt));
+    request.grammar = if generic {
+        let opened = starts_thinking(&answer).then(|| answer.thinking_ends.first()).flatten();
+        tools::generic_grammar(model, turn, opened.map(String::as_str))?
+    } else {
+        grammar(model, turn, &answer, style)?
+    };
+    let recording = Some(Recording::new(model, &request.tokens, &answer.generation_prompt, &turn.messages));
     Ok(Prepared { request, form: ReplyForm { recording, normalised, ..reply_form(answer, generic) } })
 }
 
+/// Whether the prompt itself opened a thinking block.
+fn starts_thinking(answer: &ChatPrompt) -> bool {
+    let mark = answer.thinking_start.trim();
+    !mark.is_empty() && answer.generation_prompt.trim_end().ends_with(mark)
+}
+
 fn reply_form(answer: ChatPrompt, generic: bool) -> ReplyForm {
-    let starts_thinking =
-        !answer.thinking_start.is_empty() && answer.generation_prompt.trim_end().ends_with(&answer.thinking_start);
+    let starts_thinking = starts_thinking(&answer);
     let thinking_start = answer.thinking_start;
     let thinking_end = answer.thinking_ends.into_iter().next().unwrap_or_default();
     let mut parser = answer.parser;

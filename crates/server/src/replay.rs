@@ -6,9 +6,11 @@
 //! that came before them. `chat.rs` asks here while it renders, `reply.rs` tells what was written. A turn that the client
 //! changed in any way is never replayed, and no fault of the file reaches a client.
 
+mod aligned;
 mod journal;
 mod lru;
 mod record;
+mod said;
 mod splice;
 
 use std::path::Path;
@@ -22,6 +24,7 @@ use sha2::{Digest, Sha256};
 use journal::Journal;
 use lru::Lru;
 pub(crate) use record::CallTurn;
+use said::Said;
 pub(crate) use splice::{Check, Scene, splice};
 
 use crate::served::ServedModel;
@@ -55,9 +58,13 @@ impl Replay {
     }
 
     /// What the model wrote for this message, if it is one of its own and nobody changed it.
-    fn find_calls(&self, fingerprint: &[u8; 32], message: &Value) -> Option<Arc<CallTurn>> {
-        let id = message.pointer("/tool_calls/0/id")?.as_str()?;
-        let turn = self.calls.lock().unwrap_or_else(PoisonError::into_inner).get(id)?;
+    fn find_calls(&self, fingerprint: &[u8; 32], message: &Value, before: &Said) -> Option<Arc<CallTurn>> {
+        let calls = message.get("tool_calls")?.as_array()?;
+        let ids = || calls.iter().filter_map(|call| call.get("id")?.as_str());
+        let mut kept = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        let turn = kept.get(ids().next()?).or_else(|| kept.get(before.key(ids()).as_str()));
+        drop(kept);
+        let turn = turn?;
         (turn.fingerprint == *fingerprint && turn.is_told_by(message)).then_some(turn)
     }
 
@@ -70,7 +77,7 @@ impl Replay {
     }
 
     fn keep_calls(&self, turn: CallTurn) {
-        let Some(id) = turn.ids.first().cloned() else { return };
+        let Some(id) = turn.key() else { return };
         let line = turn.encode();
         let size = line.len();
         self.calls.lock().unwrap_or_else(PoisonError::into_inner).put(id, Arc::new(turn), size);
@@ -93,17 +100,20 @@ pub(crate) struct Recording {
     opening: String,
     /// The model and the prompt's tokens, hashed.
     before: Sha256,
+    /// The messages of the prompt.
+    said: Said,
 }
 
 impl Recording {
-    pub(crate) fn new(model: &ServedModel, prompt: &[u32], opening: &str) -> Self {
+    pub(crate) fn new(model: &ServedModel, prompt: &[u32], opening: &str, messages: &[Value]) -> Self {
         let mut before = begin(model);
         add_tokens(&mut before, prompt);
-        Self { model: model.clone(), opening: opening.to_owned(), before }
+        let said = Said::all(&model.namespace().fingerprint, messages);
+        Self { model: model.clone(), opening: opening.to_owned(), before, said }
     }
 
     /// Keeps a reply that ended by itself. `output` has the ids that the client was told; `own_ids` says that none of
-    /// them was written by the model, because those could be guessed.
+    /// them was written by the model: those could be guessed, so they do not name a turn alone.
     pub(crate) fn keep(&self, output: &ChatOutput, own_ids: bool, completion: &Completion) {
         if completion.finish_reason != FinishReason::Stop || completion.stop_sequence.is_some() {
             return;
@@ -119,9 +129,12 @@ impl Recording {
         }
         let replay = &self.model.conversations().replay;
         if !output.tool_calls.is_empty() {
-            if own_ids {
-                replay.keep_calls(CallTurn::new(&self.model, output, &self.opening, tokens));
+            let mut turn = CallTurn::new(&self.model, output, &self.opening, tokens);
+            turn.before = Some(self.before.clone().finalize().into());
+            if !own_ids {
+                turn.said = Some(self.said.key(turn.ids.iter().map(String::as_str)));
             }
+            replay.keep_calls(turn);
             return;
         }
         // The text alone must be what the model wrote: thinking that a client does not send back stays out.

@@ -64,6 +64,8 @@ mod response_store;
 #[cfg(test)]
 mod responses;
 #[cfg(test)]
+mod scripted;
+#[cfg(test)]
 mod sessions;
 #[cfg(test)]
 mod smollm2;
@@ -71,6 +73,8 @@ mod smollm2;
 mod stalled;
 #[cfg(test)]
 mod support;
+#[cfg(test)]
+mod template_families;
 #[cfg(test)]
 mod tools;
 #[cfg(test)]

@@ -18,7 +18,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 pub use fixture::{adapter_path, default_model_path, model_path, path_of};
-pub use spec::{AdapterSpec, ModelKind, ModelSpec, WeightType};
+pub use spec::{AdapterSpec, ChatSpec, Mark, ModelKind, ModelSpec, WeightType};
 
 /// Writes the model that `spec` describes as one GGUF file.
 pub fn write_model(spec: &ModelSpec, path: &Path) -> io::Result<()> {

@@ -74,9 +74,34 @@ pub struct ModelSpec {
     /// Size of the output rows of the special tokens relative to those of text. With the small default, greedy decoding
     /// never ends by itself; at 2 or more, end-of-text and end-of-turn tokens are chosen often.
     pub special_gain: f32,
+    /// A chat template of the caller's, and the tokens that belong to it.
+    pub chat: Option<ChatSpec>,
+}
+
+/// How a generated model talks, if not in the usual ChatML form.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChatSpec {
+    /// Jinja source of the chat template.
+    pub template: String,
+    /// Texts of further tokens, after all others; none may be in the vocabulary already.
+    pub marks: Vec<Mark>,
+}
+
+/// A token that a chat template writes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mark {
+    /// Its text.
+    pub text: String,
+    /// Whether it is hidden from readers, as marks of turns are; else it is text that is never cut.
+    pub is_control: bool,
 }
 
 impl ModelSpec {
+    /// Tokens of the vocabulary that stand behind the usual ones.
+    pub(crate) fn marks(&self) -> &[Mark] {
+        self.chat.as_ref().map_or(&[], |chat| &chat.marks)
+    }
+
     /// Small enough to be generated and loaded in a few milliseconds, large enough that outputs depend on the context.
     pub fn tiny(kind: ModelKind) -> Self {
         Self {
@@ -90,6 +115,7 @@ impl ModelSpec {
             window: 64,
             weight_type: WeightType::F16,
             special_gain: 0.15,
+            chat: None,
         }
     }
 

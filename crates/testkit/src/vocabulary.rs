@@ -5,6 +5,7 @@
 //! a part of one. Ids and texts are fixed: changing them changes every generated file.
 
 use crate::gguf::{Gguf, Value};
+use crate::spec::{ChatSpec, Mark};
 
 /// Merges in order of rank; each one adds the token of both halves joined.
 const MERGES: [(&[u8], &[u8]); 41] = [
@@ -58,7 +59,7 @@ const MERGES: [(&[u8], &[u8]); 41] = [
 #[expect(clippy::cast_possible_truncation, reason = "a short list written down in this file")]
 const FIRST_SPECIAL: u32 = 256 + MERGES.len() as u32;
 
-/// Number of tokens.
+/// Number of tokens of a model without marks of its own.
 #[expect(clippy::cast_possible_truncation, reason = "a short list written down in this file")]
 pub const SIZE: u32 = FIRST_SPECIAL + Special::ALL.len() as u32;
 
@@ -162,15 +163,24 @@ pub(crate) fn output_gain(id: u32, special_gain: f32) -> f32 {
     if readable { 1.0 } else { 0.5 }
 }
 
+/// Number of tokens with further marks behind the usual ones.
+pub(crate) fn size_with(marks: &[Mark]) -> u32 {
+    SIZE + u32::try_from(marks.len()).unwrap_or_default()
+}
+
 /// Adds the tokenizer's keys and the chat template.
-pub(crate) fn describe(gguf: &mut Gguf) {
+pub(crate) fn describe(gguf: &mut Gguf, chat: Option<&ChatSpec>) {
     const NORMAL: i32 = 1;
     const CONTROL: i32 = 3;
     const USER_DEFINED: i32 = 4;
     let bytes = (0..=255_u8).map(|byte| visible(&[byte]));
     let merged = MERGES.iter().map(|(left, right)| visible(&[*left, *right].concat()));
+    let marks = chat.map_or(&[][..], |chat| &chat.marks);
     let special = Special::ALL.iter().map(|token| token.text().to_owned());
-    let special_types = Special::ALL.iter().map(|token| if token.is_control() { CONTROL } else { USER_DEFINED });
+    let special = special.chain(marks.iter().map(|mark| mark.text.clone()));
+    let special_types = Special::ALL.iter().map(|token| token.is_control());
+    let special_types = special_types.chain(marks.iter().map(|mark| mark.is_control));
+    let special_types = special_types.map(|is_control| if is_control { CONTROL } else { USER_DEFINED });
     let types = (0..FIRST_SPECIAL).map(|_| NORMAL).chain(special_types);
     let merges = MERGES.iter().map(|(left, right)| format!("{} {}", visible(left), visible(right)));
 
@@ -189,7 +199,7 @@ pub(crate) fn describe(gguf: &mut Gguf) {
     gguf.set("tokenizer.ggml.add_bos_token", Value::Bool(true));
     gguf.set("tokenizer.ggml.add_eos_token", Value::Bool(false));
     gguf.set("tokenizer.ggml.add_space_prefix", Value::Bool(false));
-    gguf.set_text("tokenizer.chat_template", CHAT_TEMPLATE);
+    gguf.set_text("tokenizer.chat_template", chat.map_or(CHAT_TEMPLATE, |chat| &chat.template));
 }
 
 /// Byte-level vocabularies spell each byte as one visible character.
@@ -216,7 +226,7 @@ mod tests {
 
     fn tokens() -> Vec<String> {
         let mut gguf = Gguf::default();
-        describe(&mut gguf);
+        describe(&mut gguf, None);
         let (_, value) = gguf.metadata.into_iter().find(|(key, _)| key == "tokenizer.ggml.tokens").unwrap();
         let Value::Texts(tokens) = value else { panic!("tokens are not texts") };
         tokens
@@ -253,6 +263,23 @@ mod tests {
         }
         assert_eq!(Special::ToolCallEnd.id() + 1, SIZE);
         assert_eq!(bytes_of(SIZE), None);
+    }
+
+    #[test]
+    fn marks_of_a_template_come_last_and_are_tokens_of_their_own() {
+        let marks = ["<|turn|>", "<call>"].map(|text| Mark { text: text.to_owned(), is_control: text != "<call>" });
+        let mut gguf = Gguf::default();
+        describe(&mut gguf, Some(&ChatSpec { template: "x".to_owned(), marks: marks.to_vec() }));
+        let get = |key: &str| gguf.metadata.iter().find(|(name, _)| name == key).map(|(_, value)| value).unwrap();
+        let Value::Texts(texts) = get("tokenizer.ggml.tokens") else { panic!("tokens are not texts") };
+        let Value::I32s(types) = get("tokenizer.ggml.token_type") else { panic!("types are not numbers") };
+        assert_eq!(texts.len(), usize::try_from(size_with(&marks)).unwrap());
+        assert_eq!(
+            (&texts[texts.len() - 2..], types.len()),
+            (&["<|turn|>", "<call>"].map(str::to_owned)[..], texts.len())
+        );
+        assert_eq!(types[types.len() - 2..], [3, 4]);
+        assert_eq!(texts[..texts.len() - 2], tokens(), "the others stay where they are");
     }
 
     #[test]

@@ -77,7 +77,7 @@ fn load(path: &Path, calls: &Calls) -> io::Result<usize> {
     for line in bytes.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
         match CallTurn::decode(line) {
             Some(turn) => {
-                let id = turn.ids.first().cloned().unwrap_or_default();
+                let id = turn.key().unwrap_or_default();
                 calls.put(id, Arc::new(turn), line.len());
             }
             None => skipped += 1,

@@ -25,6 +25,12 @@ pub(crate) struct CallTurn {
     pub(crate) opening: String,
     /// What it wrote, without the end of the turn.
     pub(crate) tokens: Vec<u32>,
+    /// The model and the prompt's tokens, hashed; older records have none.
+    #[serde(default)]
+    pub(super) before: Option<[u8; 32]>,
+    /// The key of a turn whose ids could be guessed.
+    #[serde(default)]
+    pub(super) said: Option<String>,
 }
 
 impl CallTurn {
@@ -36,7 +42,19 @@ impl CallTurn {
             content: output.content.clone(),
             opening: opening.to_owned(),
             tokens: tokens.to_vec(),
+            before: None,
+            said: None,
         }
+    }
+
+    /// Under what the turn is found.
+    pub(super) fn key(&self) -> Option<String> {
+        self.said.as_ref().or(self.ids.first()).cloned()
+    }
+
+    /// Whether a hash of model and tokens is that of the prompt which the model went on from.
+    pub(super) fn was_written_after(&self, before: Sha256) -> bool {
+        self.before.is_none_or(|known| <[u8; 32]>::from(before.finalize()) == known)
     }
 
     /// Whether a message says exactly what the client was told: same calls in the same order, same text. Arguments may
@@ -105,6 +123,8 @@ pub(super) mod tests {
             content: "Look:".into(),
             opening: "<a>".into(),
             tokens: vec![1, 2, u32::MAX],
+            before: Some([9; 32]),
+            said: None,
         }
     }
 

@@ -11,6 +11,8 @@ use poncho_engine::backend::{ChatPrompt, TokenizeMode};
 use serde_json::{Value, json};
 use sha2::Sha256;
 
+use super::aligned::aligned;
+use super::said::Said;
 use super::{CallTurn, add_tokens, begin, text_key};
 use crate::ids::random_id;
 use crate::served::ServedModel;
@@ -35,17 +37,33 @@ pub(crate) enum Check {
 
 /// What stands in for a message.
 #[derive(Clone)]
-enum Stand {
+pub(super) enum Stand {
     /// A turn with calls, by its id.
     Calls(Arc<CallTurn>),
     /// A text, which is replayed if everything before it is the same.
     Text(String),
 }
 
-struct Placeholder {
+pub(super) struct Placeholder {
     message: usize,
-    mark: String,
-    stand: Stand,
+    pub(super) mark: String,
+    pub(super) stand: Stand,
+}
+
+impl Placeholder {
+    /// The name of the first call.
+    pub(super) fn name<'m>(&self, messages: &'m [Value]) -> Option<&'m str> {
+        messages.get(self.message)?.pointer("/tool_calls/0/function/name")?.as_str()
+    }
+
+    /// The message with the mark as the name of its first call.
+    pub(super) fn named(&self, messages: &[Value]) -> Value {
+        let mut message = messages.get(self.message).cloned().unwrap_or_default();
+        if let Some(name) = message.pointer_mut("/tool_calls/0/function/name") {
+            *name = self.mark.as_str().into();
+        }
+        message
+    }
 }
 
 /// The prompt's tokens with what was sampled put back; nothing if nothing was kept or it does not fit.
@@ -56,6 +74,7 @@ pub(crate) fn splice(scene: &Scene<'_>, check: Check) -> Option<Vec<u32>> {
     let everything: fn(&Placeholder) -> bool = |_| true;
     // A template that treats one kind specially does not cost the other.
     let mut tried = usize::MAX;
+    let mut unproved = None;
     for keep in [everything, calls_only, texts_only] {
         let some: Vec<&Placeholder> = all.iter().filter(|one| keep(one)).collect();
         if some.is_empty() || some.len() == tried {
@@ -63,10 +82,14 @@ pub(crate) fn splice(scene: &Scene<'_>, check: Check) -> Option<Vec<u32>> {
         }
         tried = some.len();
         if let Some(prompt) = fitting(scene, &some, check) {
-            return walk(scene, &prompt, &some);
+            match walk(scene, &prompt, &some) {
+                Some(walked) if walked.is_proved => return Some(walked.tokens),
+                walked => unproved = walked.map(|walked| walked.tokens),
+            }
+            break;
         }
     }
-    None
+    aligned(scene, &all.iter().collect::<Vec<_>>()).or(unproved)
 }
 
 fn placeholders(scene: &Scene<'_>) -> Vec<Placeholder> {
@@ -74,19 +97,22 @@ fn placeholders(scene: &Scene<'_>) -> Vec<Placeholder> {
     let fingerprint = scene.model.namespace().fingerprint;
     let with_texts = replay.has_texts();
     let secret = random_id("kept");
-    let stand = |message: &Value| {
+    let mut said = Said::new(&fingerprint);
+    let stand = |message: &Value, said: &Said| {
         if message.get("role").and_then(Value::as_str) != Some("assistant") {
             return None;
         }
         if message.get("tool_calls").is_some() {
-            return replay.find_calls(&fingerprint, message).map(Stand::Calls);
+            return replay.find_calls(&fingerprint, message, said).map(Stand::Calls);
         }
         let text = message.get("content").and_then(Value::as_str).filter(|text| !text.is_empty() && with_texts)?;
         message.get("reasoning_content").is_none().then(|| Stand::Text(text.to_owned()))
     };
     let found = scene.messages.iter().enumerate().filter_map(|(message, value)| {
         let mark = format!("{secret}x{message}x");
-        stand(value).map(|stand| Placeholder { message, mark, stand })
+        let found = stand(value, &said).map(|stand| Placeholder { message, mark, stand });
+        said.add(value);
+        found
     });
     found.collect()
 }
@@ -105,13 +131,7 @@ fn fitting(scene: &Scene<'_>, some: &[&Placeholder], check: Check) -> Option<Cha
         // between the placeholders.
         let named = |one: &Placeholder| match &one.stand {
             Stand::Text(_) => plain(one),
-            Stand::Calls(_) => {
-                let mut message = scene.messages.get(one.message).cloned().unwrap_or_default();
-                if let Some(name) = message.pointer_mut("/tool_calls/0/function/name") {
-                    *name = one.mark.as_str().into();
-                }
-                message
-            }
+            Stand::Calls(_) => one.named(scene.messages),
         };
         let real = (scene.render)(&replaced(scene.messages, some, named))?;
         let real = split(&real.text, some)?;
@@ -144,7 +164,7 @@ fn fitting(scene: &Scene<'_>, some: &[&Placeholder], check: Check) -> Option<Cha
     Some(prompt)
 }
 
-fn replaced(messages: &[Value], some: &[&Placeholder], with: impl Fn(&Placeholder) -> Value) -> Vec<Value> {
+pub(super) fn replaced(messages: &[Value], some: &[&Placeholder], with: impl Fn(&Placeholder) -> Value) -> Vec<Value> {
     let mut messages = messages.to_vec();
     for one in some {
         if let Some(message) = messages.get_mut(one.message) {
@@ -174,9 +194,9 @@ const KEPT_BACK: usize = 4;
 
 /// A stretch that is not tokenized yet.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-struct Stretch {
-    text: String,
-    is_input: bool,
+pub(super) struct Stretch {
+    pub(super) text: String,
+    pub(super) is_input: bool,
 }
 
 struct Walk<'a> {
@@ -187,10 +207,12 @@ struct Walk<'a> {
     pending: Vec<Stretch>,
     is_first: bool,
     replayed: usize,
+    /// Whether every turn with calls stands after the tokens that it was written after.
+    is_proved: bool,
 }
 
 /// Tokenizes a prompt part by part, kept tokens in place of their marks.
-fn walk(scene: &Scene<'_>, prompt: &ChatPrompt, some: &[&Placeholder]) -> Option<Vec<u32>> {
+fn walk<'a>(scene: &Scene<'a>, prompt: &ChatPrompt, some: &[&Placeholder]) -> Option<Walk<'a>> {
     let mut walk = Walk {
         model: scene.model,
         tokens: Vec::new(),
@@ -198,6 +220,7 @@ fn walk(scene: &Scene<'_>, prompt: &ChatPrompt, some: &[&Placeholder]) -> Option
         pending: Vec::new(),
         is_first: true,
         replayed: 0,
+        is_proved: true,
     };
     let mut waiting = some.iter().copied().peekable();
     for part in &prompt.parts {
@@ -215,7 +238,7 @@ fn walk(scene: &Scene<'_>, prompt: &ChatPrompt, some: &[&Placeholder]) -> Option
     }
     walk.commit_all_but(0)?;
     // A mark that was cut apart by two parts is still waiting.
-    (waiting.peek().is_none() && walk.replayed > 0).then_some(walk.tokens)
+    (waiting.peek().is_none() && walk.replayed > 0).then_some(walk)
 }
 
 impl Walk<'_> {
@@ -269,6 +292,9 @@ impl Walk<'_> {
 
     fn put_calls(&mut self, turn: &CallTurn, is_input: bool) -> Option<()> {
         let before = self.all_tokenized(&opened(&self.pending, &turn.opening)?)?;
+        let mut hash = self.hash.clone();
+        add_tokens(&mut hash, &before);
+        self.is_proved &= turn.was_written_after(hash);
         self.put(&before, &turn.tokens, is_input);
         Some(())
     }

@@ -33,8 +33,13 @@ struct Function<'a> {
 }
 
 /// What constrains the reply to a turn with tools: calls from the first token where they are required; otherwise as
-/// soon as one begins, or, if the text must follow a schema, that or calls.
-pub(crate) fn generic_grammar(model: &Model, turn: &ChatTurn) -> Result<Option<Grammar>, ApiError> {
+/// soon as one begins, or, if the text must follow a schema, that or calls. Where the prompt opened a thinking block, it
+/// says what closes it: a call inside of it would be a thought.
+pub(crate) fn generic_grammar(
+    model: &Model,
+    turn: &ChatTurn,
+    thinking_end: Option<&str>,
+) -> Result<Option<Grammar>, ApiError> {
     if turn.choice == Choice::None {
         return Ok(None);
     }
@@ -59,12 +64,38 @@ pub(crate) fn generic_grammar(model: &Model, turn: &ChatTurn) -> Result<Option<G
             rules.push_str(&renamed(&model.json_schema_to_grammar(schema)?, "reply-"));
             (format!("{calls} | reply-root"), Vec::new())
         }
-        None if must_call => (calls.to_owned(), Vec::new()),
+        None if must_call => match thinking_end.and_then(thought) {
+            Some(thought) => {
+                let _ = writeln!(rules, "thought ::= {thought}");
+                (format!("thought {calls}"), Vec::new())
+            }
+            None => (calls.to_owned(), Vec::new()),
+        },
         None => (calls.to_owned(), vec![Trigger::Word(CALL_OPEN.to_owned())]),
     };
     let text = format!("root ::= {root}\n{rules}");
     let source = GrammarSource::Gbnf { text, root: "root".to_owned() };
     Ok(Some(Grammar { source, triggers, accepted: Vec::new() }))
+}
+
+/// A thinking block up to its end, and line breaks behind it.
+fn thought(end: &str) -> Option<String> {
+    let end = end.trim();
+    let mut chars = end.chars();
+    let (first, second) = (class(chars.next()?), chars.next().map(class));
+    let inside = match second {
+        Some(second) => format!("([^{first}] | [{first}] [^{first}{second}])*"),
+        None => format!("[^{first}]*"),
+    };
+    Some(format!("{inside} {} [\\n]*", literal(end)))
+}
+
+/// A character inside of brackets.
+fn class(c: char) -> String {
+    match c {
+        '[' | ']' | '\\' | '^' | '-' | '"' => format!("\\{c}"),
+        c => c.to_string(),
+    }
 }
 
 /// The first tool whose schema cannot be used.

@@ -71,8 +71,8 @@ impl Builder<'_> {
         self.number("context_length", self.spec.n_ctx_train);
         self.number("embedding_length", self.spec.width);
         self.number("block_count", self.spec.n_layers);
-        self.number("vocab_size", vocabulary::SIZE);
-        vocabulary::describe(&mut self.gguf);
+        self.number("vocab_size", vocabulary::size_with(self.spec.marks()));
+        vocabulary::describe(&mut self.gguf, self.spec.chat.as_ref());
     }
 
     /// Sets a key of the architecture's own.
@@ -91,7 +91,8 @@ impl Builder<'_> {
     /// Embedding matrix whose rows have the given deviation.
     fn embedding(&mut self, deviation: f32) {
         let gain = deviation * (self.spec.width as f32).sqrt();
-        let tensor = self.weights.matrix("token_embd.weight".to_owned(), self.spec.width, vocabulary::SIZE, gain);
+        let size = vocabulary::size_with(self.spec.marks());
+        let tensor = self.weights.matrix("token_embd.weight".to_owned(), self.spec.width, size, gain);
         self.gguf.add(tensor);
     }
 
@@ -99,7 +100,8 @@ impl Builder<'_> {
     /// the current token, and its rows could not be scaled for each sort of token.
     fn output(&mut self, norm_name: &str) {
         let special_gain = self.spec.special_gain;
-        let gains = (0..vocabulary::SIZE).map(|id| LOGIT_GAIN * vocabulary::output_gain(id, special_gain));
+        let size = vocabulary::size_with(self.spec.marks());
+        let gains = (0..size).map(|id| LOGIT_GAIN * vocabulary::output_gain(id, special_gain));
         let tensor = self.weights.matrix_of_rows("output.weight".to_owned(), self.spec.width, gains);
         self.norm(norm_name.to_owned(), &[self.spec.width], 1.0);
         self.gguf.add(tensor);
