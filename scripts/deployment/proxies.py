@@ -2,7 +2,7 @@
 #
 # Called by scripts/try_deployment.py. Each proxy must pass keys, bodies and streams, keep /metrics inside, tell Poncho of
 # clients that hang up, and wait through a silence that is longer than proxies wait by themselves. That nginx without
-# our lines fails here shows that the trial notices. Proxies run as this process's user, on the loopback, without files elsewhere.
+# our timeout fails here shows that the trial notices. Proxies run as this process's user, on the loopback, without files elsewhere.
 import concurrent.futures
 import contextlib
 import http.client
@@ -141,7 +141,7 @@ def streams(client):
 
 
 def tells_of_hanging_up(client, poncho):
-    """Both kinds would go on for a minute or more if Poncho did not notice."""
+    """The stream would go on for a minute or more if Poncho did not notice."""
     wait_until(lambda: poncho.in_flight() == 0, "a quiet server")
     answer = client.chat(6000, stream=True)
     pieces(answer, 3)
