@@ -5,6 +5,7 @@
 //! must never become a special token. Rendering and tokenizing block, so callers run them off the async threads.
 
 use std::borrow::Cow;
+use std::cell::Cell;
 use std::sync::Arc;
 
 use poncho_engine::backend::chat::PromptPart;
@@ -181,14 +182,24 @@ pub(crate) fn render(model: &ServedModel, turn: &ChatTurn) -> Result<Rendered, A
 }
 
 fn rendered(model: &ServedModel, turn: &ChatTurn, style: ToolStyle) -> Result<Rendered, ApiError> {
+    let short_ids = Cell::new(false);
     let request = |messages: &[Value]| {
         let messages = match style {
             ToolStyle::Generic => Cow::Owned(tools::generic_messages(turn, messages)),
-            ToolStyle::Unused | ToolStyle::Template => Cow::Borrowed(messages),
+            ToolStyle::Unused => Cow::Borrowed(messages),
+            ToolStyle::Template if short_ids.get() => Cow::Owned(tools::with_short_ids(messages)),
+            ToolStyle::Template => Cow::Borrowed(messages),
         };
         template_request(turn, &messages, style, turn.tools.iter())
     };
-    let mut prompt = apply_template(model, turn, &request(&turn.messages)?)?;
+    let mut prompt = match apply_template(model, turn, &request(&turn.messages)?) {
+        Err(error) if style == ToolStyle::Template => {
+            // Some templates take ids of nine letters and digits only.
+            short_ids.set(true);
+            apply_template(model, turn, &request(&turn.messages)?).map_err(|_| error)?
+        }
+        applied => applied?,
+    };
     let begun = |prompt: &mut ChatPrompt| {
         if !turn.reply_start.is_empty() {
             prompt.text.push_str(&turn.reply_start);
@@ -234,7 +245,10 @@ pub(crate) fn prepare_chat(model: &ServedModel, turn: &ChatTurn) -> Result<Prepa
     let answer = match turn.choice.names().filter(|_| style == ToolStyle::Template) {
         Some(names) => {
             let only = turn.tools.iter().filter(|tool| names.contains(&tool.name.as_str()));
-            apply_template(model, turn, &template_request(turn, &turn.messages, style, only)?)?
+            let named = |messages: &[Value]| {
+                apply_template(model, turn, &template_request(turn, messages, style, only.clone())?)
+            };
+            named(&turn.messages).or_else(|error| named(&tools::with_short_ids(&turn.messages)).map_err(|_| error))?
         }
         None => prompt,
     };

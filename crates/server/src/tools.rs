@@ -9,6 +9,7 @@ mod grammar;
 mod parser;
 mod rendering;
 mod scan;
+mod short_ids;
 
 use poncho_engine::backend::{ChatRequest, ToolChoice};
 use serde_json::Value;
@@ -19,6 +20,7 @@ use crate::served::ServedModel;
 pub(crate) use grammar::{bad_schema, generic_grammar};
 pub(crate) use parser::GenericParser;
 pub(crate) use rendering::generic_messages;
+pub(crate) use short_ids::with_short_ids;
 
 /// Opens a call.
 pub(crate) const CALL_OPEN: &str = "<tool_call>";

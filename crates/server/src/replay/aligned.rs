@@ -13,7 +13,7 @@ use serde_json::json;
 use sha2::Sha256;
 
 use super::splice::{Placeholder, Scene, Stand, Stretch, replaced};
-use super::{add_tokens, begin, text_key};
+use super::{CallTurn, add_tokens, begin, text_key};
 
 /// Bytes at the end of a turn that are looked for in what the template wrote: enough to tell one call from the next.
 const TAIL: usize = 256;
@@ -88,22 +88,53 @@ impl<'a> Attempt<'a> {
                 self.cursor = after;
             }
             Stand::Calls(turn) => {
-                let before = self.starts(mark, &turn.opening).into_iter().find_map(|start| {
+                let here = self.starts(mark, &turn.opening).into_iter().find_map(|start| {
                     let before = self.tokenized(self.cursor..start, Some(&turn.opening))?;
-                    let mut hash = self.hash.clone();
-                    add_tokens(&mut hash, &before);
-                    turn.was_written_after(hash).then_some(before)
-                })?;
-                let sampled = self.scene.model.detokenize(&turn.tokens, SpecialText::Render);
-                let next = self.some.get(place + 1).and_then(|next| self.prompt.text.get(after..)?.find(&next.mark));
-                let written = self.prompt.text.get(after..next.map_or(self.prompt.text.len(), |next| after + next))?;
-                let end = after + turn_end(&sampled, written)?;
+                    self.proved(turn, before)
+                });
+                let before = here.or_else(|| self.proved(turn, self.asked_then(one, place)?))?;
+                let end = self.end_of(one, turn, place)?;
                 self.commit(&before);
                 self.commit(&turn.tokens);
                 self.cursor = end;
             }
         }
         Some(())
+    }
+
+    /// Tokens that come next, if the turn was written after them.
+    fn proved(&self, turn: &CallTurn, before: Vec<u32>) -> Option<Vec<u32>> {
+        let mut hash = self.hash.clone();
+        add_tokens(&mut hash, &before);
+        turn.was_written_after(hash).then_some(before)
+    }
+
+    /// What stood between the turn before and this one when it was asked for: some templates write the same messages in
+    /// another way once others follow, and instructions for the reply at the end of the prompt.
+    fn asked_then(&self, one: &Placeholder, place: usize) -> Option<Vec<u32>> {
+        let head = self.scene.messages.get(..one.message)?;
+        let earlier = self.some.get(..place)?;
+        let scene = Scene { messages: head, render: self.scene.render, ..*self.scene };
+        let mut then = Attempt::new(&scene, earlier)?;
+        if let Some((last, previous)) = earlier.iter().zip(0..).last() {
+            then.cursor = match &last.stand {
+                Stand::Calls(turn) => then.end_of(last, turn, previous)?,
+                Stand::Text(_) => then.prompt.text.find(&last.mark)? + last.mark.len(),
+            };
+            // Only the first token of a prompt is special.
+            then.tokens.clone_from(&self.tokens);
+        }
+        then.tokenized(then.cursor..then.prompt.text.len(), None)
+    }
+
+    /// Where a turn with calls ends in the text.
+    fn end_of(&self, one: &Placeholder, turn: &CallTurn, place: usize) -> Option<usize> {
+        let mark = self.cursor + self.prompt.text.get(self.cursor..)?.find(&one.mark)?;
+        let after = mark + one.mark.len();
+        let sampled = self.scene.model.detokenize(&turn.tokens, SpecialText::Render);
+        let next = self.some.get(place + 1).and_then(|next| self.prompt.text.get(after..)?.find(&next.mark));
+        let written = self.prompt.text.get(after..next.map_or(self.prompt.text.len(), |next| after + next))?;
+        Some(after + turn_end(&sampled, written)?)
     }
 
     /// Where the turn before a mark may begin, the likeliest first: the opening in whole, then any place that begins

@@ -18,6 +18,7 @@ use crate::ids::random_id;
 use crate::served::ServedModel;
 
 /// What is rendered.
+#[derive(Clone, Copy)]
 pub(crate) struct Scene<'a> {
     pub(crate) model: &'a ServedModel,
     pub(crate) messages: &'a [Value],
@@ -45,7 +46,7 @@ pub(super) enum Stand {
 }
 
 pub(super) struct Placeholder {
-    message: usize,
+    pub(super) message: usize,
     pub(super) mark: String,
     pub(super) stand: Stand,
 }
@@ -134,6 +135,10 @@ fn fitting(scene: &Scene<'_>, some: &[&Placeholder], check: Check) -> Option<Cha
             Stand::Calls(_) => one.named(scene.messages),
         };
         let real = (scene.render)(&replaced(scene.messages, some, named))?;
+        if !calls.iter().any(|one| real.text.contains(&one.mark)) {
+            // The template leaves calls out. What the model wrote is put where it writes texts.
+            return (calls.len() == some.len()).then_some(prompt);
+        }
         let real = split(&real.text, some)?;
         let last = around.len().saturating_sub(1);
         let fits = around.iter().zip(&real).enumerate().all(|(at, (around, real))| match at {
