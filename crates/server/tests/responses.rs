@@ -445,7 +445,7 @@ async fn a_session_is_named_in_the_body_or_a_header() {
     let server = Server::plain().await;
     let body = with(asking(&json!("Hello")), &json!({"max_output_tokens": 4, "ignore_eos": true}));
     server.ask(PATH, &with(body.clone(), &json!({"session_id": "mine"}))).await;
-    let headers = [("content-type", "application/json"), ("x-session-id", "other"), ("x-poncho", "1")];
+    let headers = [("content-type", "application/json"), ("x-poncho-session", "other"), ("x-poncho", "1")];
     let answer = server.send(Method::POST, PATH, &headers, body.to_string().into()).await;
     assert!(answer.json()["poncho"]["hit"].is_string(), "{}", answer.text);
     let model = server.model();
