@@ -14,7 +14,7 @@ STEP := @scripts/step.sh
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run build test check bench doc fuzz model newcomer bootstrap
+.PHONY: help run build test check bench doc fuzz model newcomer agents bootstrap
 
 # What needs no compiled llama.cpp comes first: a stray space must not cost a build.
 define CHECKS
@@ -65,6 +65,10 @@ model: ## Fetch the default model, SmolLM2-135M-Instruct, into .tools/models
 
 newcomer: ## Do what the README says, in a fresh clone with an empty home (takes a first build)
 	@scripts/newcomer.py $(ARGS)
+
+agents: bootstrap ## Run real agents as docs/agents.md sets them up (nightly; installs 2 GB of clients)
+	$(STEP) 'stub server' cargo build -p poncho-server --examples --release
+	$(STEP) 'agents' tests/clients/agents.py $(ARGS)
 
 bootstrap: ## Install what the build needs and is missing (the other targets do this first)
 	@scripts/bootstrap.sh

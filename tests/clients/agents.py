@@ -10,6 +10,7 @@ import json
 import os
 import pathlib
 import re
+import secrets
 import signal
 import subprocess
 import sys
@@ -93,14 +94,14 @@ def call(name, **arguments):
 class Client:
     """A client: where its settings go, how it is asked, and which of its tools reads a file."""
 
-    def __init__(self, name, *, section=None, block=0, settings=None, command=None, variables=None, tool=None, table=None):
+    def __init__(self, name, *, section=None, block=0, settings=None, command=None, variables=None, tool=None, stdin=False):
         self.name = name
         self.block = (section or name, block)
         self.settings = settings
         self.command = command
         self.variables = variables or {}
         self.tool = tool
-        self.table = table or name
+        self.stdin = stdin
 
     def prompts(self):
         """Each with what must come out."""
@@ -138,6 +139,7 @@ def litellm(prompt, home):
     return [python_tools("litellm") / "python", clients.HERE / "agents" / "ask_litellm.py", home / "config.yaml", prompt]
 
 
+LITELLM_VARIABLES = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_MASTER_KEY": f"sk-{secrets.token_hex(32)}"}
 QUIET_AIDER = ["--yes-always", "--no-git", "--no-analytics", "--no-check-update", "--no-show-release-notes", "--no-pretty"]
 
 CLIENTS = [
@@ -157,7 +159,9 @@ CLIENTS = [
     Client(
         "opencode",
         settings=".config/opencode/opencode.json",
-        command=lambda prompt, _: [*opencode(), "run", prompt],
+        # As an argument it would be put in quotes, and the script with it.
+        command=lambda prompt, _: [*opencode(), "run"],
+        stdin=True,
         variables={"OPENCODE_DISABLE_AUTOUPDATE": "1", "OPENCODE_DISABLE_MODELS_FETCH": "1"},
         tool=call("bash", command="cat note.txt", description="Reads the note"),
     ),
@@ -177,7 +181,7 @@ CLIENTS = [
     langchain(0, "OpenAI"),
     langchain(1, "Anthropic"),
     langchain(2, "Ollama"),
-    Client("LiteLLM", settings="config.yaml", command=litellm, variables={"LITELLM_LOCAL_MODEL_COST_MAP": "True"}),
+    Client("LiteLLM", settings="config.yaml", command=litellm, variables=LITELLM_VARIABLES),
 ]
 
 
@@ -196,19 +200,19 @@ def metrics(url, name):
     return [(dict(re.findall(r'(\w+)="([^"]*)"', match[1])), float(match[2])) for match in found if match]
 
 
-def ask(command, environ, folder):
+def ask(command, environ, folder, stdin):
     """Exit code and output of one prompt; a client that takes too long is ended with all that it started."""
     process = subprocess.Popen(
         [str(part) for part in command],
         env=environ,
         cwd=folder,
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,
     )
     try:
-        out, _ = process.communicate(timeout=PROMPT_SECONDS)
+        out, _ = process.communicate(stdin.encode(), timeout=PROMPT_SECONDS)
         return process.returncode, out.decode(errors="replace")
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
@@ -222,7 +226,7 @@ def problems(client, url, home, folder):
     environ = environment(home, client.variables)
     for number, (prompt, expected) in enumerate(client.prompts(), start=1):
         before = metrics(url, "poncho_prompt_tokens_total")
-        code, out = ask(client.command(prompt, home), environ, folder)
+        code, out = ask(client.command(prompt, home), environ, folder, prompt if client.stdin else "")
         # A client may print its prompt, with the script in it.
         said = expected in out.replace(prompt, "").replace(f"[say:{expected}:say]", "")
         if code != 0 or not said:
@@ -237,7 +241,7 @@ def problems(client, url, home, folder):
         if int(labels["status"]) >= 400:
             found.append(f"{labels['route']} answered {labels['status']} ({count:.0f} times)")
     called = {labels["route"] for labels, _ in answers}
-    listed = routes_in_guide(client.table)
+    listed = routes_in_guide(client.name)
     if not called & set(listed):
         found.append(f"calls {sorted(called)}; docs/agents.md says {listed}")
     if share == 0.0:

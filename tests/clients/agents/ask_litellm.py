@@ -3,6 +3,7 @@
 # Run by tests/clients/agents.py with the Python that has LiteLLM: ask_litellm.py CONFIG PROMPT.
 # It must never leave the proxy running.
 import json
+import os
 import pathlib
 import socket
 import subprocess
@@ -37,7 +38,7 @@ def main():
                 sys.exit("the proxy did not start")
             time.sleep(0.2)
         body = {"model": "local", "messages": [{"role": "user", "content": prompt}]}
-        headers = {"content-type": "application/json", "authorization": "Bearer any"}
+        headers = {"content-type": "application/json", "authorization": f"Bearer {os.environ['LITELLM_MASTER_KEY']}"}
         request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers)
         with urllib.request.urlopen(request, timeout=60) as answer:
             print(json.load(answer)["choices"][0]["message"]["content"])
