@@ -14,7 +14,7 @@ STEP := @scripts/step.sh
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run build dist test check bench doc fuzz model newcomer deployment peer bootstrap
+.PHONY: help run build dist test check bench doc fuzz model newcomer deployment agents peer bootstrap
 
 # What needs no compiled llama.cpp comes first: a stray space must not cost a build.
 define CHECKS
@@ -75,6 +75,10 @@ newcomer: ## Do what the README says, in a fresh clone with an empty home (takes
 
 deployment: build model ## Try packaging/ for real: nginx, caddy, systemd, a container (as root; says what to install)
 	$(STEP) 'deployment' scripts/try_deployment.py $(ARGS)
+
+agents: bootstrap ## Run real agents as docs/agents.md sets them up (nightly; installs 2 GB of clients)
+	$(STEP) 'stub server' cargo build -p poncho-server --examples --release
+	$(STEP) 'agents' tests/clients/agents.py $(ARGS)
 
 bootstrap: ## Install what the build needs and is missing (the other targets do this first)
 	@scripts/bootstrap.sh

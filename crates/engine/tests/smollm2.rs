@@ -34,3 +34,20 @@ fn the_default_model_answers_a_question_and_remembers_it() {
     let warm = again.complete(request).unwrap();
     assert_eq!((warm.hit, &warm.reply), (HitKind::Exact, &cold.reply));
 }
+
+#[test]
+fn a_text_among_the_template_arguments_is_a_text_to_the_template() {
+    let config = ModelConfig {
+        context: ContextOptions { n_ctx: 256, n_seq_max: 1, threads: Some(1), ..ContextOptions::default() },
+        ..ModelConfig::new("smollm2", model_file())
+    };
+    let model = Model::load(config, Arc::new(LlamaBackend), memory_cache()).unwrap();
+    let request = ChatRequest {
+        messages_json: r#"[{"role":"user","content":"Hello"}]"#.to_owned(),
+        template_override: Some("{{ messages[0].content }}|{{ effort }}|{{ depth + 1 }}".to_owned()),
+        template_kwargs_json: r#"{"effort":"high \"er\"","depth":2}"#.to_owned(),
+        ..ChatRequest::default()
+    };
+    let rendered = model.apply_chat_template(&request).unwrap();
+    assert_eq!(rendered.text, r#"Hello|high "er"|3"#);
+}

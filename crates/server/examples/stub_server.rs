@@ -1,7 +1,9 @@
 //! A server of a stub model on a free port: prints its address, serves until SIGTERM, ends with exit code 0.
 //!
-//! Run by tests/clients/run.py, which checks the OpenAPI document against it and lets many clients stream from it. The
-//! model computes nothing, so whatever takes time or memory here is the server's. Not part of the binary.
+//! With a number as its argument it has a context of so many tokens, and a model that says what it is told to say. Run
+//! by tests/clients/run.py, which checks the OpenAPI document against it and lets many clients stream from it, and by
+//! tests/clients/agents.py, whose clients have prompts of a hundred thousand bytes, each of them a token. The model
+//! computes nothing, so whatever takes time or memory here is the server's. Not part of the binary.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -17,11 +19,20 @@ use tokio::signal::unix::{SignalKind, signal};
 
 /// Small, so that a run of some seconds fills it and memory can be seen to stay flat.
 const CACHE_BYTES: u64 = 16 << 20;
+/// Room for the rows of a few agents.
+const ECHO_CACHE_BYTES: u64 = 256 << 20;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let cache = Arc::new(Cache::open(CacheConfig::in_memory(CACHE_BYTES))?);
-    let engine = Arc::new(Engine::new(Arc::new(StubBackend::new(MemoryKind::Attention)), cache));
-    let context = ContextOptions { n_ctx: 1024, n_cells: Some(1024 * 16), n_seq_max: 16, ..ContextOptions::default() };
+    let echo_context = std::env::args().nth(1).map(|tokens| tokens.parse::<u32>()).transpose()?;
+    let backend = StubBackend::new(MemoryKind::Attention);
+    let (backend, n_ctx, cache_bytes) = match echo_context {
+        Some(n_ctx) => (backend.with_echo(), n_ctx, ECHO_CACHE_BYTES),
+        None => (backend, 1024, CACHE_BYTES),
+    };
+    let cache = Arc::new(Cache::open(CacheConfig::in_memory(cache_bytes))?);
+    let engine = Arc::new(Engine::new(Arc::new(backend), cache));
+    let n_cells = Some(n_ctx.saturating_mul(16));
+    let context = ContextOptions { n_ctx, n_cells, n_seq_max: 16, ..ContextOptions::default() };
     let fingerprint = FingerprintSource::FastUnsafe([7; 32]);
     engine.load(ModelConfig { fingerprint, context, queue_limit: 128, ..ModelConfig::new("stub", "stub") })?;
     // A folder without models, for the requests that change it.

@@ -19,9 +19,9 @@ use crate::times::ReplyTimes;
 
 /// The session that the headers name.
 pub(crate) fn session_header(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
-    let Some(value) = headers.get("x-session-id") else { return Ok(None) };
+    let Some(value) = headers.get("x-poncho-session") else { return Ok(None) };
     let name = std::str::from_utf8(value.as_bytes());
-    name.map(|name| Some(name.to_owned())).map_err(|_| ApiError::field("x-session-id", "it is not UTF-8"))
+    name.map(|name| Some(name.to_owned())).map_err(|_| ApiError::field("x-poncho-session", "it is not UTF-8"))
 }
 
 /// Whether a header asks for the `poncho` object.

@@ -32,7 +32,7 @@
 //! | `GET /api/cache`, `GET /api/version` | the cache's counters and tiers; the version |
 //!
 //! Beside OpenAI's fields completions and responses take `top_k`, `min_p`, `repetition_penalty`, `ignore_eos`, `exact`,
-//! `session_id` (or the header `x-session-id`), and `poncho: true` (or `x-poncho: 1`), which adds an object with the hit
+//! `session_id` (or the header `x-poncho-session`), and `poncho: true` (or `x-poncho: 1`), which adds an object with the hit
 //! kind, the tokens read and created, the prefill time and the key of the saved row, of the first reply if there are
 //! several. Chat and responses also take `chat_template_kwargs`, chat `reasoning_effort`. Sampling that is left out has the engine's
 //! defaults, not OpenAI's.

@@ -329,7 +329,7 @@ async fn sessions_and_cache_facts_are_there_when_asked_for() {
     let first = server.ask(PATH, &with(asking("Hello there"), &fields)).await;
     assert_eq!((&first["poncho"]["hit"], &first["poncho"]["read"]), (&json!("cold"), &json!(0)));
     let body = with(asking("Hello there, again"), &json!({"max_tokens": 6, "ignore_eos": true})).to_string();
-    let headers = [JSON, ("x-session-id", "s"), ("x-poncho", "1"), ("anthropic-version", "2023-06-01")];
+    let headers = [JSON, ("x-poncho-session", "s"), ("x-poncho", "1"), ("anthropic-version", "2023-06-01")];
     let second = server.send(Method::POST, "/v1/messages?beta=true", &headers, body.into()).await.json();
     assert_eq!(second["poncho"]["hit"], "sticky", "{second}");
     assert_eq!(second["usage"]["cache_read_input_tokens"], second["poncho"]["read"]);

@@ -254,7 +254,7 @@ async fn a_session_keeps_its_place_and_takes_one_request_at_a_time() {
     server.faults.on_decode(1, DecodeFault::Block);
     let long = with(asking("Hello"), &json!({"max_tokens": 2000, "ignore_eos": true, "session_id": "s"}));
     let body = asking("Hello").to_string().into_bytes();
-    let headers = [("content-type", "application/json"), ("x-session-id", "s")];
+    let headers = [("content-type", "application/json"), ("x-poncho-session", "s")];
     let intruder = async {
         wait_until_held(&server).await;
         let mut second = std::pin::pin!(server.send(hyper::Method::POST, PATH, &headers, body));

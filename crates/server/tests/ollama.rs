@@ -354,7 +354,7 @@ async fn the_cache_is_told_when_asked_and_sessions_stay() {
     let first = whole(&server, CHAT, &with(chatting("Hi"), &json!({"poncho": true}))).await;
     assert_eq!((&first["poncho"]["hit"], &first["poncho"]["read"]), (&json!("cold"), &json!(0)));
     assert_eq!(first["poncho"]["finish_key"].as_str().map(str::len), Some(64));
-    let headers = [("content-type", "application/json"), ("x-poncho", "1"), ("x-session-id", "s")];
+    let headers = [("content-type", "application/json"), ("x-poncho", "1"), ("x-poncho-session", "s")];
     let send = async || {
         let answer = server.send(hyper::Method::POST, CHAT, &headers, chatting("Hi").to_string().into()).await;
         answer.lines().pop().unwrap()

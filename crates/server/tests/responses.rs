@@ -302,6 +302,45 @@ async fn calls_are_streamed_event_by_event() {
 }
 
 #[tokio::test]
+async fn functions_in_a_namespace_have_one_name_for_the_model_and_two_for_the_client() {
+    let tools = json!([{"type": "namespace", "name": "crew", "description": "Others", "tools":
+        [{"type": "function", "name": "spawn", "strict": false}]}]);
+    let in_prompt = r#"[{"type":"function","function":{"name":"crew__spawn"}}]"#;
+    let prompt = |rest: &str| {
+        format!("<s><|im_start|>system\nTools:\n{in_prompt}<|im_end|>\n<|im_start|>user\nGo<|im_end|>\n{rest}<|im_start|>assistant\n")
+    };
+    let call = r#"<tool_call>{"name":"crew__spawn","arguments":{}}</tool_call>"#;
+    let replies = vec![
+        (prompt(""), format!("{call}<|im_end|>")),
+        (
+            prompt(&format!("<|im_start|>assistant\n{call}<|im_end|>\n<|im_start|>tool\nup<|im_end|>\n")),
+            "All up.<|im_end|>".to_owned(),
+        ),
+    ];
+    let server = Server::start(Setup { replies, ..Setup::default() }).await;
+    let body = with(asking(&json!("Go")), &json!({"tools": tools}));
+    let first = server.post(PATH, &body).await;
+    let called = first.json()["output"][0].clone();
+    assert_eq!((&called["name"], &called["namespace"]), (&json!("spawn"), &json!("crew")), "{}", first.text);
+    let events = numbered(&server.post(PATH, &with(body, &json!({"stream": true}))).await);
+    let done = events.iter().find(|event| event["type"] == "response.output_item.done").unwrap();
+    assert_eq!((&done["item"]["name"], &done["item"]["namespace"]), (&json!("spawn"), &json!("crew")));
+    let result = json!({"type": "function_call_output", "call_id": called["call_id"], "output": "up"});
+    let whole = json!([{"role": "user", "content": "Go"}, called, result]);
+    let second = server.post(PATH, &with(asking(&whole), &json!({"tools": tools}))).await;
+    assert_eq!(second.json()["output"][0]["content"][0]["text"], "All up.", "{}", second.text);
+
+    for (tool, field) in [
+        (json!({"type": "namespace", "tools": []}), "tools[0].name"),
+        (json!({"type": "namespace", "name": "n", "tools": [{"type": "custom", "name": "x"}]}), "tools[0].tools[0].type"),
+        (json!({"type": "namespace", "name": "n", "tools": [{"type": "function"}]}), "tools[0].tools[0].name"),
+    ] {
+        let refused = server.post(PATH, &with(asking(&json!("Go")), &json!({"tools": [tool]}))).await;
+        assert_eq!((refused.status, &refused.json()["error"]["param"]), (400, &json!(field)), "{}", refused.text);
+    }
+}
+
+#[tokio::test]
 async fn the_choice_of_a_tool_is_followed_or_refused() {
     let user = "<|im_start|>user\nHow is it?<|im_end|>\n";
     let fine =
@@ -445,7 +484,7 @@ async fn a_session_is_named_in_the_body_or_a_header() {
     let server = Server::plain().await;
     let body = with(asking(&json!("Hello")), &json!({"max_output_tokens": 4, "ignore_eos": true}));
     server.ask(PATH, &with(body.clone(), &json!({"session_id": "mine"}))).await;
-    let headers = [("content-type", "application/json"), ("x-session-id", "other"), ("x-poncho", "1")];
+    let headers = [("content-type", "application/json"), ("x-poncho-session", "other"), ("x-poncho", "1")];
     let answer = server.send(Method::POST, PATH, &headers, body.to_string().into()).await;
     assert!(answer.json()["poncho"]["hit"].is_string(), "{}", answer.text);
     let model = server.model();

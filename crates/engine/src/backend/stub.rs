@@ -28,6 +28,7 @@ use super::{Backend, HostBuffer, LoadError, MemoryKind, Model, ModelOptions, Tok
 mod chat;
 mod context;
 mod digest;
+mod echo;
 mod faults;
 mod gbnf;
 mod grammar;
@@ -39,6 +40,7 @@ mod schema;
 mod state;
 pub mod vocab;
 
+pub use echo::PLAIN_REPLY;
 pub use faults::{DecodeFault, StubCall, StubCounts, StubFaults};
 
 /// The stub. Every model it loads has the same memory kind; the path tells models apart.
@@ -50,6 +52,7 @@ pub struct StubBackend {
     faults: StubFaults,
     fills_gaps: bool,
     template: StubTemplate,
+    echoes: bool,
 }
 
 /// What the models' template knows.
@@ -67,7 +70,7 @@ impl StubBackend {
     #[must_use]
     pub fn new(memory: MemoryKind) -> Self {
         let (replies, metadata, template) = (Vec::new(), BTreeMap::new(), StubTemplate::default());
-        Self { memory, replies, metadata, faults: StubFaults::new(), fills_gaps: false, template }
+        Self { memory, replies, metadata, faults: StubFaults::new(), fills_gaps: false, template, echoes: false }
     }
 
     /// Makes `reply` what the models most likely say after `prompt`, one token after the other, as long as no adapter
@@ -89,6 +92,14 @@ impl StubBackend {
     #[must_use]
     pub fn with_fill_tokens(mut self) -> Self {
         self.fills_gaps = true;
+        self
+    }
+
+    /// Lets the models say what the newest message has between `[say:` and `:say]`, or [`PLAIN_REPLY`]. For clients that
+    /// choose their own prompts. Only models with a cell for every token can.
+    #[must_use]
+    pub fn with_echo(mut self) -> Self {
+        self.echoes = true;
         self
     }
 
@@ -126,7 +137,7 @@ impl Backend for StubBackend {
         }
         let faults = self.faults.clone();
         let model = model::StubModel::new(&options.path, self.memory, options.vocab_only, &self.replies, faults);
-        let model = model.with_metadata(self.metadata.clone()).with_template(self.template);
+        let model = model.with_metadata(self.metadata.clone()).with_template(self.template).with_echo(self.echoes);
         Ok(Arc::new(if self.fills_gaps { model.with_fill_tokens() } else { model }))
     }
 

@@ -117,7 +117,7 @@ impl RequestTexts {
             tools: c_text(&request.tools_json, "tools")?,
             grammar: c_text(&request.grammar, "grammar")?,
             schema: c_text(&request.json_schema, "json_schema")?,
-            kwargs: c_text(&request.template_kwargs_json, "template_kwargs")?,
+            kwargs: c_text(&with_texts_quoted(&request.template_kwargs_json), "template_kwargs")?,
         })
     }
 
@@ -148,6 +148,15 @@ impl RequestTexts {
             force_pure_content: false,
         }
     }
+}
+
+/// The shim hands a text on as it stands to a parser of JSON, so a text needs quotes of its own.
+fn with_texts_quoted(kwargs: &str) -> String {
+    let Ok(Value::Object(mut values)) = serde_json::from_str(kwargs) else { return kwargs.to_owned() };
+    for value in values.values_mut().filter(|value| value.is_string()) {
+        *value = Value::String(value.to_string());
+    }
+    Value::Object(values).to_string()
 }
 
 fn empty_result() -> sys::chat_shim_apply_result {

@@ -15,6 +15,7 @@ use crate::backend::{
 };
 
 use super::digest::{mix, mix_all};
+use super::echo;
 use super::faults::{DecodeFault, StubCall, StubFaults};
 use super::memory::{Layers, Pool, Sequence};
 use super::model::{ModelFacts, StubAdapter};
@@ -31,6 +32,8 @@ pub(super) struct StubContext {
     pub(super) abort: Arc<AtomicBool>,
     /// `None` for a context that computes logits.
     pub(super) pooling: Option<Pooling>,
+    /// Whether scripts in the conversation are followed.
+    pub(super) echoes: bool,
     pub(super) sequences: Vec<Sequence>,
     pub(super) pool: Pool,
     /// Digest of the adapters in use; 0 for none.
@@ -62,6 +65,7 @@ impl StubContext {
             faults,
             abort,
             pooling,
+            echoes: false,
             sequences,
             pool: Pool::default(),
             adapters: 0,
@@ -123,7 +127,12 @@ impl StubContext {
             let value = sequence.read(row.token, adapters, layers, &self.pool);
             let output = match self.pooling {
                 Some(_) => Some(output::embedding(value)),
-                None if row.want_logits => Some(output::logits(value, row.token, self.facts.replies.get(&value))),
+                None if row.want_logits => {
+                    let history = self.echoes.then(|| sequence.cells().iter().map(|cell| cell.token).collect::<Vec<_>>());
+                    let echoed = history.and_then(|tokens| echo::next(&tokens));
+                    let reply = echoed.as_ref().or_else(|| self.facts.replies.get(&value));
+                    Some(output::logits(value, row.token, reply))
+                }
                 None => None,
             };
             self.outputs.push(output);

@@ -51,6 +51,7 @@ pub(super) struct StubModel {
     metadata: BTreeMap<String, String>,
     facts: Arc<ModelFacts>,
     template: StubTemplate,
+    echoes: bool,
 }
 
 /// An adapter of the stub.
@@ -94,7 +95,7 @@ impl StubModel {
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         let facts = ModelFacts { id, replies: learn_replies(replies, layers), faults };
         let template = StubTemplate::default();
-        Self { info, layers, metadata: BTreeMap::new(), facts: Arc::new(facts), template }
+        Self { info, layers, metadata: BTreeMap::new(), facts: Arc::new(facts), template, echoes: false }
     }
 
     /// The same model with more in its file.
@@ -109,6 +110,10 @@ impl StubModel {
 
     pub(super) fn with_template(self, template: StubTemplate) -> Self {
         Self { template, ..self }
+    }
+
+    pub(super) fn with_echo(self, echoes: bool) -> Self {
+        Self { echoes, ..self }
     }
 }
 
@@ -205,7 +210,9 @@ impl Model for StubModel {
             other => other,
         };
         let pooling = options.embeddings.then_some(pooling);
-        Ok(Box::new(StubContext::new(info, layers, Arc::clone(&self.facts), abort, pooling)))
+        let mut context = StubContext::new(info, layers, Arc::clone(&self.facts), abort, pooling);
+        context.echoes = self.echoes;
+        Ok(Box::new(context))
     }
 
     fn load_adapter(&self, path: &Path) -> Result<Arc<dyn Adapter>, AdapterError> {

@@ -8,6 +8,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::item::{ContentPart, Item, Role, Status, ThinkingPart, opaque};
+use super::namespace::Grouped;
 use super::object::ResponseOut;
 use crate::ids::random_id;
 use crate::openai::convert::chat_logprobs;
@@ -29,6 +30,8 @@ pub(crate) struct Wishes {
 #[derive(Default)]
 pub(crate) struct Composer {
     wishes: Wishes,
+    /// The functions that the model knows by joined names.
+    groups: Vec<Grouped>,
     items: Vec<Item>,
     /// Whether the last item may still grow.
     is_open: bool,
@@ -50,6 +53,11 @@ struct ResponseEvent<'a> {
 impl Composer {
     pub(crate) fn new(wishes: Wishes) -> Self {
         Self { wishes, ..Self::default() }
+    }
+
+    /// With functions whose names are taken apart again.
+    pub(crate) fn with_groups(self, groups: Vec<Grouped>) -> Self {
+        Self { groups, ..self }
     }
 
     /// The items so far.
@@ -189,7 +197,10 @@ impl Composer {
     fn call(&mut self, delta: CallDelta, frames: &mut Vec<Frame>) {
         if let Some((call_id, name)) = delta.start {
             let (id, arguments, status) = (random_id("fc_"), String::new(), Status::InProgress);
-            self.open(Item::FunctionCall { id, call_id, name, arguments, status }, frames);
+            let group = self.groups.iter().find(|function| function.called == name);
+            let namespace = group.map(|function| function.namespace.clone());
+            let name = group.map_or(name, |function| function.name.clone());
+            self.open(Item::FunctionCall { id, call_id, name, namespace, arguments, status }, frames);
             self.calls.push(self.last_index());
         }
         let Some(index) = self.calls.get(delta.index).copied() else { return };

@@ -11,6 +11,7 @@ use tokio::time::Instant;
 
 use super::compose::{Composer, Wishes};
 use super::item::{Item, Status};
+use super::namespace::grouped;
 use super::object::{self, ResponseOut};
 use super::store::{OwnResponses, StoredResponse};
 use super::turn::{self, REASONING, Truncation};
@@ -59,7 +60,8 @@ pub(crate) async fn create(
     let prepare = move |model: &crate::served::ServedModel| Ok(vec![turn::prepare(model, chat, truncation)?]);
     let replies = call.start(prepare).await.map_err(turn::in_this_api)?;
     let keeps = body.store.unwrap_or(true);
-    let mut maker = Maker { call, response, composer: Composer::new(wishes), input: conversation, keeps, owner };
+    let composer = Composer::new(wishes).with_groups(grouped(body.tools.as_deref().unwrap_or_default()));
+    let mut maker = Maker { call, response, composer, input: conversation, keeps, owner };
     if body.stream.unwrap_or(false) {
         let keep_alive = maker.call.origin.app.config.stream_keep_alive;
         return sse::respond(replies, maker, keep_alive).await;

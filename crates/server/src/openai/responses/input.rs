@@ -82,6 +82,7 @@ impl Place {
                 id: id("fc_"),
                 call_id: needed(&item.call_id, "call_id", "a function call")?,
                 name: needed(&item.name, "name", "a function call")?,
+                namespace: item.namespace.clone().filter(|namespace| !namespace.is_empty()),
                 arguments: needed(&item.arguments, "arguments", "a function call")?,
                 status,
             },

@@ -45,6 +45,9 @@ pub(crate) enum Item {
         id: String,
         call_id: String,
         name: String,
+        /// The group that the function was offered in.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        namespace: Option<String>,
         /// JSON as text.
         arguments: String,
         status: Status,

@@ -8,6 +8,7 @@ use std::borrow::Borrow;
 use serde_json::{Map, Value, json};
 
 use super::item::{CallOutput, ContentPart, Item, Role};
+use super::namespace::joined;
 
 /// The messages of a conversation. Instructions and the system messages right after them become one message: many
 /// templates know only one, and only at the start.
@@ -32,8 +33,9 @@ pub(crate) fn messages<I: Borrow<Item>>(instructions: Option<&str>, items: &[I])
                 assistant.end_if(|open| open.content.is_some() || !open.calls.is_empty(), &mut written);
                 assistant.content = Some(text_value(content));
             }
-            Item::FunctionCall { call_id, name, arguments, .. } => {
-                let function = json!({"name": name, "arguments": arguments});
+            Item::FunctionCall { call_id, name, namespace, arguments, .. } => {
+                let called = namespace.as_ref().map_or_else(|| name.clone(), |group| joined(group, name));
+                let function = json!({"name": called, "arguments": arguments});
                 assistant.calls.push(json!({"id": call_id, "type": "function", "function": function}));
             }
             Item::FunctionCallOutput { call_id, output, .. } => {
@@ -123,7 +125,8 @@ mod tests {
 
     fn calls(call_id: &str) -> Item {
         let (name, arguments) = ("f".to_owned(), "{}".to_owned());
-        Item::FunctionCall { id: "c".into(), call_id: call_id.into(), name, arguments, status: Status::Completed }
+        let (call_id, status) = (call_id.into(), Status::Completed);
+        Item::FunctionCall { id: "c".into(), call_id, name, namespace: None, arguments, status }
     }
 
     fn gives(call_id: &str) -> Item {

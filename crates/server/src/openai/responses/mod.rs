@@ -14,6 +14,7 @@ pub(crate) mod create;
 mod input;
 mod item;
 mod messages;
+mod namespace;
 mod object;
 mod store;
 pub(crate) mod stored;

@@ -1,11 +1,12 @@
 //! Tools and the choice among them, from the Responses API's shapes to those of a chat turn.
 //!
-//! Called by `turn`. Functions only: a tool that the API's own servers would run is refused by its name, because a
+//! Called by `turn`. Functions only, alone or in groups: a tool that the API's own servers would run is refused by its name, because a
 //! model that was promised a tool and has none would make things up. Web search is the exception: clients offer it
 //! without being asked and expect no use of it, so it is left out of the prompt.
 
 use serde_json::Value;
 
+use super::namespace::{NAMESPACE, joined};
 use super::types::ToolBody;
 use crate::body::Object;
 use crate::chat::{Choice, Tool};
@@ -19,20 +20,35 @@ pub(crate) fn tools(bodies: &[Object<ToolBody>]) -> Result<Vec<Tool>, ApiError> 
     for (at, body) in bodies.iter().enumerate() {
         let field = |name: &str| format!("tools[{at}].{name}");
         match body.kind.as_str() {
-            "function" => {
-                let name =
-                    body.name.clone().ok_or_else(|| ApiError::field(field("name"), "a function needs a name"))?;
-                let (description, parameters) = (body.description.clone(), body.parameters.clone());
-                tools.push(function_tool(&FunctionDefinition { name, description, parameters }, field)?);
+            "function" => tools.push(function(body, None, field)?),
+            NAMESPACE => {
+                let group = body.name.as_deref().filter(|name| !name.is_empty());
+                let group = group.ok_or_else(|| ApiError::field(field("name"), "a namespace needs a name"))?;
+                for (inner_at, tool) in body.tools.iter().flatten().enumerate() {
+                    let field = |name: &str| field(&format!("tools[{inner_at}].{name}"));
+                    if tool.kind != "function" {
+                        return Err(not_run(&tool.kind, field("type")));
+                    }
+                    tools.push(function(tool, Some(group), field)?);
+                }
             }
             kind if is_web_search(kind) => {}
-            other => {
-                let reason = format!("{other} tools cannot be run by this server; define a function instead");
-                return Err(ApiError::field(field("type"), reason));
-            }
+            other => return Err(not_run(other, field("type"))),
         }
     }
     Ok(tools)
+}
+
+fn function(body: &ToolBody, group: Option<&str>, field: impl Fn(&str) -> String) -> Result<Tool, ApiError> {
+    let name = body.name.as_deref().filter(|name| !name.is_empty());
+    let name = name.ok_or_else(|| ApiError::field(field("name"), "a function needs a name"))?;
+    let name = group.map_or_else(|| name.to_owned(), |group| joined(group, name));
+    let (description, parameters) = (body.description.clone(), body.parameters.clone());
+    function_tool(&FunctionDefinition { name, description, parameters }, field)
+}
+
+fn not_run(kind: &str, field: String) -> ApiError {
+    ApiError::field(field, format!("{kind} tools cannot be run by this server; define a function instead"))
 }
 
 fn is_web_search(kind: &str) -> bool {

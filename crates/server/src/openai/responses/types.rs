@@ -125,6 +125,7 @@ pub(crate) struct InputItem {
     pub(crate) content: Option<Content>,
     pub(crate) call_id: Option<String>,
     pub(crate) name: Option<String>,
+    pub(crate) namespace: Option<String>,
     pub(crate) arguments: Option<String>,
     pub(crate) output: Option<Content>,
     pub(crate) summary: Option<Vec<Object<Part>>>,
@@ -141,6 +142,9 @@ pub(crate) struct ToolBody {
     pub(crate) description: Option<String>,
     pub(crate) parameters: Option<Box<RawValue>>,
     pub(crate) strict: Option<bool>,
+    /// The functions of a group.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) tools: Option<Vec<Object<ToolBody>>>,
 }
 
 /// `text`.
