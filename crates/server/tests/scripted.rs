@@ -85,7 +85,7 @@ impl Model for ScriptedModel {
     fn new_grammar(&self, options: &GrammarOptions) -> Result<Box<dyn Grammar>, GrammarError> {
         let inner = self.inner.new_grammar(options)?;
         let script = self.script.lock().unwrap().clone();
-        Ok(Box::new(ScriptedGrammar { inner, script, place: 0, ends: self.ends.clone(), began: false }))
+        Ok(Box::new(ScriptedGrammar { inner, script, place: 0, ends: self.ends.clone(), wanted: None }))
     }
 
     fn json_schema_to_grammar(&self, schema: &str) -> Result<String, GrammarError> {
@@ -103,13 +103,13 @@ struct ScriptedGrammar {
     script: Vec<Token>,
     place: usize,
     ends: Vec<Token>,
-    /// Whether a token was drawn: what is accepted before is the opening of the reply.
-    began: bool,
+    /// The token of the script that was asked for last; others do not move the script on.
+    wanted: Option<Token>,
 }
 
 impl ScriptedGrammar {
     /// The first token of the script that may come now, then the tokens that end a reply.
-    fn wanted(&mut self) -> Result<Option<Token>, GrammarError> {
+    fn find_wanted(&mut self) -> Result<Option<Token>, GrammarError> {
         let ahead = self.script.iter().skip(self.place).take(LOOK_AHEAD).chain(&self.ends);
         let mut asked: Vec<Candidate> = Vec::new();
         for token in ahead {
@@ -124,8 +124,8 @@ impl ScriptedGrammar {
 
 impl Grammar for ScriptedGrammar {
     fn constrain(&mut self, candidates: &mut [Candidate]) -> Result<(), GrammarError> {
-        self.began = true;
-        match self.wanted()? {
+        self.wanted = self.find_wanted()?;
+        match self.wanted {
             None => self.inner.constrain(candidates),
             Some(wanted) => {
                 for other in candidates.iter_mut().filter(|one| one.token != wanted) {
@@ -137,7 +137,7 @@ impl Grammar for ScriptedGrammar {
     }
 
     fn accept(&mut self, token: Token) -> Result<(), GrammarError> {
-        if self.began
+        if self.wanted.take() == Some(token)
             && let Some(found) = self.script.iter().skip(self.place).take(LOOK_AHEAD).position(|one| *one == token)
         {
             self.place += found + 1;
@@ -151,7 +151,7 @@ impl Grammar for ScriptedGrammar {
     }
 
     fn duplicate(&self) -> Option<Box<dyn Grammar>> {
-        let (script, place, ends, began) = (self.script.clone(), self.place, self.ends.clone(), self.began);
-        Some(Box::new(Self { inner: self.inner.duplicate()?, script, place, ends, began }))
+        let (script, place, ends, wanted) = (self.script.clone(), self.place, self.ends.clone(), self.wanted);
+        Some(Box::new(Self { inner: self.inner.duplicate()?, script, place, ends, wanted }))
     }
 }

@@ -21,6 +21,10 @@ use crate::support::{Server, with};
 const CHAT: &str = "/v1/chat/completions";
 const MESSAGES: &str = "/v1/messages";
 
+/// Templates on which a conversation does not come to its end, with the words that say so. After a tool's answer this one
+/// opens no new turn, and llama.cpp's grammar for it wants the mark of one all the same.
+const KNOWN: [(&str, &str); 1] = [("deepseek-ai-DeepSeek-V3.2", "turn 1: not one call")];
+
 /// Families whose models write calls in another way than their templates do, or whose templates leave calls out.
 const ODD_SCRIPTS: &[(&str, &str)] = &[
     ("openai-gpt-oss-120b", "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>ARGUMENTS"),
@@ -280,7 +284,7 @@ async fn ask(server: &Server, wire: Wire, body: &Value) -> Result<Told, String> 
             }
             let finish =
                 chunks.iter().filter_map(|chunk| chunk["choices"].get(0)).map(|choice| &choice["finish_reason"]);
-            let finish = finish.filter(|finish| !finish.is_null()).last().cloned().unwrap_or_default();
+            let finish = finish.rev().find(|finish| !finish.is_null()).cloned().unwrap_or_default();
             let usage = chunks.iter().map(|chunk| &chunk["usage"]).rfind(|usage| usage.is_object());
             told(&json!({"content": content, "tool_calls": calls}), &finish, usage.unwrap_or(&Value::Null))
         }
@@ -381,8 +385,12 @@ async fn check(kind: ModelKind, wire: Wire, templates: impl Iterator<Item = (Str
     let (mut failed, mut count) = (Vec::new(), 0);
     for (name, template) in templates {
         let model = load(&server.engine, kind, &name, &template);
-        if let Err(error) = converse(&server, &model, wire).await {
-            failed.push(format!("{name}: {error}"));
+        let known = KNOWN.iter().find(|(known, _)| *known == name).map(|(_, words)| *words);
+        match (converse(&server, &model, wire).await, known) {
+            (Ok(()), None) => {}
+            (Err(error), Some(words)) if error.starts_with(words) => {}
+            (Ok(()), Some(_)) => failed.push(format!("{name}: works now; take it off the list")),
+            (Err(error), _) => failed.push(format!("{name}: {error}")),
         }
         drop(model);
         let engine = Arc::clone(&server.engine);

@@ -17,8 +17,6 @@ use super::{CallTurn, add_tokens, begin, text_key};
 
 /// Bytes at the end of a turn that are looked for in what the template wrote: enough to tell one call from the next.
 const TAIL: usize = 256;
-/// Bytes before a call in which its turn may begin; templates write a few marks there, and the text of the turn.
-const HEAD: usize = 16 << 10;
 
 /// The prompt's tokens; nothing if no turn was put back.
 pub(super) fn aligned(scene: &Scene<'_>, all: &[&Placeholder]) -> Option<Vec<u32>> {
@@ -76,19 +74,16 @@ impl<'a> Attempt<'a> {
             Stand::Text(content) => {
                 let opening = self.scene.normal.generation_prompt.clone();
                 let replay = &self.scene.model.conversations().replay;
-                let kept = self.starts(mark, &opening).into_iter().find_map(|start| {
-                    let before = self.tokenized(self.cursor..start, Some(&opening))?;
-                    let mut hash = self.hash.clone();
-                    add_tokens(&mut hash, &before);
-                    Some((before, replay.find_text(&text_key(hash, content))?))
-                });
-                let (before, kept) = kept?;
+                let before = self.tokenized(self.cursor..self.start(mark, &opening)?, Some(&opening))?;
+                let mut hash = self.hash.clone();
+                add_tokens(&mut hash, &before);
+                let kept = replay.find_text(&text_key(hash, content))?;
                 self.commit(&before);
                 self.commit(&kept);
                 self.cursor = after;
             }
             Stand::Calls(turn) => {
-                let here = self.starts(mark, &turn.opening).into_iter().find_map(|start| {
+                let here = self.start(mark, &turn.opening).and_then(|start| {
                     let before = self.tokenized(self.cursor..start, Some(&turn.opening))?;
                     self.proved(turn, before)
                 });
@@ -106,7 +101,8 @@ impl<'a> Attempt<'a> {
     fn proved(&self, turn: &CallTurn, before: Vec<u32>) -> Option<Vec<u32>> {
         let mut hash = self.hash.clone();
         add_tokens(&mut hash, &before);
-        turn.was_written_after(hash).then_some(before)
+        // Records of older servers have no proof.
+        (turn.before.is_some() && turn.was_written_after(hash)).then_some(before)
     }
 
     /// What stood between the turn before and this one when it was asked for: some templates write the same messages in
@@ -137,20 +133,9 @@ impl<'a> Attempt<'a> {
         Some(after + turn_end(&sampled, written)?)
     }
 
-    /// Where the turn before a mark may begin, the likeliest first: the opening in whole, then any place that begins
-    /// like it.
-    fn starts(&self, mark: usize, opening: &str) -> Vec<usize> {
-        let from =
-            (self.cursor.max(mark.saturating_sub(HEAD))..=mark).find(|at| self.prompt.text.is_char_boundary(*at));
-        let Some((from, text)) = from.and_then(|from| Some((from, self.prompt.text.get(from..mark)?))) else {
-            return Vec::new();
-        };
-        let Some(first) = opening.chars().next() else {
-            return text.char_indices().map(|(at, _)| from + at).chain([mark]).collect();
-        };
-        let whole = text.rfind(opening);
-        let alike = text.rmatch_indices(first).map(|(at, _)| at).chain([text.len()]);
-        whole.into_iter().chain(alike).map(|at| from + at).collect()
+    /// Where the turn before a mark most likely begins.
+    fn start(&self, mark: usize, opening: &str) -> Option<usize> {
+        Some(self.cursor + self.prompt.text.get(self.cursor..mark)?.rfind(opening)?)
     }
 
     /// The tokens of a stretch of the prompt, with the opening of a reply behind it.
@@ -228,7 +213,7 @@ mod tests {
         ] {
             assert_eq!(turn_end(sampled, &written).map(|end| &written[end..]), Some(rest), "{sampled:?}");
         }
-        assert_eq!(turn_end("<call>x</call>", "x</call>\nnext").map(|end| end), Some(8), "a space that nobody sampled");
+        assert_eq!(turn_end("<call>x</call>", "x</call>\nnext"), Some(8), "a space that nobody sampled");
         assert_eq!(turn_end("q", "x</call>"), None, "nothing in common");
         assert_eq!(turn_end("", "x"), None);
     }
