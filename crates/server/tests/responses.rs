@@ -307,7 +307,9 @@ async fn functions_in_a_namespace_have_one_name_for_the_model_and_two_for_the_cl
         [{"type": "function", "name": "spawn", "strict": false}]}]);
     let in_prompt = r#"[{"type":"function","function":{"name":"crew__spawn"}}]"#;
     let prompt = |rest: &str| {
-        format!("<s><|im_start|>system\nTools:\n{in_prompt}<|im_end|>\n<|im_start|>user\nGo<|im_end|>\n{rest}<|im_start|>assistant\n")
+        format!(
+            "<s><|im_start|>system\nTools:\n{in_prompt}<|im_end|>\n<|im_start|>user\nGo<|im_end|>\n{rest}<|im_start|>assistant\n"
+        )
     };
     let call = r#"<tool_call>{"name":"crew__spawn","arguments":{}}</tool_call>"#;
     let replies = vec![
@@ -332,7 +334,10 @@ async fn functions_in_a_namespace_have_one_name_for_the_model_and_two_for_the_cl
 
     for (tool, field) in [
         (json!({"type": "namespace", "tools": []}), "tools[0].name"),
-        (json!({"type": "namespace", "name": "n", "tools": [{"type": "custom", "name": "x"}]}), "tools[0].tools[0].type"),
+        (
+            json!({"type": "namespace", "name": "n", "tools": [{"type": "custom", "name": "x"}]}),
+            "tools[0].tools[0].type",
+        ),
         (json!({"type": "namespace", "name": "n", "tools": [{"type": "function"}]}), "tools[0].tools[0].name"),
     ] {
         let refused = server.post(PATH, &with(asking(&json!("Go")), &json!({"tools": [tool]}))).await;

@@ -128,7 +128,8 @@ impl StubContext {
             let output = match self.pooling {
                 Some(_) => Some(output::embedding(value)),
                 None if row.want_logits => {
-                    let history = self.echoes.then(|| sequence.cells().iter().map(|cell| cell.token).collect::<Vec<_>>());
+                    let history =
+                        self.echoes.then(|| sequence.cells().iter().map(|cell| cell.token).collect::<Vec<_>>());
                     let echoed = history.and_then(|tokens| echo::next(&tokens));
                     let reply = echoed.as_ref().or_else(|| self.facts.replies.get(&value));
                     Some(output::logits(value, row.token, reply))

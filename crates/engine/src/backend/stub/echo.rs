@@ -58,7 +58,10 @@ mod tests {
         assert_eq!(reply(&format!("{first}{open}")), "two");
         assert_eq!(reply(&format!("{first}{open}<think>\n\n</think>\n\n")), "two");
         assert_eq!(reply(&format!("{first}<|im_start|>user\nQuick.<|im_end|>\n{open}")), "two");
-        assert_eq!(reply(&format!("{first}{open}two<|im_end|>\n<|im_start|>user\nAnd?<|im_end|>\n{open}")), PLAIN_REPLY);
+        assert_eq!(
+            reply(&format!("{first}{open}two<|im_end|>\n<|im_start|>user\nAnd?<|im_end|>\n{open}")),
+            PLAIN_REPLY
+        );
         assert_eq!(reply(&format!("<|im_start|>system\n[say:no:say]<|im_end|>\n{open}")), PLAIN_REPLY);
     }
 
