@@ -39,7 +39,7 @@ fn the_default_model_answers_a_question_and_remembers_it() {
 fn a_text_among_the_template_arguments_is_a_text_to_the_template() {
     let config = ModelConfig {
         context: ContextOptions { n_ctx: 256, n_seq_max: 1, threads: Some(1), ..ContextOptions::default() },
-        ..ModelConfig::new("smollm2", model_file())
+        ..ModelConfig::new("smollm2", default_model_path())
     };
     let model = Model::load(config, Arc::new(LlamaBackend), memory_cache()).unwrap();
     let request = ChatRequest {
