@@ -19,7 +19,7 @@ impl Client<'_> {
     async fn send(&self, method: Method, path: &str, session: Option<&str>, body: &Value) -> Answer {
         let key = format!("Bearer {}", self.key);
         let mut headers = vec![("content-type", "application/json"), ("authorization", key.as_str())];
-        headers.extend(session.map(|name| ("x-session-id", name)));
+        headers.extend(session.map(|name| ("x-poncho-session", name)));
         self.server.send(method, path, &headers, body.to_string().into()).await
     }
 
