@@ -214,7 +214,7 @@ pub(crate) struct ServeArgs {
     pub(crate) parallel: u32,
 
     /// Whether requests share one pool of KV cells
-    #[arg(long, value_name = "LAYOUT", default_value = "auto")]
+    #[arg(long, value_name = "LAYOUT", default_value = "unified")]
     pub(crate) kv_layout: KvArg,
 
     /// Threads that compute [default: the physical cores]
@@ -272,23 +272,17 @@ fn parse_memory(text: &str) -> Result<MemoryBudget, String> {
 /// How the KV cells of requests that run at the same time lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum KvArg {
-    /// One pool for up to 4 requests at the same time, each its own for more
-    Auto,
-    /// One pool: saves pack new tokens alone, and every token looks at the cells of all
+    /// One pool: saves pack new tokens alone, and every token passes over the cells of all
     Unified,
-    /// Each its own: the fastest with many requests, and saves pack the whole conversation
+    /// Each its own: no interference, and saves pack the whole conversation
     Split,
 }
 
-impl KvArg {
-    /// The layout for this many requests at the same time.
-    pub(crate) fn layout(self, parallel: u32) -> KvLayout {
-        match self {
-            Self::Unified => KvLayout::Unified,
-            Self::Split => KvLayout::Split,
-            // Measured: docs/benchmarks-engine.md.
-            Self::Auto if parallel > 4 => KvLayout::Split,
-            Self::Auto => KvLayout::Unified,
+impl From<KvArg> for KvLayout {
+    fn from(chosen: KvArg) -> Self {
+        match chosen {
+            KvArg::Unified => Self::Unified,
+            KvArg::Split => Self::Split,
         }
     }
 }

@@ -41,6 +41,7 @@ impl Worker {
             }
             return Ok(());
         }
+        self.order_decodes();
         self.fill_batch();
         if let Err(error) = self.attach(&set) {
             self.fail_members(&EngineError::Backend { call: "attaching adapters".to_owned(), reason: error });
@@ -76,6 +77,13 @@ impl Worker {
             self.attached = Arc::clone(set);
         }
         Ok(())
+    }
+
+    /// With split cells llama.cpp computes neighbouring sequences together, and only if their rows come in this order.
+    fn order_decodes(&mut self) {
+        let Self { plan, members, tasks, .. } = self;
+        let seq_of = |place: &usize| members.get(*place).and_then(|place| tasks.get(*place)).map(|task| task.seq);
+        plan.decodes.sort_unstable_by_key(seq_of);
     }
 
     fn fill_batch(&mut self) {
