@@ -42,7 +42,7 @@ use crate::args::{Args, Command};
 use crate::settings::{Environment, Refused, Resolved};
 
 /// llama.cpp makes and drops hundreds of small tables for each state that is put back; with the system's allocator a
-/// long chain of rows restores at 0.76 of the speed of one row, with this one at 0.82 (docs/benchmarks-engine.md).
+/// long chain of rows restores at 0.76 of the speed of one row, with this one at 0.79 (docs/benchmarks-engine.md).
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
