@@ -50,8 +50,7 @@ fn main() {
         throughput(&path, 4, 64, REPLIES);
     }
     if wanted("streams") {
-        let counts = std::env::var("PONCHO_BENCH_STREAMS").unwrap_or_else(|_| "1 4 8 16".to_owned());
-        counts.split(' ').for_each(|count| streams(&path, count.parse().unwrap()));
+        [1, 4, 8, 16].into_iter().for_each(|count| streams(&path, count));
     }
     if wanted("hits") {
         hits(&path);
@@ -249,17 +248,6 @@ fn engine_loop(model: &Model, prompts: &[Vec<u32>], reply: u32) -> Ours {
     let streams: Vec<_> = prompts.iter().map(|tokens| model.submit(request(tokens.clone(), reply)).unwrap()).collect();
     let done: Vec<_> = streams.into_iter().map(|stream| stream.wait().unwrap()).collect();
     let after = model.status();
-    if std::env::var_os("PONCHO_BENCH_TICKS").is_some() {
-        let hits: Vec<_> = done.iter().map(|done| (done.hit, done.cache_delta.read)).collect();
-        eprintln!(
-            "ticks {} prefilled {} decode {} ms overhead {} ms, hits {:?}",
-            after.ticks - before.ticks,
-            after.prefilled_tokens - before.prefilled_tokens,
-            (after.decode_nanos - before.decode_nanos) / 1_000_000,
-            (after.overhead_nanos - before.overhead_nanos) / 1_000_000,
-            hits.first(),
-        );
-    }
     let spent = (after.overhead_nanos - before.overhead_nanos) as f64;
     Ours {
         prefill: done.iter().map(|done| done.prefill_time).max().unwrap(),
