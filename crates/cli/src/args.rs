@@ -214,7 +214,7 @@ pub(crate) struct ServeArgs {
     pub(crate) parallel: u32,
 
     /// Whether requests share one pool of KV cells
-    #[arg(long, value_name = "LAYOUT", default_value = "unified")]
+    #[arg(long, value_name = "LAYOUT", default_value = "auto")]
     pub(crate) kv_layout: KvArg,
 
     /// Threads that compute [default: the physical cores]
@@ -272,17 +272,23 @@ fn parse_memory(text: &str) -> Result<MemoryBudget, String> {
 /// How the KV cells of requests that run at the same time lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum KvArg {
+    /// Split if several requests may run at the same time
+    Auto,
     /// One pool: saves pack new tokens alone, and every token passes over the cells of all
     Unified,
     /// Each its own: no interference, and saves pack the whole conversation
     Split,
 }
 
-impl From<KvArg> for KvLayout {
-    fn from(chosen: KvArg) -> Self {
-        match chosen {
-            KvArg::Unified => Self::Unified,
-            KvArg::Split => Self::Split,
+impl KvArg {
+    /// The layout for so many requests at the same time.
+    pub(crate) fn layout(self, parallel: u32) -> KvLayout {
+        match self {
+            Self::Unified => KvLayout::Unified,
+            Self::Split => KvLayout::Split,
+            // One request has the pool to itself, and saves of new tokens alone are cheaper.
+            Self::Auto if parallel == 1 => KvLayout::Unified,
+            Self::Auto => KvLayout::Split,
         }
     }
 }

@@ -42,7 +42,7 @@ pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outc
         Some(ExactArg::Always) => Exactness::Always,
         Some(ExactArg::Request) => Exactness::OnRequest,
     };
-    let kv = args.kv_layout.into();
+    let kv = args.kv_layout.layout(args.parallel);
     let shape = ModelShape { ctx_size: args.ctx_size, parallel: args.parallel, kv, threads: args.threads, exactness };
     let asked = Asked { models: &args.model, name: args.name.as_deref(), models_dir: args.models_dir.as_ref() };
     let models = ServedModels::find(asked, shape)?;

@@ -38,11 +38,14 @@ const EXACT: usize = 5;
 const REPLIES: usize = 16;
 const HITS: usize = 30;
 
+/// What layouts are called on the command line.
+const LAYOUTS: [(&str, KvLayout); 2] = [("unified", KvLayout::Unified), ("split", KvLayout::Split)];
+
 fn main() {
     let path = model_path();
     println!("model {}, {} threads", path.file_name().unwrap().to_string_lossy(), threads());
-    // `cargo bench ... -- chains` runs one part; cargo adds `--bench` itself.
-    let named: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
+    // `cargo bench ... -- chains unified` runs one part with one pool of cells; cargo adds `--bench` itself.
+    let named: Vec<String> = words().filter(|word| !LAYOUTS.iter().any(|(name, _)| name == word)).collect();
     let wanted = |part: &str| named.is_empty() || named.iter().any(|name| name == part);
     if wanted("throughput") {
         throughput(&path, 1, READ, PREFILLS);
@@ -73,12 +76,22 @@ fn model_path() -> PathBuf {
     path
 }
 
+fn words() -> impl Iterator<Item = String> {
+    std::env::args().skip(1).filter(|word| !word.starts_with('-'))
+}
+
+/// How sequences share cells: as named on the command line, or as the engine does by itself.
+fn layout() -> KvLayout {
+    let named = words().find_map(|word| LAYOUTS.iter().find(|(name, _)| *name == word).map(|(_, layout)| *layout));
+    named.unwrap_or_default()
+}
+
 fn threads() -> u32 {
     std::thread::available_parallelism().map_or(1, |count| u32::try_from(count.get()).unwrap_or(1))
 }
 
 fn context_options(n_seq_max: u32) -> ContextOptions {
-    ContextOptions { n_ctx: 4096, n_seq_max, threads: Some(threads()), ..ContextOptions::default() }
+    ContextOptions { n_ctx: 4096, n_seq_max, threads: Some(threads()), kv: layout(), ..ContextOptions::default() }
 }
 
 fn config(path: &std::path::Path, n_seq_max: u32) -> ModelConfig {

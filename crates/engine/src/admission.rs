@@ -128,6 +128,8 @@ pub struct Admission {
     sessions: HashMap<String, Holder>,
     queue: VecDeque<Ticket>,
     queue_limit: usize,
+    /// Whether requests are put side by side: with split cells llama.cpp computes only neighbours together.
+    neighbours: bool,
     clock: u64,
 }
 
@@ -136,7 +138,14 @@ impl Admission {
     #[must_use]
     pub fn new(n_seq: u32, queue_limit: usize) -> Self {
         let slots = (0..n_seq).map(|_| Slot::Free { since: 0 }).collect();
-        Self { slots, sessions: HashMap::new(), queue: VecDeque::new(), queue_limit, clock: 0 }
+        Self { slots, sessions: HashMap::new(), queue: VecDeque::new(), queue_limit, neighbours: false, clock: 0 }
+    }
+
+    /// The same, with requests put side by side where that is possible.
+    #[must_use]
+    pub fn with_neighbours(mut self, neighbours: bool) -> Self {
+        self.neighbours = neighbours;
+        self
     }
 
     /// Takes, queues or refuses a request. One for a session that is busy is refused, not queued.
@@ -155,7 +164,7 @@ impl Admission {
             _ => {}
         }
         if self.queue.is_empty()
-            && let Some(seq) = self.oldest_free()
+            && let Some(seq) = self.next_free()
         {
             self.occupy(seq, ticket);
             return Submitted::Admitted(Place::Fresh(seq));
@@ -178,7 +187,7 @@ impl Admission {
         if self.queue.is_empty() {
             return Next::Wait;
         }
-        match (self.oldest_free(), self.lru_idle_session()) {
+        match (self.next_free(), self.lru_idle_session()) {
             (Some(seq), _) => self.queue.pop_front().map_or(Next::Wait, |ticket| {
                 let request = ticket.request;
                 self.occupy(seq, ticket);
@@ -203,6 +212,13 @@ impl Admission {
         }
         self.set(to, moved);
         true
+    }
+
+    /// A free sequence holds nothing any more: it is taken before those that do.
+    pub fn emptied(&mut self, seq: SeqId) {
+        if let Some(Slot::Free { since }) = self.slot_mut(seq) {
+            *since = 0;
+        }
     }
 
     /// The request on `seq` is over. Returns which request that was.
@@ -302,12 +318,18 @@ impl Admission {
         self.set(seq, Slot::InFlight { request: ticket.request, session: ticket.session });
     }
 
-    fn oldest_free(&self) -> Option<SeqId> {
+    /// The free sequence that a request gets: with `neighbours` one beside a request in flight, and then the one that was left
+    /// longest ago.
+    fn next_free(&self) -> Option<SeqId> {
+        let runs = |seq: Option<SeqId>| matches!(seq.and_then(|seq| self.slot(seq)), Some(Slot::InFlight { .. }));
         let free = self.numbered().filter_map(|(seq, slot)| match slot {
-            Slot::Free { since } => Some((*since, seq)),
+            Slot::Free { since } => {
+                let beside = runs(seq.checked_sub(1)) || runs(seq.checked_add(1));
+                Some((self.neighbours && !beside, *since, seq))
+            }
             _ => None,
         });
-        free.min().map(|(_, seq)| seq)
+        free.min().map(|(_, _, seq)| seq)
     }
 
     fn numbered(&self) -> impl Iterator<Item = (SeqId, &Slot)> {

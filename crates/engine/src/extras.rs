@@ -83,11 +83,6 @@ impl Worker {
         Ok(())
     }
 
-    fn empty(&mut self, seq: SeqId) {
-        drop(self.live.take(seq));
-        self.context.remove(seq, 0..u32::MAX);
-    }
-
     /// A sequence that nobody needs, emptied.
     fn borrow_sequence(&mut self) -> Result<SeqId, EngineError> {
         if self.admission.free().next().is_none()

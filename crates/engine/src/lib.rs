@@ -67,6 +67,7 @@ pub mod error;
 pub mod estimate;
 pub mod event;
 pub mod identity;
+mod idle;
 pub mod logprobs;
 pub mod markers;
 pub mod pattern;

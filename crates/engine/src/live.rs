@@ -23,6 +23,8 @@ pub(crate) struct Live {
     pub(crate) namespace: Option<Namespace>,
     /// Larger is later.
     pub(crate) used: u64,
+    /// Rows that other requests computed since then.
+    pub(crate) passed: usize,
 }
 
 impl Live {
@@ -99,6 +101,27 @@ impl LiveTable {
             .max_by_key(|found| (found.common, found.whole))
     }
 
+    /// Other requests computed so many rows.
+    pub(crate) fn pass(&mut self, rows: usize) {
+        self.sequences.iter_mut().for_each(|live| live.passed = live.passed.saturating_add(rows));
+    }
+
+    /// The non-empty sequence among `candidates` that most rows have passed, and at least `rows`.
+    pub(crate) fn passed_by(&self, rows: usize, candidates: impl Iterator<Item = SeqId>) -> Option<SeqId> {
+        candidates
+            .filter_map(|seq| self.get(seq).filter(|live| live.namespace.is_some()).map(|live| (live.passed, seq)))
+            .filter(|(passed, _)| *passed >= rows)
+            .max()
+            .map(|(_, seq)| seq)
+    }
+
+    /// A sequence stays as it is, and the rows that passed it are forgotten.
+    pub(crate) fn keep(&mut self, seq: SeqId) {
+        if let Some(live) = self.sequences.get_mut(seq as usize) {
+            live.passed = 0;
+        }
+    }
+
     /// The non-empty sequence among `candidates` that was left longest ago.
     pub(crate) fn oldest(&self, candidates: impl Iterator<Item = SeqId>) -> Option<SeqId> {
         candidates
@@ -166,6 +189,20 @@ mod tests {
         assert_eq!(best(20, 20, &tokens[..20], false), Some((20, true)), "all of it, with its logits");
         assert_eq!(best(16, 20, &tokens[..20], true), Some((16, false)), "its end was generated");
         assert_eq!(best(7, 30, &longer, true), None);
+    }
+
+    #[test]
+    fn a_sequence_that_many_rows_have_passed_is_named_until_it_is_kept() {
+        let mut table = table();
+        table.pass(20);
+        let tokens = vec![7];
+        table.put(1, Live { tokens, n_past: 1, namespace: Some(namespace(1)), ..Live::default() });
+        table.pass(12);
+        assert_eq!(table.passed_by(33, 0..3), None);
+        assert_eq!(table.passed_by(32, 0..2), Some(0), "1 was left later");
+        table.keep(0);
+        assert_eq!(table.passed_by(32, 0..2), None);
+        assert_eq!(table.passed_by(32, 0..3), Some(2));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use poncho_cache::{HitKind, PartKind, RestorePlan, SaveReason};
 
 use crate::admission::{After, Place};
-use crate::backend::SeqId;
+use crate::backend::{KvLayout, SeqId};
 use crate::error::EngineError;
 use crate::event::{CacheDelta, Completion, FinishReason, StreamEvent};
 use crate::live::{Live, LiveMatch};
@@ -22,6 +22,9 @@ use crate::save::{Boundary, logits_from_bytes};
 use crate::status::{LastHit, add};
 use crate::task::{End, NewTask, Task};
 use crate::worker::{Waiting, Worker};
+
+/// With split cells a copy moves all cells of a sequence; fewer tokens than these are computed sooner.
+const WORTH_COPYING: usize = 64;
 
 impl Worker {
     /// A request got its sequence: finds what is known of its prompt and puts it to work.
@@ -131,14 +134,20 @@ impl Worker {
                 self.best_live(task, free.into_iter())
             }
         };
-        if let Some(found) = own.or(elsewhere).filter(|found| found.common >= reach)
+        let elsewhere = elsewhere.filter(|found| found.common >= reach);
+        let (used_up, shared) = match elsewhere {
+            Some(found) if found.seq != task.seq && self.is_another_ones(found) => (None, Some(found)),
+            found => (found, None),
+        };
+        if let Some(found) = own.filter(|found| found.common >= reach).or(used_up)
             && let Some(restored) = self.use_in_place(task, found, plan.as_ref())
         {
             task.hit = HitKind::Sticky;
             return Ok(restored);
         }
         let idle: Vec<SeqId> = self.admission.idle_sessions().map(|(seq, _, _)| seq).collect();
-        if let Some(found) = self.best_live(task, idle.into_iter()).filter(|found| found.common > reach)
+        let idle = self.best_live(task, idle.into_iter().chain(shared.map(|found| found.seq)));
+        if let Some(found) = idle.filter(|found| found.common > reach && self.is_worth_copying(*found))
             && let Some(restored) = self.copy_from(task, found)
         {
             task.hit = restored.hit();
@@ -160,6 +169,18 @@ impl Worker {
         let grid = self.grid_of(&task.request);
         let wanted = Wanted { namespace: &task.namespace, prompt: &task.tokens, grid };
         self.live.best(&wanted, self.context.info().memory.can_cut(), candidates)
+    }
+
+    /// Whether most of what a leftover holds would be cut off: a conversation that only begins alike, as all do that have the
+    /// same template. It is left whole, and what the two share is copied if that is worth it.
+    fn is_another_ones(&self, found: LiveMatch) -> bool {
+        let held = self.live.get(found.seq).map_or(0, |live| live.n_past);
+        found.common < held / 2
+    }
+
+    /// Whether copying so many tokens is worth it: in one pool of cells it costs nothing.
+    fn is_worth_copying(&self, found: LiveMatch) -> bool {
+        self.context.info().kv == KvLayout::Unified || found.common >= WORTH_COPYING
     }
 
     /// Goes on with what a sequence already holds. `None`, and nothing changed but the sequence emptied at worst, if
@@ -371,36 +392,13 @@ impl Worker {
                     self.context.remove(seq, 0..u32::MAX);
                 } else {
                     let logits = if logits_for == n_past { logits } else { Vec::new() };
-                    self.live.put(seq, Live { tokens, n_past, logits, on_grid, namespace: Some(namespace), used: 0 });
+                    let namespace = Some(namespace);
+                    self.live.put(seq, Live { tokens, n_past, logits, on_grid, namespace, ..Live::default() });
                 }
                 self.admission.release(seq, if n_past > 0 { After::Pin } else { After::Free });
                 self.shared.end(id, StreamEvent::Done(Box::new(completion)));
             }
         }
-    }
-
-    /// An idle session gives up its sequence; its state is saved first.
-    pub(crate) fn release_session(&mut self, seq: SeqId) {
-        self.save_live(seq, SaveReason::Evict);
-        let name = self.admission.release_session(seq);
-        tracing::debug!(seq, session = name.as_deref().unwrap_or(""), "idle session released");
-    }
-
-    /// Saves what an idle sequence holds.
-    pub(crate) fn save_live(&mut self, seq: SeqId, reason: SaveReason) {
-        let Some(live) = self.live.get(seq).filter(|live| live.n_past > 0) else { return };
-        let Some(namespace) = live.namespace else { return };
-        let (mut tokens, mut logits) = (live.committed().to_vec(), live.logits.clone());
-        // On a grid, only what was read may be kept.
-        let grid = self.shared.config.grid().filter(|_| live.on_grid > 0);
-        if let Some(grid) = grid.filter(|_| live.on_grid < tokens.len()) {
-            tokens.truncate(grid.floor(live.on_grid));
-            logits.clear();
-            if tokens.is_empty() || !self.context.info().memory.can_cut() {
-                return;
-            }
-        }
-        self.saver().save(&Boundary { seq, tokens: &tokens, namespace, logits: &logits, reason, grid });
     }
 
     /// Saves everything and ends every request.

@@ -185,20 +185,6 @@ impl Worker {
         self.fail_youngest();
     }
 
-    /// Empties the free sequence that was left longest ago, or else the idle session that was used longest ago, which is
-    /// saved first; `false` if none holds anything.
-    pub(crate) fn give_up_idle_cells(&mut self) -> bool {
-        let leftover = self.live.oldest(self.admission.free());
-        let session = self.admission.lru_idle_session().map(|(seq, _)| seq);
-        let Some(seq) = leftover.or(session) else { return false };
-        if leftover.is_none() {
-            self.release_session(seq);
-        }
-        drop(self.live.take(seq));
-        self.context.remove(seq, 0..u32::MAX);
-        true
-    }
-
     fn fail_youngest(&mut self) {
         let held: usize = self.tasks.iter().map(|task| task.n_past).sum();
         let cells = self.context.info().n_cells as usize;

@@ -15,7 +15,7 @@ use poncho_cache::Policy;
 
 use crate::adapters::{AdapterSet, ContextHashes};
 use crate::admission::{Admission, Next, Place, Submitted, Ticket};
-use crate::backend::{Batch, Context, Grammar};
+use crate::backend::{Batch, Context, Grammar, KvLayout};
 use crate::batch::{Budget, Plan, Work};
 use crate::command::Command;
 use crate::compactor::Compactor;
@@ -114,11 +114,11 @@ impl Worker {
         let on_grid = |grid| exact_context_hash(options, info, shared.model.info(), grid);
         let hashes = ContextHashes { plain, exact: shared.config.grid().map_or(plain, on_grid) };
         let none = Arc::new(AdapterSet::new(Vec::new(), &shared.file, hashes)?);
-        let n_seq = info.n_seq_max;
+        let (n_seq, neighbours) = (info.n_seq_max, info.kv == KvLayout::Split);
         let compactor = Compactor::new(Arc::clone(&shared.cache), &*context, shared.config.bounds());
         shared.context_hash.get_or_init(|| plain);
         Ok(Self {
-            admission: Admission::new(n_seq, shared.config.queue_limit),
+            admission: Admission::new(n_seq, shared.config.queue_limit).with_neighbours(neighbours),
             live: LiveTable::new(n_seq),
             adapters: shared.adapters().unwrap_or_else(|| Arc::clone(&none)),
             attached: none,
@@ -193,6 +193,7 @@ impl Worker {
             self.serve_followers();
             self.make_saves();
             self.end_tasks();
+            self.shed_idle(self.batch.rows.len());
         }
     }
 

@@ -9,6 +9,8 @@ mod faults;
 #[cfg(test)]
 mod hits;
 #[cfg(test)]
+mod idle;
+#[cfg(test)]
 mod invariance;
 #[cfg(test)]
 mod models;

@@ -8,7 +8,6 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use poncho_cache::{Cache, CacheConfig};
-use poncho_engine::backend::KvLayout;
 use poncho_engine::backend::llama::LlamaBackend;
 use poncho_engine::{Engine, Exactness};
 use poncho_server::{ConfigError, ServerConfig};
@@ -16,6 +15,7 @@ use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, spawn_blocking};
 
+use crate::args::KvArg;
 use crate::bench::client::Client;
 use crate::serve::{ModelShape, model_config};
 
@@ -47,7 +47,8 @@ impl LocalServer {
         let cache = Cache::open(CacheConfig::on_disk(folder, settings.cache_size))?;
         let engine = Arc::new(Engine::new(Arc::new(LlamaBackend), Arc::new(cache)));
         let (parallel, threads) = (settings.parallel, settings.threads);
-        let shape = ModelShape { ctx_size, parallel, kv: KvLayout::Unified, threads, exactness: Exactness::Off };
+        let kv = KvArg::Auto.layout(parallel);
+        let shape = ModelShape { ctx_size, parallel, kv, threads, exactness: Exactness::Off };
         let mut config = model_config(&settings.model, MODEL_ID, &shape);
         if let Some(min_tokens) = settings.min_tokens {
             config.gates.min_tokens = min_tokens;

@@ -32,6 +32,38 @@ fn a_session_keeps_its_sequence_and_is_refused_while_busy() {
 }
 
 #[test]
+fn an_emptied_sequence_is_taken_before_one_that_holds_something() {
+    let mut admission = Admission::new(3, 4);
+    let seqs: Vec<SeqId> = (0..3).map(|id| admitted(&admission.submit(ticket(id, None)))).collect();
+    for seq in &seqs {
+        admission.release(*seq, After::Free);
+    }
+    admission.emptied(2);
+    assert_eq!(admitted(&admission.submit(ticket(4, None))), 2);
+    admission.emptied(2);
+    assert_eq!(admitted(&admission.submit(ticket(5, None))), 0, "2 is in use: the oldest of the others");
+}
+
+#[test]
+fn with_neighbours_requests_run_side_by_side() {
+    let mut admission = Admission::new(8, 4).with_neighbours(true);
+    let first: Vec<SeqId> = (0..6).map(|id| admitted(&admission.submit(ticket(id, None)))).collect();
+    assert_eq!(first, [0, 1, 2, 3, 4, 5]);
+    for seq in [3, 0, 5, 1] {
+        admission.release(seq, After::Free);
+    }
+    // 2 and 4 run. 3 was left before 1 and 5; 0, 6 and 7 have no neighbour.
+    assert_eq!(admitted(&admission.submit(ticket(7, None))), 3);
+    assert_eq!(admitted(&admission.submit(ticket(8, None))), 5);
+    assert_eq!(admitted(&admission.submit(ticket(9, None))), 6, "never used, and now beside 5");
+    let mut apart = Admission::new(8, 4);
+    let seq = admitted(&apart.submit(ticket(1, None)));
+    apart.submit(ticket(2, None));
+    apart.release(seq, After::Free);
+    assert_eq!(admitted(&apart.submit(ticket(3, None))), 2, "without them, the one that was left longest ago");
+}
+
+#[test]
 fn a_session_that_waits_is_busy_too() {
     let mut admission = Admission::new(1, 4);
     admission.submit(ticket(1, None));

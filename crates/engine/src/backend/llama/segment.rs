@@ -206,40 +206,50 @@ pub(super) struct Frame<'a> {
 impl<'a> Frame<'a> {
     /// Writes everything but the rows; `out` has exactly [`FrameSpec::len`] bytes.
     pub(super) fn new(out: &'a mut [u8], spec: &FrameSpec<'a>) -> Result<Self, StateError> {
+        let Self { out, shapes, sections, first, sound } = Self::reopen(out, spec)?;
+        put(out, 0, &STATE_MAGIC.to_le_bytes());
+        put(out, 4, &[0; 4]);
+        let mut at = STATE_HEADER;
+        for (section, view) in spec.sections.iter().zip(&sections) {
+            // The cells go into the last stream's place, so that nothing but the tail follows them.
+            let mut head = Vec::with_capacity(4 * (1 + spec.streams));
+            push_u32(&mut head, spec.streams);
+            head.extend(std::iter::repeat_n(0, 4 * (spec.streams - 1)));
+            push_u32(&mut head, view.cells);
+            put(out, at, &head);
+            for (index, position) in spec.positions.iter().enumerate() {
+                let record = view.records + index * section.cell_record;
+                put(out, record, &position.to_le_bytes());
+                put(out, record + 4, &1u32.to_le_bytes());
+                put(out, record + section.cell_record - 4, &[0; 4]);
+            }
+            let mut data = view.records + section.cell_record * view.cells;
+            put(out, data, &section.data_head);
+            data += section.data_head.len();
+            for tensor in &section.tensors {
+                put(out, data, &tensor.head);
+                data += tensor.head.len() + tensor.rows.cell_bytes() * view.cells;
+            }
+            at = view.end;
+        }
+        put(out, at, spec.tail);
+        Ok(Self { out, shapes, sections, first, sound })
+    }
+
+    /// Goes on with a blob that [`Frame::new`] began with the same `spec`.
+    pub(super) fn reopen(out: &'a mut [u8], spec: &FrameSpec<'a>) -> Result<Self, StateError> {
         let cells = spec.positions.len();
         let needed = spec.len();
         if out.len() != needed || cells == 0 {
             return Err(StateError::BufferTooSmall { needed, given: out.len() });
         }
-        put(out, 0, &STATE_MAGIC.to_le_bytes());
-        put(out, 4, &[0; 4]);
         let mut at = STATE_HEADER;
-        let mut sections = Vec::with_capacity(spec.sections.len());
-        for section in spec.sections {
-            // The cells go into the last stream's place, so that nothing but the tail follows them.
-            let mut head = Vec::with_capacity(4 * (1 + spec.streams));
-            push_u32(&mut head, spec.streams);
-            head.extend(std::iter::repeat_n(0, 4 * (spec.streams - 1)));
-            push_u32(&mut head, cells);
-            put(out, at, &head);
-            let records = at + head.len();
-            for (index, position) in spec.positions.iter().enumerate() {
-                let record = records + index * section.cell_record;
-                put(out, record, &position.to_le_bytes());
-                put(out, record + 4, &1u32.to_le_bytes());
-                put(out, record + section.cell_record - 4, &[0; 4]);
-            }
-            let mut data = records + section.cell_record * cells;
-            put(out, data, &section.data_head);
-            data += section.data_head.len();
-            for tensor in &section.tensors {
-                put(out, data, &tensor.head);
-                data += tensor.head.len() + tensor.rows.cell_bytes() * cells;
-            }
-            sections.push(SectionView { cells, records, end: data });
-            at = data;
-        }
-        put(out, at, spec.tail);
+        let sections = spec.sections.iter().map(|section| {
+            let records = at + 4 * (1 + spec.streams);
+            at += section.section_len(spec.streams, cells);
+            SectionView { cells, records, end: at }
+        });
+        let sections = sections.collect();
         let first = spec.positions.first().copied().unwrap_or_default();
         Ok(Self { out, shapes: spec.sections, sections, first, sound: true })
     }

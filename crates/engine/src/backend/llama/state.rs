@@ -345,8 +345,8 @@ impl LlamaContext {
             }
         };
         let joined = self.attention_shape().and_then(|shape| {
-            // The frame is written again for each segment: the same bytes, a small part of the copy.
-            fill_attention(staging.as_mut(), shape, &all, |frame| segment.copy_into(wanted, frame))
+            let copy = |frame: &mut Frame<'_>| segment.copy_into(wanted, frame);
+            fill_frame(staging.as_mut(), shape, &all, restore.joined, copy)
         });
         self.staging = Some(staging);
         restore.joined = true;
@@ -570,10 +570,21 @@ fn fill_attention(
     range: &Range<u32>,
     fill: impl FnOnce(&mut Frame<'_>),
 ) -> Result<(), StateError> {
+    fill_frame(out, shape, range, false, fill)
+}
+
+/// The same, into a frame that may have been begun already.
+fn fill_frame(
+    out: &mut [u8],
+    shape: &StateShape,
+    range: &Range<u32>,
+    is_begun: bool,
+    fill: impl FnOnce(&mut Frame<'_>),
+) -> Result<(), StateError> {
     let positions: Vec<u32> = range.clone().collect();
     let tail = shape.empty_tail(shape.streams);
     let spec = FrameSpec { streams: shape.streams, sections: &shape.attention, positions: &positions, tail: &tail };
-    let mut frame = Frame::new(out, &spec)?;
+    let mut frame = if is_begun { Frame::reopen(out, &spec) } else { Frame::new(out, &spec) }?;
     fill(&mut frame);
     frame.finish()
 }

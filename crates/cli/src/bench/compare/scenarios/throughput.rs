@@ -1,7 +1,7 @@
 //! Scenario 6: several streams at the same time, with short and with long replies.
 //!
-//! Shows how decoding scales: tokens a second in all, the gaps between the pieces that a reader sees, and the wait for the
-//! first. Prompts are short and new, so that decoding is most of the work.
+//! Shows how decoding scales: tokens a second in all and while nothing but decoding goes on, the gaps between the pieces that a
+//! reader sees, and the wait for the first. Prompts are short and new, so that decoding is most of the work.
 
 use std::time::Duration;
 
@@ -29,13 +29,15 @@ pub(super) async fn run(ring: &mut Ring, loop_speed: &[(usize, f64)]) -> anyhow:
                 let name = format!("{streams} x {reply} tokens");
                 let speed = |target| Kind { scenario: SCENARIO, unit: Unit::TokensPerSecond, target };
                 let speeds = both.pair(|answers| tokens_per_second(answers));
-                ring.add(round, speed(Some(Target::AtLeast(1.1))), &format!("{name}, speed"), speeds);
-                if let Some((_, bare)) =
-                    loop_speed.iter().find(|(count, _)| *count == streams).filter(|_| reply == long)
-                {
-                    let beside = Pair { poncho: speeds.poncho, peer: Some(*bare) };
-                    let bare_loop = speed(Some(Target::AtLeast(0.97)));
-                    ring.add(round, bare_loop, &format!("{name}, beside llama.cpp's own loop"), beside);
+                ring.add(round, speed(Some(Target::AtLeast(1.0))), &format!("{name}, with prompts"), speeds);
+                if reply == long {
+                    let speeds = both.pair(|answers| decode_speed(answers));
+                    ring.add(round, speed(Some(Target::AtLeast(1.1))), &format!("{name}, decoding"), speeds);
+                    if let Some((_, bare)) = loop_speed.iter().find(|(count, _)| *count == streams) {
+                        let beside = Pair { poncho: speeds.poncho, peer: Some(*bare) };
+                        let bare_loop = speed(Some(Target::AtLeast(0.97)));
+                        ring.add(round, bare_loop, &format!("{name}, beside llama.cpp's own loop"), beside);
+                    }
                 }
                 for (share, label) in [(0.5, "p50"), (0.99, "p99")] {
                     let gap = both.pair(|answers| quantile(&gaps(answers), share));
@@ -54,6 +56,19 @@ fn tokens_per_second(answers: &[Answer]) -> Option<f64> {
     let tokens: usize = answers.iter().map(|answer| answer.completion).sum();
     let end = answers.iter().map(|answer| answer.ended).max().filter(|end| *end > Duration::ZERO)?;
     Some(tokens as f64 / end.as_secs_f64())
+}
+
+/// Tokens a second while all streams were decoding: from the last first token to the first last one.
+fn decode_speed(answers: &[Answer]) -> Option<f64> {
+    let begin = answers.iter().map(|answer| answer.first_token).max()?;
+    let end = answers.iter().filter_map(|answer| answer.pieces.last()).min()?;
+    let time = end.checked_sub(begin).filter(|time| *time > Duration::ZERO)?;
+    let tokens = answers.iter().map(|answer| {
+        let pieces = answer.pieces.iter().filter(|piece| **piece > begin && *piece <= end).count();
+        // A token may be a part of a letter and no piece of its own.
+        pieces as f64 * answer.completion as f64 / answer.pieces.len().max(1) as f64
+    });
+    Some(tokens.sum::<f64>() / time.as_secs_f64())
 }
 
 /// The times between the pieces of each stream.
@@ -86,6 +101,17 @@ mod tests {
         let answers = [answer(&[10], 500, 40), answer(&[10], 2000, 60)];
         assert_eq!(tokens_per_second(&answers), Some(50.0));
         assert_eq!(tokens_per_second(&[]), None);
+    }
+
+    #[test]
+    fn decoding_counts_while_all_streams_do() {
+        let one = answer(&[100, 200, 300, 400, 500, 600], 600, 6);
+        let late = answer(&[300, 400, 500, 600, 700, 800], 800, 6);
+        assert_eq!(decode_speed(&[one.clone(), late.clone()]), Some(20.0), "six tokens between 300 and 600 ms");
+        let halves = Answer { completion: 12, ..late };
+        assert_eq!(decode_speed(&[one, halves]), Some(30.0), "two tokens to a piece");
+        assert_eq!(decode_speed(&[answer(&[10], 10, 1)]), None, "no time passed");
+        assert_eq!(decode_speed(&[]), None);
     }
 
     #[test]

@@ -1,0 +1,75 @@
+//! What finished requests leave behind: how long it stays in the cells, and that it is never lost to somebody else.
+//!
+//! On real llama.cpp, with gates that keep no row of such short prompts: what is found again was left, or parked in memory.
+
+use poncho_cache::{Gates, HitKind, Tier};
+use poncho_engine::backend::KvLayout;
+use poncho_engine::{Completion, Model, ModelConfig};
+use poncho_testkit::ModelKind;
+
+use crate::real::{LAYOUTS, cache_in, config, load, trace, traced};
+use crate::support::{greedy, memory_cache, prompt};
+
+fn forgetful(kind: ModelKind, kv: KvLayout, n_seq_max: u32) -> ModelConfig {
+    ModelConfig { gates: Gates::default(), ..config(kind, kv, n_seq_max) }
+}
+
+/// The next turn of a conversation.
+fn next_turn(model: &Model, first: &Completion) -> Completion {
+    let mut tokens = first.context_tokens.clone();
+    tokens.extend(prompt(9, 10));
+    model.complete(traced(&tokens, 4)).unwrap()
+}
+
+#[test]
+fn a_short_state_that_many_rows_passed_leaves_the_cells_and_comes_back() {
+    for kind in [ModelKind::Attention, ModelKind::Window, ModelKind::Hybrid] {
+        let cache = memory_cache();
+        let model = load(forgetful(kind, KvLayout::Unified, 2), &cache);
+        let first = model.complete(greedy(&prompt(1, 60), 6)).unwrap();
+        assert!(cache.is_empty(), "too short for a row ({kind:?})");
+        model.complete(greedy(&prompt(2, 20), 40)).unwrap();
+        let rows = cache.rows();
+        assert_eq!(
+            rows.iter().map(|row| (row.tokens, row.tiers.clone())).collect::<Vec<_>>(),
+            [(65, vec![Tier::Ram])],
+            "{kind:?}"
+        );
+        let warm = next_turn(&model, &first);
+        assert_eq!((warm.hit, warm.cache_delta.read), (HitKind::Partial, 65), "{kind:?}");
+        let cold = next_turn(&load(forgetful(kind, KvLayout::Unified, 2), &memory_cache()), &first);
+        assert_eq!(warm.generated, cold.generated, "{kind:?}");
+    }
+}
+
+#[test]
+fn a_state_is_carried_where_that_costs_nothing_or_nothing_could_keep_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let split = (memory_cache(), KvLayout::Split);
+    let unkept = (cache_in(Tier::Disk, folder.path()), KvLayout::Unified);
+    for (cache, kv) in [split, unkept] {
+        let model = load(forgetful(ModelKind::Attention, kv, 2), &cache);
+        let first = model.complete(greedy(&prompt(1, 60), 6)).unwrap();
+        model.complete(greedy(&prompt(2, 20), 40)).unwrap();
+        assert!(cache.is_empty(), "{kv:?}");
+        let warm = next_turn(&model, &first);
+        assert_eq!((warm.hit, warm.cache_delta.read), (HitKind::Sticky, 65), "{kv:?}");
+    }
+}
+
+/// Every conversation begins with the opening of the template. That is no reason to take the place of another one.
+#[test]
+fn a_conversation_that_begins_alike_leaves_the_other_one_whole() {
+    for kv in LAYOUTS {
+        let model = load(forgetful(ModelKind::Attention, kv, 4), &memory_cache());
+        let first = model.complete(greedy(&prompt(1, 60), 6)).unwrap();
+        let mut alike = prompt(1, 10);
+        alike.extend(prompt(2, 10));
+        let second = model.complete(traced(&alike, 4)).unwrap();
+        assert_eq!(second.cache_delta.read, if kv == KvLayout::Unified { 10 } else { 0 }, "{kv:?}");
+        let fresh = load(forgetful(ModelKind::Attention, kv, 4), &memory_cache());
+        assert_eq!(trace(&second), trace(&fresh.complete(traced(&alike, 4)).unwrap()), "{kv:?}");
+        let warm = next_turn(&model, &first);
+        assert_eq!((warm.hit, warm.cache_delta.read), (HitKind::Sticky, 65), "{kv:?}");
+    }
+}
