@@ -318,7 +318,12 @@ impl Worker {
         }
         // An exact state is good at every boundary of the grid before its end.
         let exact = task.request.exact;
-        let boundaries = if memory.can_cut() && !exact { self.policy.cold_boundaries(prompt) } else { Vec::new() };
+        let boundaries = match self.context.info().kv {
+            _ if !memory.can_cut() || exact => Vec::new(),
+            KvLayout::Unified => self.policy.cold_boundaries(prompt),
+            // Here every save packs the whole conversation.
+            KvLayout::Split => self.policy.fewest_cold_boundaries(prompt, read),
+        };
         if self.policy.gates().cold_min_tokens as usize > prompt {
             return;
         }

@@ -13,6 +13,9 @@ const SMALLEST: usize = 1 << 20;
 /// What may be kept while nothing is restored. Two segments of most models fit; larger ones are allocated each time.
 const LIMIT: usize = 256 << 20;
 
+/// What is made ready before the first request: enough for some thousand tokens of a small model.
+const READY: usize = 64 << 20;
+
 /// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct Staging {
@@ -39,6 +42,13 @@ impl Staging {
             None => backend.host_buffer(length),
         };
         Staged { staging: self, buffer: Some(buffer) }
+    }
+
+    /// Has a buffer for states of up to `length` bytes ready, its pages touched: the first request after a start is the one
+    /// that needs it, and making pages takes longer than filling them.
+    pub(crate) fn prepare(&self, backend: &dyn Backend, length: usize) {
+        let mut buffer = self.take(backend, length.min(READY));
+        buffer.as_mut().fill(1);
     }
 
     fn give_back(&self, buffer: HostBuffer) {
@@ -96,6 +106,20 @@ mod tests {
         assert_eq!(kept(&staging), before);
         drop(staging.take(&backend, 10));
         assert_eq!(kept(&staging), before, "a small one is not worth keeping, nor a large one worth taking for it");
+    }
+
+    #[test]
+    fn what_was_prepared_serves_the_first_state() {
+        let (staging, backend) = (Staging::default(), StubBackend::new(MemoryKind::Attention));
+        staging.prepare(&backend, usize::MAX);
+        let ready = kept(&staging);
+        assert!(matches!(ready.as_slice(), [size] if (READY..=LIMIT).contains(size)), "{ready:?}");
+        let first = staging.take(&backend, 40 << 20);
+        assert!(kept(&staging).is_empty(), "it is the one that was ready");
+        drop(first);
+        let small = Staging::default();
+        small.prepare(&backend, 1000);
+        assert!(kept(&small).is_empty(), "small states need none");
     }
 
     #[test]

@@ -117,6 +117,11 @@ impl Worker {
         let (n_seq, neighbours) = (info.n_seq_max, info.kv == KvLayout::Split);
         let compactor = Compactor::new(Arc::clone(&shared.cache), &*context, shared.config.bounds());
         shared.context_hash.get_or_init(|| plain);
+        let staging = Staging::default();
+        if !shared.cache.is_empty() {
+            let longest = info.segment_bytes_per_token.saturating_mul(info.n_ctx.into());
+            staging.prepare(&*shared.backend, usize::try_from(longest).unwrap_or(usize::MAX));
+        }
         Ok(Self {
             admission: Admission::new(n_seq, shared.config.queue_limit).with_neighbours(neighbours),
             live: LiveTable::new(n_seq),
@@ -135,7 +140,7 @@ impl Worker {
             failures: 0,
             decoded_at: None,
             compactor,
-            staging: Staging::default(),
+            staging,
             turn: 0,
             batch: Batch::default(),
             plan: Plan::default(),

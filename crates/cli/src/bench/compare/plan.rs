@@ -2,6 +2,8 @@
 //!
 //! Pure; made from the flags and read by the scenarios.
 
+use std::time::Duration;
+
 use crate::bench::compare::args::{CompareArgs, Scenario};
 
 /// Sizes and counts of a run.
@@ -23,6 +25,8 @@ pub(crate) struct Plan {
     pub(crate) replies: [usize; 2],
     /// The most requests that are sent of a trace.
     pub(crate) trace_requests: usize,
+    /// Silence before a server's turn: the other one may still be writing, or its threads looking for more work.
+    pub(crate) settle: Duration,
 }
 
 impl Plan {
@@ -61,6 +65,7 @@ impl Plan {
             streams: vec![1, 4, 8, 16],
             replies: [32, 192],
             trace_requests: usize::MAX,
+            settle: Duration::from_secs(1),
         }
     }
 
@@ -74,6 +79,7 @@ impl Plan {
             streams: vec![1, 4],
             replies: [16, 64],
             trace_requests: 4,
+            settle: Duration::ZERO,
             ..Self::whole(scenarios)
         }
     }

@@ -99,6 +99,7 @@ impl Ring {
             if *in_a_row >= FAILURES {
                 continue;
             }
+            tokio::time::sleep(self.plan.settle).await;
             match work(contender).await {
                 Ok(value) => (*place, *in_a_row) = (Some(value), 0),
                 Err(error) => errors.push((side, error)),
