@@ -136,7 +136,7 @@ impl Worker {
         };
         let elsewhere = elsewhere.filter(|found| found.common >= reach);
         let (used_up, shared) = match elsewhere {
-            Some(found) if found.seq != task.seq && self.is_another_ones(found) => (None, Some(found)),
+            Some(found) if found.seq != task.seq && self.is_another_ones(task, found) => (None, Some(found)),
             found => (found, None),
         };
         if let Some(found) = own.filter(|found| found.common >= reach).or(used_up)
@@ -147,7 +147,7 @@ impl Worker {
         }
         let idle: Vec<SeqId> = self.admission.idle_sessions().map(|(seq, _, _)| seq).collect();
         let idle = self.best_live(task, idle.into_iter().chain(shared.map(|found| found.seq)));
-        if let Some(found) = idle.filter(|found| found.common > reach && self.is_worth_copying(*found))
+        if let Some(found) = idle.filter(|found| self.is_worth_copying(*found, reach))
             && let Some(restored) = self.copy_from(task, found)
         {
             task.hit = restored.hit();
@@ -173,14 +173,18 @@ impl Worker {
 
     /// Whether most of what a leftover holds would be cut off: a conversation that only begins alike, as all do that have the
     /// same template. It is left whole, and what the two share is copied if that is worth it.
-    fn is_another_ones(&self, found: LiveMatch) -> bool {
+    fn is_another_ones(&self, task: &Task, found: LiveMatch) -> bool {
         let held = self.live.get(found.seq).map_or(0, |live| live.n_past);
-        found.common < held / 2
+        // All of a short prompt is the same conversation, however long its reply was.
+        found.common < held / 2 && found.common + 1 < task.tokens.len()
     }
 
-    /// Whether copying so many tokens is worth it: in one pool of cells it costs nothing.
-    fn is_worth_copying(&self, found: LiveMatch) -> bool {
-        self.context.info().kv == KvLayout::Unified || found.common >= WORTH_COPYING
+    /// Whether to copy a live prefix where the cache has `reach` tokens: in one pool of cells that costs nothing.
+    fn is_worth_copying(&self, found: LiveMatch, reach: usize) -> bool {
+        match self.context.info().kv {
+            KvLayout::Unified => found.common >= reach,
+            KvLayout::Split => found.common > reach && found.common >= WORTH_COPYING,
+        }
     }
 
     /// Goes on with what a sequence already holds. `None`, and nothing changed but the sequence emptied at worst, if

@@ -13,7 +13,7 @@ use poncho_cache::{Cache, CacheConfig, Gates};
 use poncho_engine::backend::stub::{StubBackend, StubFaults, StubTemplate, vocab};
 use poncho_engine::backend::{ContextOptions, MemoryKind};
 use poncho_engine::signature::SigningKey;
-use poncho_engine::{Engine, FingerprintSource, Model, ModelConfig};
+use poncho_engine::{Engine, FingerprintSource, Model, ModelConfig, RestoreRule};
 use poncho_server::{ConfigError, ServerConfig, serve};
 use serde_json::{Value, json};
 use tokio::net::{TcpListener, TcpStream};
@@ -304,6 +304,8 @@ pub(crate) fn load(engine: &Engine, id: &str, setup: &Setup) {
         context,
         queue_limit: setup.queue_limit,
         signing_key: setup.signing_key.clone(),
+        // The stub computes faster than anything can be restored.
+        restore_rule: RestoreRule::Always,
         ..ModelConfig::new(id, &setup.file)
     };
     engine.load(config).unwrap();

@@ -50,7 +50,10 @@ fn commands_in_sentences_name_what_is_there() {
     let makefile = std::fs::read_to_string(root().join("Makefile")).unwrap();
     let mut documents = vec!["README.md".into(), "CONTRIBUTING.md".into(), "ARCHITECTURE.md".into()];
     for entry in std::fs::read_dir(root().join("docs")).unwrap() {
-        documents.push(std::path::Path::new("docs").join(entry.unwrap().file_name()));
+        let name = std::path::PathBuf::from(entry.unwrap().file_name());
+        if name.extension().is_some_and(|extension| extension == "md") {
+            documents.push(std::path::Path::new("docs").join(name));
+        }
     }
     let (mut wrong, mut seen) = (Vec::new(), 0);
     for document in documents {
