@@ -10,7 +10,7 @@ use crate::backend::{KvLayout, SeqId};
 use crate::save::Boundary;
 use crate::worker::Worker;
 
-/// Rows of other requests after which an idle sequence has cost as much as storing it and putting it back does.
+/// Rows of other requests after which an idle sequence has cost as much as putting it back does, with some room.
 ///
 /// A row takes some 3 ns for each head, layer and idle cell; packing and restoring take 1 ns for a byte, of which a cell has
 /// four times the size of a head for each layer and each head of K and V. That makes 28 rows with SmolLM2-135M and 43 with an 8B model.
@@ -25,20 +25,20 @@ impl Worker {
         }
         self.live.pass(rows);
         let Some(seq) = self.live.passed_by(CARRIED_ROWS, self.admission.free()) else { return };
-        if self.park(seq) {
+        if self.is_kept(seq) {
             self.empty(seq);
         } else {
             self.live.keep(seq);
         }
     }
 
-    /// Makes sure that an idle sequence can be had back; short states, which no row is made of otherwise, stay in memory.
-    fn park(&mut self, seq: SeqId) -> bool {
+    /// Whether an idle sequence can be had back: a state too short for a row, or that no tier takes, is carried on.
+    fn is_kept(&mut self, seq: SeqId) -> bool {
         let Some(live) = self.live.get(seq) else { return false };
         let Some(namespace) = live.namespace else { return false };
         let (tokens, logits) = (live.committed().to_vec(), live.logits.clone());
-        let reason = SaveReason::Evict;
-        self.saver().park(&Boundary { seq, tokens: &tokens, namespace, logits: &logits, reason, grid: None }).is_some()
+        let reason = SaveReason::Finish;
+        self.saver().save(&Boundary { seq, tokens: &tokens, namespace, logits: &logits, reason, grid: None }).is_some()
     }
 
     /// Empties the free sequence that was left longest ago, or else the idle session that was used longest ago, which is

@@ -41,27 +41,20 @@ pub(crate) struct Boundary<'a> {
 impl Saver<'_> {
     /// Saves a boundary if the gates let it pass. Returns the row's name if the cache has it then.
     pub(crate) fn save(&mut self, boundary: &Boundary<'_>) -> Option<Key> {
-        self.policy.should_save(boundary.reason, boundary.tokens.len()).then(|| self.store(boundary, self.tier))?
-    }
-
-    /// Keeps a boundary in memory, however short it is, if the cache does not have it yet. Returns the row's name.
-    pub(crate) fn park(&mut self, boundary: &Boundary<'_>) -> Option<Key> {
-        match self.cache.config().quota(Tier::Ram) {
-            0 => self.save(boundary),
-            _ => self.store(boundary, Some(Tier::Ram)),
-        }
-    }
-
-    fn store(&mut self, boundary: &Boundary<'_>, tier: Option<Tier>) -> Option<Key> {
         let count = boundary.tokens.len();
+        if !self.policy.should_save(boundary.reason, count) {
+            return None;
+        }
         let memory = self.context.info().memory;
         let key = boundary.namespace.key(boundary.tokens);
         if self.is_stored(&key, memory, !boundary.logits.is_empty()) {
             return Some(key);
         }
         let started = Instant::now();
-        let base =
-            memory.has_segments().then(|| self.cache.base_for(&boundary.namespace, boundary.tokens, tier)).flatten();
+        let base = memory
+            .has_segments()
+            .then(|| self.cache.base_for(&boundary.namespace, boundary.tokens, self.tier))
+            .flatten();
         // A chunk of the grid is stored whole: another row may have ended inside of it.
         let base = match boundary.grid {
             Some(grid) => base.and_then(|base| {
@@ -91,7 +84,7 @@ impl Saver<'_> {
             flags: if boundary.grid.is_some() { FLAG_GRID } else { 0 },
             context_size: self.context.info().n_ctx,
             text: String::new(),
-            tier,
+            tier: self.tier,
         };
         match self.cache.save(request) {
             Ok(saved) => {
