@@ -119,7 +119,6 @@ fn two_ponchos_are_compared_in_every_scenario() {
         ("traces", "restart in the middle, total time"),
         ("traces", "with a clock, prompt tokens computed"),
         ("throughput", "2 x 64 tokens, with prompts"),
-        ("throughput", "2 x 64 tokens, beside llama.cpp's own loop"),
         ("throughput", "2 x 16 tokens, gap p99"),
         ("memory", "resident, idle"),
         ("memory", "resident, most under load"),
