@@ -4,7 +4,7 @@
 //! there at once. It is not for nothing: where sequences share one pool of cells, the attention of every row passes over
 //! the cells of all others. A state must never be given up here that could not be stored first, but to make room.
 
-use poncho_cache::SaveReason;
+use poncho_cache::{Key, SaveReason};
 
 use crate::backend::{KvLayout, SeqId};
 use crate::save::Boundary;
@@ -12,8 +12,9 @@ use crate::worker::Worker;
 
 /// Rows of other requests after which an idle sequence has cost as much as putting it back does, with some room.
 ///
-/// A row takes some 3 ns for each head, layer and idle cell; packing and restoring take 1 ns for a byte, of which a cell has
-/// four times the size of a head for each layer and each head of K and V. That makes 28 rows with SmolLM2-135M and 43 with an 8B model.
+/// A row takes some 3 ns for each head, layer and idle cell. Its state is stored already as a rule, so giving it up costs nothing
+/// and having it back is a restore: below 1 ns for a byte, of which a cell has some hundred for each head and layer of
+/// today's models. Some thirty rows cost as much.
 const CARRIED_ROWS: usize = 32;
 
 impl Worker {
@@ -25,20 +26,12 @@ impl Worker {
         }
         self.live.pass(rows);
         let Some(seq) = self.live.passed_by(CARRIED_ROWS, self.admission.free()) else { return };
-        if self.is_kept(seq) {
+        // A state too short for a row, or that no tier takes, could not be had back and is carried on.
+        if self.save_live(seq, SaveReason::Finish).is_some() {
             self.empty(seq);
         } else {
             self.live.keep(seq);
         }
-    }
-
-    /// Whether an idle sequence can be had back: a state too short for a row, or that no tier takes, is carried on.
-    fn is_kept(&mut self, seq: SeqId) -> bool {
-        let Some(live) = self.live.get(seq) else { return false };
-        let Some(namespace) = live.namespace else { return false };
-        let (tokens, logits) = (live.committed().to_vec(), live.logits.clone());
-        let reason = SaveReason::Finish;
-        self.saver().save(&Boundary { seq, tokens: &tokens, namespace, logits: &logits, reason, grid: None }).is_some()
     }
 
     /// Empties the free sequence that was left longest ago, or else the idle session that was used longest ago, which is
@@ -68,20 +61,23 @@ impl Worker {
         tracing::debug!(seq, session = name.as_deref().unwrap_or(""), "idle session released");
     }
 
-    /// Saves what an idle sequence holds.
-    pub(crate) fn save_live(&mut self, seq: SeqId, reason: SaveReason) {
-        let Some(live) = self.live.get(seq).filter(|live| live.n_past > 0) else { return };
-        let Some(namespace) = live.namespace else { return };
-        let (mut tokens, mut logits) = (live.committed().to_vec(), live.logits.clone());
-        // On a grid, only what was read may be kept.
+    /// Saves what an idle sequence holds. Returns the row's name if the cache has all of it that may be used again.
+    pub(crate) fn save_live(&mut self, seq: SeqId, reason: SaveReason) -> Option<Key> {
+        let live = self.live.get(seq).filter(|live| live.n_past > 0)?;
+        let namespace = live.namespace?;
         let grid = self.shared.config.grid().filter(|_| live.on_grid > 0);
-        if let Some(grid) = grid.filter(|_| live.on_grid < tokens.len()) {
-            tokens.truncate(grid.floor(live.on_grid));
-            logits.clear();
-            if tokens.is_empty() || !self.context.info().memory.can_cut() {
-                return;
-            }
+        // On a grid, only what was read may be kept.
+        let count = match grid.filter(|_| live.on_grid < live.n_past) {
+            Some(_) if !self.context.info().memory.can_cut() => return None,
+            Some(grid) => grid.floor(live.on_grid),
+            None => live.n_past,
+        };
+        // Asked again and again of a short state, so before anything is copied.
+        if !self.policy.should_save(reason, count) {
+            return None;
         }
-        self.saver().save(&Boundary { seq, tokens: &tokens, namespace, logits: &logits, reason, grid });
+        let tokens = live.committed().get(..count)?.to_vec();
+        let logits = if count == live.n_past { live.logits.clone() } else { Vec::new() };
+        self.saver().save(&Boundary { seq, tokens: &tokens, namespace, logits: &logits, reason, grid })
     }
 }

@@ -106,6 +106,22 @@ fn requests_are_taken_in_the_order_they_came() {
     assert_eq!(started, requests.iter().map(|request| request.tokens[0]).collect::<Vec<_>>());
 }
 
+/// llama.cpp computes neighbouring sequences together only if their rows come in order.
+#[test]
+fn rows_of_decoders_come_in_the_order_of_their_sequences() {
+    let bench = bench_with(roomy_with(3), &StubBackend::new(MemoryKind::Attention), &memory_cache());
+    // The fourth takes the place of the second, between the other two.
+    let requests = [40, 3, 40, 20].map(|reply| greedy(&prompt(reply, 10), reply));
+    let streams = submit_together(&bench, &requests);
+    streams.into_iter().for_each(|stream| drop(stream.wait().unwrap()));
+    let is_all_decoders = |batch: &Batch| batch.rows.len() == 3 && sequences(batch).len() == 3;
+    let decoding: Vec<Batch> = bench.faults.take_batches().into_iter().filter(is_all_decoders).collect();
+    assert!(decoding.len() > 15, "the last one ran beside two others");
+    for batch in decoding {
+        assert!(batch.rows.is_sorted_by_key(|row| row.seq), "{batch:?}");
+    }
+}
+
 #[test]
 fn a_long_prompt_does_not_stop_a_decoder() {
     let chunks = [

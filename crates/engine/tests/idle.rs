@@ -72,3 +72,28 @@ fn a_conversation_that_begins_alike_leaves_the_other_one_whole() {
         assert_eq!((warm.hit, warm.cache_delta.read), (HitKind::Sticky, 65), "{kv:?}");
     }
 }
+
+/// A reply much longer than its prompt does not make the prompt another conversation's.
+#[test]
+fn a_short_prompt_asked_again_stays_in_its_place_however_long_its_reply_was() {
+    for kv in LAYOUTS {
+        let model = load(forgetful(ModelKind::Attention, kv, 4), &memory_cache());
+        let first = model.complete(traced(&prompt(1, 8), 40)).unwrap();
+        let again = model.complete(traced(&prompt(1, 8), 40)).unwrap();
+        assert_eq!((again.hit, again.cache_delta.read), (HitKind::Sticky, 7), "{kv:?}");
+        assert_eq!(again.generated, first.generated, "{kv:?}");
+    }
+}
+
+/// Where every save packs the whole conversation, a prompt is saved once: at its end.
+#[test]
+fn a_prompt_is_saved_at_its_end_and_before_it_only_where_that_costs_little() {
+    for (kv, expected) in [(KvLayout::Unified, vec![56, 60]), (KvLayout::Split, vec![60])] {
+        let cache = memory_cache();
+        let model = load(config(ModelKind::Attention, kv, 2), &cache);
+        model.prefill_only(prompt(1, 60)).unwrap();
+        let mut rows: Vec<u32> = cache.rows().iter().map(|row| row.tokens).collect();
+        rows.sort_unstable();
+        assert_eq!(rows, expected, "{kv:?}");
+    }
+}
