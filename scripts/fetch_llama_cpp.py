@@ -5,13 +5,14 @@
 # .tools/llama.cpp. The package is fetched by name with pip, its SHA-256 is checked, and the folder is put in place by a
 # rename, stamp included, so that a folder under the final name is always whole. No code of the package is run, and a
 # package with another hash must never be unpacked.
-import hashlib
 import os
 import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
+
+from digest import sha256
 
 NAME = "llama-cpp-python"
 VERSION = "0.3.36"
@@ -34,14 +35,6 @@ def prepare_metadata_for_build_wheel(folder, config_settings=None):
         file.write("Metadata-Version: 2.1\\nName: {NAME}\\nVersion: {VERSION}\\n")
     return name
 '''
-
-
-def sha256(path):
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()
 
 
 def is_there():

