@@ -147,6 +147,11 @@ struct ModelRow {
     pending: bool,
 }
 
+/// Leading tokens that a row and a prompt have in common.
+fn agreement(row: &ModelRow, prompt: &Prompt) -> usize {
+    row.tokens.iter().zip(&prompt.tokens).take_while(|(one, two)| one == two).count()
+}
+
 impl ModelRow {
     /// Bytes of its payload in memory.
     fn payload(&self) -> u64 {
@@ -356,8 +361,36 @@ impl World {
 
     /// The longest agreement with any stored row, at any token.
     fn common(&self, prompt: &Prompt) -> usize {
-        let agree = |row: &ModelRow| row.tokens.iter().zip(&prompt.tokens).take_while(|(one, two)| one == two).count();
-        self.rows.values().filter(|row| row.namespace == prompt.namespace).map(agree).max().unwrap_or(0)
+        let rows = self.rows.values().filter(|row| row.namespace == prompt.namespace);
+        rows.map(|row| agreement(row, prompt)).max().unwrap_or(0)
+    }
+
+    /// Where a new row may start: at the longest agreement, if a row that has it pays, or else at the end of the longest
+    /// row before it that does. Of several rows with the longest agreement any may be asked.
+    fn bases_that_pay(&self, prompt: &Prompt) -> BTreeSet<usize> {
+        let common = self.common(prompt);
+        let in_namespace = || self.rows.iter().filter(|(_, row)| row.namespace == prompt.namespace);
+        let pays = |key: &Key, reach: usize| self.read_in_vain(*key, reach) <= reach;
+        let at_once =
+            in_namespace().filter(|(_, row)| agreement(row, prompt) == common).map(|(key, _)| pays(key, common));
+        let ends = in_namespace().filter(|(_, row)| agreement(row, prompt) == row.tokens.len());
+        let ends = ends.map(|(key, row)| (key, row.tokens.len())).filter(|(key, end)| pays(key, *end));
+        let longest_end = ends.map(|(_, end)| end).max().unwrap_or(0);
+        at_once.map(|pays| if pays { common } else { longest_end }).chain((common == 0).then_some(0)).collect()
+    }
+
+    /// Tokens of the rows that serve the first `reach` tokens of a row, beyond those.
+    fn read_in_vain(&self, key: Key, reach: usize) -> usize {
+        let (mut end, mut in_vain) = (reach, 0);
+        for key in self.chain_of(Some(key)) {
+            let row = &self.rows[&key];
+            let (start, length) = (row.start as usize, row.tokens.len());
+            if end > start {
+                in_vain += length - end.min(length);
+            }
+            end = end.min(start);
+        }
+        in_vain
     }
 
     fn check_base(&self, prompt: &Prompt, base: Option<&SaveBase>, asked: bool) {
@@ -365,7 +398,8 @@ impl World {
             return;
         }
         let start = base.map_or(0, |base| base.start() as usize);
-        assert_eq!(start, self.common(prompt), "the base leaves the fewest tokens");
+        let allowed = self.bases_that_pay(prompt);
+        assert!(allowed.contains(&start), "{start} of {allowed:?}: the base that pays and leaves the fewest tokens");
         if let Some(base) = base {
             let row = &self.rows[&base.key()];
             assert!(

@@ -14,7 +14,7 @@ const SMALLEST: usize = 1 << 20;
 const LIMIT: usize = 256 << 20;
 
 /// What is made ready before the first request: enough for some thousand tokens of a small model.
-const READY: usize = 64 << 20;
+pub(crate) const READY: usize = 64 << 20;
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -44,10 +44,10 @@ impl Staging {
         Staged { staging: self, buffer: Some(buffer) }
     }
 
-    /// Has a buffer for states of up to `length` bytes ready, its pages touched: the first request after a start is the one
-    /// that needs it, and making pages takes longer than filling them.
+    /// Has a buffer of so many bytes ready, its pages touched: the first request after a start is the one that needs it, and
+    /// making pages takes longer than filling them.
     pub(crate) fn prepare(&self, backend: &dyn Backend, length: usize) {
-        let mut buffer = self.take(backend, length.min(READY));
+        let mut buffer = self.take(backend, length);
         buffer.as_mut().fill(1);
     }
 
@@ -111,7 +111,7 @@ mod tests {
     #[test]
     fn what_was_prepared_serves_the_first_state() {
         let (staging, backend) = (Staging::default(), StubBackend::new(MemoryKind::Attention));
-        staging.prepare(&backend, usize::MAX);
+        staging.prepare(&backend, READY);
         let ready = kept(&staging);
         assert!(matches!(ready.as_slice(), [size] if (READY..=LIMIT).contains(size)), "{ready:?}");
         let first = staging.take(&backend, 40 << 20);

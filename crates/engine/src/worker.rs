@@ -31,7 +31,7 @@ use crate::request::{Mode, Request, RequestId};
 use crate::restore::Restorer;
 use crate::save::Saver;
 use crate::shared::Shared;
-use crate::staging::Staging;
+use crate::staging::{READY, Staging};
 use crate::status::Phase;
 use crate::stream::EventSender;
 use crate::task::{End, Task};
@@ -119,8 +119,11 @@ impl Worker {
         shared.context_hash.get_or_init(|| plain);
         let staging = Staging::default();
         if !shared.cache.is_empty() {
+            // For the rows as they are read, and for what the context makes of them.
             let longest = info.segment_bytes_per_token.saturating_mul(info.n_ctx.into());
-            staging.prepare(&*shared.backend, usize::try_from(longest).unwrap_or(usize::MAX));
+            let ready = usize::try_from(longest).map_or(READY, |longest| longest.min(READY));
+            staging.prepare(&*shared.backend, ready);
+            context.prepare_restore(ready);
         }
         Ok(Self {
             admission: Admission::new(n_seq, shared.config.queue_limit).with_neighbours(neighbours),

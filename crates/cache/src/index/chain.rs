@@ -109,8 +109,8 @@ impl Index {
         Some(Found { links, reach, boundary, deepest: id })
     }
 
-    /// The row that a new row for `tokens` in `tier` should build on, and the token to start from: the one
-    /// with which the new row has to store the fewest tokens of its own.
+    /// The row that a new row for `tokens` in `tier` should build on, and the token to start from: the one with which the
+    /// new row has to store the fewest tokens of its own, of those that pay.
     pub(crate) fn base(&self, namespace: &Namespace, tokens: &[u32], tier: Tier) -> Option<(RowId, u32)> {
         let matched = self.match_tokens(namespace, tokens)?;
         let inside = matched.below.map(|row| (row, matched.common));
@@ -121,10 +121,19 @@ impl Index {
             let extendable = links.iter().all(|link| {
                 self.row(link.row).is_some_and(|row| !row.has_part(PartKind::Whole) && will_be_durable(row, tier))
             });
+            // A row is read whole, also where it is cut. Two prompts with nothing but a template's first words in common
+            // would otherwise be read both for either.
+            let pays = self.read_in_vain(&links) <= common;
             // The last link holds the tokens just before `common`; rows below it need not be held.
             let parent = links.last()?.row;
-            extendable.then_some((parent, common))
+            (extendable && pays).then_some((parent, common))
         })
+    }
+
+    /// Tokens that these rows hold and their chain does not use.
+    fn read_in_vain(&self, links: &[Link]) -> u32 {
+        let cut = |link: &Link| self.row(link.row).map_or(0, |row| row.token_count.saturating_sub(link.to));
+        links.iter().map(cut).fold(0, u32::saturating_add)
     }
 }
 

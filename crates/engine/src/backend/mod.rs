@@ -442,6 +442,11 @@ pub trait Context: Send {
     /// Joins what [`Context::pack_range`] packs; `None` for a kind without segments.
     fn joiner(&self) -> Option<Arc<dyn SegmentJoiner>>;
 
+    /// Has ready whatever memory a restore of up to `bytes` takes beside the cells, so that the first one does not wait for it.
+    fn prepare_restore(&mut self, bytes: usize) {
+        let _ = bytes;
+    }
+
     /// Waits until the computation of the last decode is over. Reading logits does the same.
     fn synchronize(&mut self);
 }

@@ -440,6 +440,10 @@ impl Context for LlamaContext {
         self.pack(seq, &range, out)
     }
 
+    fn prepare_restore(&mut self, bytes: usize) {
+        self.touch_staging(bytes);
+    }
+
     fn restore_begin(&mut self, seq: SeqId, n_tokens: u32, partial: Option<&[u8]>) -> Result<(), StateError> {
         self.begin_restore(seq, n_tokens, partial)
     }
