@@ -82,6 +82,15 @@ fn measure<'a>(report: &'a Value, scenario: &str, name: &str) -> &'a Value {
     found.unwrap_or_else(|| panic!("no {scenario} / {name} in {measures:#?}"))
 }
 
+/// A line has one round, and a verdict if and only if it has a target: one without a ratio is not measured.
+fn check_shape(measure: &Value) {
+    assert_eq!(measure["pairs"].as_array().unwrap().len(), 1, "the warm-up does not count: {measure:#}");
+    assert_eq!(measure["target"].is_null(), measure["verdict"].is_null(), "{measure:#}");
+    if !measure["verdict"].is_null() {
+        assert_eq!(measure["ratio"].is_null(), measure["verdict"] == "not_measured", "{measure:#}");
+    }
+}
+
 #[test]
 fn two_ponchos_are_compared_in_every_scenario() {
     let folder = tempfile::tempdir().unwrap();
@@ -119,18 +128,21 @@ fn two_ponchos_are_compared_in_every_scenario() {
         ("traces", "restart in the middle, total time"),
         ("traces", "with a clock, prompt tokens computed"),
         ("throughput", "2 x 64 tokens, with prompts"),
-        ("throughput", "2 x 16 tokens, gap p99"),
         ("memory", "resident, idle"),
         ("memory", "resident, most under load"),
     ] {
         let measure = measure(&report, scenario, name);
-        // Both were measured. A ratio there is only if the peer's figure is not 0, as the tokens that it computed may be.
-        for side in ["poncho", "peer"] {
-            assert!(measure["pairs"][0][side].as_f64().is_some_and(|figure| figure >= 0.0), "{measure:#}");
-        }
-        assert_eq!(measure["pairs"].as_array().unwrap().len(), 1, "the warm-up does not count: {measure:#}");
-        let has_verdict = !measure["target"].is_null() && !measure["ratio"].is_null();
-        assert_eq!(has_verdict, !measure["verdict"].is_null(), "{measure:#}");
+        let ratio = measure["ratio"]["median"].as_f64();
+        assert!(ratio.is_some_and(|ratio| ratio > 0.0), "{measure:#}");
+        check_shape(measure);
+    }
+    // On a busy machine a short reply may come in one piece, which has no gap, and two streams need not overlap.
+    for name in ["2 x 16 tokens, gap p99", "2 x 64 tokens, decoding", "2 x 64 tokens, beside llama.cpp's own loop"] {
+        let measure = measure(&report, "throughput", name);
+        let figures = ["poncho", "peer"].map(|side| measure["pairs"][0][side].as_f64());
+        assert!(figures.into_iter().flatten().all(|figure| figure > 0.0), "{measure:#}");
+        assert_eq!(figures.iter().all(Option::is_some), measure["ratio"].is_object(), "{measure:#}");
+        check_shape(measure);
     }
     let written = measure(&report, "memory", "written");
     assert!(written["poncho"]["median"].as_f64().unwrap() > 0.0, "{written:#}");
