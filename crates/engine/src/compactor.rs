@@ -145,10 +145,10 @@ impl Work {
             chain.segments().iter().filter(|link| !link.range().is_empty() && link.range().start >= start).collect();
         let bytes: Vec<Bytes> = links.iter().map(|link| load(link, PartKind::Attention)).collect::<Option<_>>()?;
         let segments: Vec<&[u8]> = bytes.iter().map(AsRef::as_ref).collect();
-        let joined = self
-            .joiner
-            .as_ref()?
-            .join(&segments, start..chain.reach())
+        let (joiner, range) = (self.joiner.as_ref()?, start..chain.reach());
+        let mut joined = vec![0; joiner.joined_len(&range)];
+        joiner
+            .join(&segments, range, 1, &mut joined)
             .inspect_err(|error| tracing::warn!(%key, %error, "stored segments do not fit together"))
             .ok()?;
         let mut parts = vec![PayloadPart { kind: PartKind::Attention, bytes: joined.into() }];

@@ -87,6 +87,7 @@ mod extras;
 mod follow;
 mod footprint;
 mod inbox;
+mod joined;
 mod live;
 mod model;
 mod output;

@@ -238,6 +238,9 @@ impl<'a> Restorer<'a> {
 
     /// Copies segments into the context; the next one is read while one is copied.
     fn restore_segments(&mut self, segments: &[&Segment]) -> Result<(), Failure> {
+        if let Some(restored) = self.restore_joined(segments) {
+            return restored;
+        }
         let in_files: u64 = segments
             .iter()
             .filter(|segment| segment.tier() != Tier::Ram)
@@ -247,7 +250,7 @@ impl<'a> Restorer<'a> {
             for segment in segments {
                 let started = Instant::now();
                 let bytes = self.load(segment, PartKind::Attention)?;
-                self.put_segment(segment, &bytes)?;
+                self.put_segment(&bytes, segment.range().end)?;
                 self.estimates.record_restore(segment.tier(), bytes.len() as u64, started.elapsed());
             }
             return Ok(());
@@ -270,7 +273,7 @@ impl<'a> Restorer<'a> {
             for segment in segments {
                 let (bytes, reading) = receiver.recv().map_err(|_| Failure::Refused)??;
                 let started = Instant::now();
-                self.put_segment(segment, &bytes)?;
+                self.put_segment(&bytes, segment.range().end)?;
                 // Reading and copying overlap, so the slower of the two is what a segment costs.
                 self.estimates.record_restore(segment.tier(), bytes.len() as u64, reading.max(started.elapsed()));
             }
@@ -278,12 +281,12 @@ impl<'a> Restorer<'a> {
         })
     }
 
-    fn put_segment(&mut self, segment: &Segment, bytes: &[u8]) -> Result<(), Failure> {
-        self.context.restore_segment(bytes, segment.range().end).map_err(|error| match error {
+    /// Copies a segment into the context, as far as the token `end`.
+    pub(crate) fn put_segment(&mut self, bytes: &[u8], end: u32) -> Result<(), Failure> {
+        self.context.restore_segment(bytes, end).map_err(|error| match error {
             StateError::NoRoom { .. } => Failure::NoRoom,
             error => {
-                let key = segment.key();
-                tracing::warn!(%key, %error, "a stored segment was refused; the prompt is computed instead");
+                tracing::warn!(end, %error, "a stored segment was refused; the prompt is computed instead");
                 Failure::Refused
             }
         })
@@ -296,7 +299,7 @@ impl<'a> Restorer<'a> {
 
 /// Why a plan did not work out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Failure {
+pub(crate) enum Failure {
     /// A row cannot be read; it has left the cache.
     Unusable,
     /// The context has no free cells for the bytes; whoever holds some may give them up.

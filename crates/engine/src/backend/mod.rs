@@ -453,12 +453,15 @@ pub trait Context: Send {
 
 /// Joins segments into one. It belongs to no context and may be used from any thread.
 pub trait SegmentJoiner: Send + Sync {
-    /// The segment of the positions `range`, out of segments that follow each other and cover it. Each counts as far as
-    /// the next one starts.
+    /// Bytes of the segment of these positions.
+    fn joined_len(&self, range: &Range<u32>) -> usize;
+
+    /// Writes the segment of the positions `range` to `out`, which has [`SegmentJoiner::joined_len`] bytes, out of segments that
+    /// follow each other and cover it. Each counts as far as the next one starts. With `threads` above 1 another one may help.
     ///
     /// # Errors
     /// [`StateError`] for bytes that are not such segments.
-    fn join(&self, segments: &[&[u8]], range: Range<u32>) -> Result<Vec<u8>, StateError>;
+    fn join(&self, segments: &[&[u8]], range: Range<u32>, threads: usize, out: &mut [u8]) -> Result<(), StateError>;
 }
 
 /// When a lazy grammar starts to constrain.

@@ -13,7 +13,7 @@ pub(crate) struct Plan {
     /// Rounds that count.
     pub(crate) rounds: u32,
     pub(crate) cold: Vec<usize>,
-    /// Tokens of a prompt that comes back, and of a shared system prompt.
+    /// Tokens of a prompt that comes back, and of the system prompts of agents and of a conversation.
     pub(crate) long: usize,
     /// Tokens of each of the prompts in between.
     pub(crate) other: usize,

@@ -194,7 +194,12 @@ impl FrameSpec<'_> {
 
 /// A blob under construction: its frame is written, its rows are to be filled.
 pub(super) struct Frame<'a> {
+    /// The blob, or a piece of it: what lies outside is left to whoever has the other piece.
     out: &'a mut [u8],
+    /// Where `out` starts in the blob.
+    base: usize,
+    /// Bytes of the blob.
+    len: usize,
     shapes: &'a [KvShape],
     sections: Vec<SectionView>,
     /// Position of the first cell.
@@ -206,11 +211,12 @@ pub(super) struct Frame<'a> {
 impl<'a> Frame<'a> {
     /// Writes everything but the rows; `out` has exactly [`FrameSpec::len`] bytes.
     pub(super) fn new(out: &'a mut [u8], spec: &FrameSpec<'a>) -> Result<Self, StateError> {
-        let Self { out, shapes, sections, first, sound } = Self::reopen(out, spec)?;
+        let mut frame = Self::reopen(out, spec)?;
+        let Self { out, sections, .. } = &mut frame;
         put(out, 0, &STATE_MAGIC.to_le_bytes());
         put(out, 4, &[0; 4]);
         let mut at = STATE_HEADER;
-        for (section, view) in spec.sections.iter().zip(&sections) {
+        for (section, view) in spec.sections.iter().zip(&*sections) {
             // The cells go into the last stream's place, so that nothing but the tail follows them.
             let mut head = Vec::with_capacity(4 * (1 + spec.streams));
             push_u32(&mut head, spec.streams);
@@ -233,7 +239,7 @@ impl<'a> Frame<'a> {
             at = view.end;
         }
         put(out, at, spec.tail);
-        Ok(Self { out, shapes, sections, first, sound })
+        Ok(frame)
     }
 
     /// Goes on with a blob that [`Frame::new`] began with the same `spec`.
@@ -251,7 +257,26 @@ impl<'a> Frame<'a> {
         });
         let sections = sections.collect();
         let first = spec.positions.first().copied().unwrap_or_default();
-        Ok(Self { out, shapes: spec.sections, sections, first, sound: true })
+        Ok(Self { out, base: 0, len: needed, shapes: spec.sections, sections, first, sound: true })
+    }
+
+    /// Two frames that take half of the tensors each, so that two threads can fill them with the same copies.
+    pub(super) fn halves(self) -> [Self; 2] {
+        let Self { out, base, len, shapes, sections, first, sound } = self;
+        let tensors: usize = shapes.iter().map(|section| section.tensors.len()).sum();
+        let starts = shapes.iter().zip(&sections).flat_map(|(section, view)| {
+            let start = view.records + section.cell_record * view.cells + section.data_head.len();
+            section.tensors.iter().scan(start, |at, tensor| {
+                let start = *at;
+                *at += tensor.head.len() + tensor.rows.cell_bytes() * view.cells;
+                Some(start)
+            })
+        });
+        let middle = starts.skip(tensors / 2).next().unwrap_or(len);
+        let (left, right) = out.split_at_mut(middle.saturating_sub(base).min(out.len()));
+        let right_base = base + left.len();
+        let half = |out, base, sections| Self { out, base, len, shapes, sections, first, sound };
+        [half(left, base, sections.clone()), half(right, right_base, sections)]
     }
 
     /// Ends the construction; an error means that a copy did not fit, which the checks before it rule out.
@@ -268,10 +293,11 @@ impl<'a> Frame<'a> {
         runs: &[CellRun],
         to: usize,
     ) {
-        let (Some(section), Some(into)) = (self.shapes.get(index), self.sections.get(index)) else { return };
+        let shapes = self.shapes;
+        let (Some(section), Some(into)) = (shapes.get(index), self.sections.get(index).cloned()) else { return };
         let mut cell = to;
         for run in runs {
-            self.sound &= copy_extension(section, (source, from), (self.out, into), *run, cell);
+            self.copy_extension(section, (source, from), &into, *run, cell);
             let mut source_at = from.records + section.cell_record * from.cells + section.data_head.len();
             let mut out_at = into.records + section.cell_record * into.cells + section.data_head.len();
             for tensor in &section.tensors {
@@ -279,14 +305,13 @@ impl<'a> Frame<'a> {
                 out_at += tensor.head.len();
                 match tensor.rows {
                     RowShape::Contiguous(row) => {
-                        let (from_at, to_at) = (source_at + run.first * row, out_at + cell * row);
-                        self.sound &= copy(source, from_at, self.out, to_at, run.len * row);
+                        self.copy(source, source_at + run.first * row, out_at + cell * row, run.len * row);
                     }
                     RowShape::Transposed { width, element } => {
                         for line in 0..width {
                             let source_line = source_at + (line * from.cells + run.first) * element;
                             let out_line = out_at + (line * into.cells + cell) * element;
-                            self.sound &= copy(source, source_line, self.out, out_line, run.len * element);
+                            self.copy(source, source_line, out_line, run.len * element);
                         }
                     }
                 }
@@ -294,6 +319,37 @@ impl<'a> Frame<'a> {
                 out_at += tensor.rows.cell_bytes() * into.cells;
             }
             cell += run.len;
+        }
+    }
+
+    /// Copies what M-RoPE models keep per cell between the count of sequences and the sequence id.
+    fn copy_extension(
+        &mut self,
+        section: &KvShape,
+        (source, from): (&[u8], &SectionView),
+        into: &SectionView,
+        run: CellRun,
+        to: usize,
+    ) {
+        let extension = section.cell_record - 12;
+        let steps = if extension == 0 { 0 } else { run.len };
+        for step in 0..steps {
+            let source_at = from.records + (run.first + step) * section.cell_record + 8;
+            let out_at = into.records + (to + step) * section.cell_record + 8;
+            self.copy(source, source_at, out_at, extension);
+        }
+    }
+
+    /// Copies bytes to a place of the blob, if that lies in our piece of it.
+    fn copy(&mut self, source: &[u8], from: usize, to: usize, len: usize) {
+        let ours = self.base..self.base + self.out.len();
+        if to + len <= self.len && !ours.contains(&to) {
+            return;
+        }
+        let target = to.checked_sub(self.base).and_then(|to| self.out.get_mut(to..to + len));
+        match (source.get(from..from + len), target) {
+            (Some(source), Some(target)) => target.copy_from_slice(source),
+            _ => self.sound = false,
         }
     }
 }
@@ -433,23 +489,6 @@ fn find_runs(
     Ok(Some(runs))
 }
 
-/// Copies what M-RoPE models keep per cell between the count of sequences and the sequence id.
-fn copy_extension(
-    section: &KvShape,
-    (source, from): (&[u8], &SectionView),
-    (out, into): (&mut [u8], &SectionView),
-    run: CellRun,
-    to: usize,
-) -> bool {
-    let extension = section.cell_record - 12;
-    let steps = if extension == 0 { 0 } else { run.len };
-    (0..steps).all(|step| {
-        let source_at = from.records + (run.first + step) * section.cell_record + 8;
-        let out_at = into.records + (to + step) * section.cell_record + 8;
-        copy(source, source_at, out, out_at, extension)
-    })
-}
-
 fn too_short(needed: usize, given: usize) -> StateError {
     StateError::Malformed { reason: "length", expected: needed as u64, got: given as u64 }
 }
@@ -461,16 +500,6 @@ fn expect<T: PartialEq>(reason: &'static str, got: &T, right: &T, expected: u64,
 fn put(out: &mut [u8], at: usize, bytes: &[u8]) {
     if let Some(target) = out.get_mut(at..at + bytes.len()) {
         target.copy_from_slice(bytes);
-    }
-}
-
-fn copy(source: &[u8], from: usize, out: &mut [u8], to: usize, len: usize) -> bool {
-    match (source.get(from..from + len), out.get_mut(to..to + len)) {
-        (Some(source), Some(target)) => {
-            target.copy_from_slice(source);
-            true
-        }
-        _ => false,
     }
 }
 
@@ -601,6 +630,7 @@ mod tests {
         #[test]
         fn slices_of_scattered_cells_join_to_the_whole_in_order(
             model in models(), n in 2u32..60, cut in 1u32..59, seed in any::<u64>(), seq in 0usize..5,
+            in_halves in any::<bool>(),
         ) {
             let cut = cut.min(n - 1);
             let seq = seq % model.streams;
@@ -613,13 +643,16 @@ mod tests {
             let sections = &shape.attention;
             let spec = FrameSpec { streams: shape.streams, sections, positions: &ordered, tail: &tail };
             let mut joined = vec![0; spec.len()];
-            let mut frame = Frame::new(&mut joined, &spec).unwrap();
-            for part in &parts {
-                let segment = Segment::read(part, &shape).unwrap();
-                let range = segment.range.clone();
-                segment.copy_into(&range, &mut frame);
+            let frame = Frame::new(&mut joined, &spec).unwrap();
+            let frames = if in_halves { Vec::from(frame.halves()) } else { vec![frame] };
+            for mut frame in frames {
+                for part in &parts {
+                    let segment = Segment::read(part, &shape).unwrap();
+                    let range = segment.range.clone();
+                    segment.copy_into(&range, &mut frame);
+                }
+                frame.finish().unwrap();
             }
-            frame.finish().unwrap();
             // What llama.cpp writes for the last stream, without window and recurrent cells.
             let last = model.streams - 1;
             let expected = Model { window: 0, recurrent: false, ..model };

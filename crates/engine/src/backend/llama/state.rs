@@ -356,7 +356,7 @@ impl LlamaContext {
         };
         let joined = self.attention_shape().and_then(|shape| {
             let copy = |frame: &mut Frame<'_>| segment.copy_into(wanted, frame);
-            fill_frame(staging.as_mut(), shape, &all, restore.joined, copy)
+            with_frame(staging.as_mut(), shape, &all, restore.joined, |frame| fill_whole(frame, copy))
         });
         self.staging = Some(staging);
         restore.joined = true;
@@ -545,7 +545,11 @@ pub(super) struct Joiner {
 }
 
 impl SegmentJoiner for Joiner {
-    fn join(&self, segments: &[&[u8]], range: Range<u32>) -> Result<Vec<u8>, StateError> {
+    fn joined_len(&self, range: &Range<u32>) -> usize {
+        SEGMENT_HEADER + self.shape.attention_blob_len(range.len())
+    }
+
+    fn join(&self, segments: &[&[u8]], range: Range<u32>, threads: usize, out: &mut [u8]) -> Result<(), StateError> {
         let segments: Vec<Segment<'_>> =
             segments.iter().map(|bytes| Segment::read(bytes, &self.shape)).collect::<Result<_, _>>()?;
         let mut covered = range.start;
@@ -561,16 +565,39 @@ impl SegmentJoiner for Joiner {
         if covered != range.end || range.is_empty() {
             return Err(StateError::Gap { expected: range.end, got: covered });
         }
-        let blob_len = self.shape.attention_blob_len((range.end - range.start) as usize);
-        let mut joined = vec![0; SEGMENT_HEADER + blob_len];
-        fill_attention(joined.get_mut(SEGMENT_HEADER..).unwrap_or_default(), &self.shape, &range, |frame| {
+        let fill = |frame: &mut Frame<'_>| {
             for (segment, wanted) in segments.iter().zip(&wanted) {
                 segment.copy_into(wanted, frame);
             }
+        };
+        let blob = out.get_mut(SEGMENT_HEADER..).unwrap_or_default();
+        let blob_len = blob.len();
+        with_frame(blob, &self.shape, &range, false, |frame| match threads {
+            0 | 1 => fill_whole(frame, fill),
+            _ => fill_in_two(frame, fill),
         })?;
-        segment::write_header(&mut joined, &self.shape, &range, blob_len);
-        Ok(joined)
+        segment::write_header(out, &self.shape, &range, blob_len);
+        Ok(())
     }
+}
+
+fn fill_whole(mut frame: Frame<'_>, fill: impl FnOnce(&mut Frame<'_>)) -> Result<(), StateError> {
+    fill(&mut frame);
+    frame.finish()
+}
+
+/// Has another thread fill half of a frame.
+fn fill_in_two(frame: Frame<'_>, fill: impl Fn(&mut Frame<'_>) + Sync) -> Result<(), StateError> {
+    let [left, right] = frame.halves();
+    std::thread::scope(|scope| {
+        let refused = |reason: String| StateError::Refused { what: "join", seq: 0, reason };
+        let other = std::thread::Builder::new().name("poncho-joiner".to_owned());
+        let other =
+            other.spawn_scoped(scope, || fill_whole(right, &fill)).map_err(|error| refused(error.to_string()))?;
+        let ours = fill_whole(left, &fill);
+        other.join().map_err(|_| refused("the thread that helped died".to_owned()))??;
+        ours
+    })
 }
 
 /// Frames a blob for the attention cells of a range and has its rows filled.
@@ -580,23 +607,21 @@ fn fill_attention(
     range: &Range<u32>,
     fill: impl FnOnce(&mut Frame<'_>),
 ) -> Result<(), StateError> {
-    fill_frame(out, shape, range, false, fill)
+    with_frame(out, shape, range, false, |frame| fill_whole(frame, fill))
 }
 
-/// The same, into a frame that may have been begun already.
-fn fill_frame(
+/// Hands out the frame of a range's cells in a blob, written now unless it was begun before.
+fn with_frame(
     out: &mut [u8],
     shape: &StateShape,
     range: &Range<u32>,
     is_begun: bool,
-    fill: impl FnOnce(&mut Frame<'_>),
+    fill: impl FnOnce(Frame<'_>) -> Result<(), StateError>,
 ) -> Result<(), StateError> {
     let positions: Vec<u32> = range.clone().collect();
     let tail = shape.empty_tail(shape.streams);
     let spec = FrameSpec { streams: shape.streams, sections: &shape.attention, positions: &positions, tail: &tail };
-    let mut frame = if is_begun { Frame::reopen(out, &spec) } else { Frame::new(out, &spec) }?;
-    fill(&mut frame);
-    frame.finish()
+    fill(if is_begun { Frame::reopen(out, &spec) } else { Frame::new(out, &spec) }?)
 }
 
 /// After all checks passed, a refusal to restore means that no cells are free.

@@ -10,7 +10,7 @@ use crate::backend::{Context, KvLayout, MemoryKind, SegmentJoiner, SeqId, StateE
 
 use super::context::StubContext;
 use super::faults::StubCall;
-use super::memory::{Layers, Sequence};
+use super::memory::{Cell, Layers, Sequence};
 use super::state;
 
 /// Joins segments as the context reads them.
@@ -19,7 +19,12 @@ pub(super) struct StubJoiner {
 }
 
 impl SegmentJoiner for StubJoiner {
-    fn join(&self, segments: &[&[u8]], range: Range<u32>) -> Result<Vec<u8>, StateError> {
+    fn joined_len(&self, range: &Range<u32>) -> usize {
+        let cell = |pos| Cell { pos, token: 0, value: 0 };
+        state::write_segment(self.layers, range, 0, &range.clone().map(cell).collect::<Vec<_>>()).len()
+    }
+
+    fn join(&self, segments: &[&[u8]], range: Range<u32>, _threads: usize, out: &mut [u8]) -> Result<(), StateError> {
         let mut cells = Vec::new();
         let mut before = None;
         for bytes in segments {
@@ -37,7 +42,10 @@ impl SegmentJoiner for StubJoiner {
         if cells.len() != (range.end - range.start) as usize {
             return Err(StateError::Gap { expected: range.end, got: range.start });
         }
-        Ok(state::write_segment(self.layers, &range, before.unwrap_or_default(), &cells))
+        let joined = state::write_segment(self.layers, &range, before.unwrap_or_default(), &cells);
+        let wrong_length = StateError::BufferTooSmall { needed: joined.len(), given: out.len() };
+        out.get_mut(..).filter(|out| out.len() == joined.len()).ok_or(wrong_length)?.copy_from_slice(&joined);
+        Ok(())
     }
 }
 

@@ -17,8 +17,7 @@ use crate::bench::stats::quantile;
 
 const SCENARIO: Scenario = Scenario::Chat;
 const REPLY: usize = 8;
-/// Tokens of the system prompt, of a question, of a tool's result and of a scripted reply.
-const SYSTEM: usize = 500;
+/// Tokens of a question, of a tool's result and of a scripted reply.
 const QUESTION: usize = 40;
 const RESULT: usize = 150;
 const ANSWER: usize = 40;
@@ -35,7 +34,7 @@ async fn conversation(ring: &mut Ring, name: &str, restart: bool) -> anyhow::Res
     for round in 0..=ring.plan.rounds {
         // The warm-up of a conversation is two turns: it only has to wake the servers.
         let turns = if round == 0 { 2 } else { ring.plan.turns };
-        let calls = script(&ring.prompts, &format!("chat-{name}-{round}"), turns)?;
+        let calls = script(&ring.prompts, &format!("chat-{name}-{round}"), ring.plan.long, turns)?;
         let (mut poncho, mut peer) = (Vec::new(), Vec::new());
         for (turn, call) in calls.iter().enumerate() {
             if restart && turn > 0 {
@@ -71,9 +70,10 @@ fn note(ring: &mut Ring, round: u32, suffix: &str, [poncho, peer]: [Vec<Option<A
     ring.add(round, tokens, &format!("prompt tokens computed{suffix}"), prefilled);
 }
 
-/// The requests of a conversation: each holds the one before it. Every second turn answers a tool call.
-fn script(prompts: &Prompts, tag: &str, turns: usize) -> anyhow::Result<Vec<Call>> {
-    let mut messages: Vec<Box<RawValue>> = vec![message("system", &prompts.text(tag, SYSTEM))?];
+/// The requests of a conversation with a system prompt of so many tokens: each holds the one before it. Every second turn
+/// answers a tool call.
+fn script(prompts: &Prompts, tag: &str, system: usize, turns: usize) -> anyhow::Result<Vec<Call>> {
+    let mut messages: Vec<Box<RawValue>> = vec![message("system", &prompts.text(tag, system))?];
     let text = |what: &str, turn: usize, tokens| prompts.text(&format!("{tag}-{what}-{turn}"), tokens);
     let mut calls = Vec::with_capacity(turns);
     for turn in 0..turns {
@@ -110,7 +110,7 @@ mod tests {
 
     #[test]
     fn every_turn_begins_with_the_turn_before_it() {
-        let calls = script(&Prompts::new(1, 1.0), "t", 20).unwrap();
+        let calls = script(&Prompts::new(1, 1.0), "t", 50, 20).unwrap();
         assert_eq!(calls.len(), 20);
         let texts = |call: &Call| call.messages.iter().map(|message| message.get().to_owned()).collect::<Vec<_>>();
         for pair in calls.windows(2) {
@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn every_tool_call_has_its_result() {
-        let calls = script(&Prompts::new(1, 1.0), "t", 6).unwrap();
+        let calls = script(&Prompts::new(1, 1.0), "t", 50, 6).unwrap();
         let last = calls.last().unwrap();
         let values: Vec<serde_json::Value> =
             last.messages.iter().map(|message| serde_json::from_str(message.get()).unwrap()).collect();
