@@ -74,6 +74,11 @@ impl AdapterSet {
         if request.exact { self.exact_namespace } else { self.namespace }
     }
 
+    /// Whether states of this namespace are those of some request.
+    pub(crate) fn has_namespace(&self, namespace: &Namespace) -> bool {
+        [self.namespace, self.exact_namespace].contains(namespace)
+    }
+
     /// The adapters as the context takes them.
     pub(crate) fn uses(&self) -> Vec<AdapterUse> {
         self.adapters

@@ -13,8 +13,26 @@ const SMALLEST: usize = 1 << 20;
 /// What may be kept while nothing is restored. Two segments of most models fit; larger ones are allocated each time.
 const LIMIT: usize = 256 << 20;
 
-/// What is made ready before the first request: enough for some thousand tokens of a small model.
-pub(crate) const READY: usize = 64 << 20;
+/// Bytes that the first restore after a start may take, by what is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Expected {
+    /// For a row as it is read.
+    pub(crate) row: usize,
+    /// For the rows of a conversation together.
+    pub(crate) chain: usize,
+}
+
+impl Expected {
+    /// What rows of these bytes and tokens may take in a context of `n_ctx` tokens. Nothing where nothing is stored.
+    pub(crate) fn of(rows: impl Iterator<Item = (u64, u32)>, bytes_per_token: u64, n_ctx: u32) -> Self {
+        let (row, tokens) = rows.fold((0, 0), |most, next| (next.0.max(most.0), next.1.max(most.1)));
+        let keys_and_values = bytes_per_token.saturating_mul(tokens.min(n_ctx).into());
+        // Beside them a cell has a record of its own, some bytes long.
+        let chain = keys_and_values.saturating_add(keys_and_values / 32);
+        let bounded = |bytes: u64| usize::try_from(bytes).map_or(LIMIT, |bytes| bytes.min(LIMIT));
+        Self { row: bounded(row), chain: bounded(chain) }
+    }
+}
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -44,8 +62,7 @@ impl Staging {
         Staged { staging: self, buffer: Some(buffer) }
     }
 
-    /// Has a buffer of so many bytes ready, its pages touched: the first request after a start is the one that needs it, and
-    /// making pages takes longer than filling them.
+    /// Has a buffer of so many bytes ready, its pages touched: making them takes longer than filling them.
     pub(crate) fn prepare(&self, backend: &dyn Backend, length: usize) {
         let mut buffer = self.take(backend, length);
         buffer.as_mut().fill(1);
@@ -111,15 +128,24 @@ mod tests {
     #[test]
     fn what_was_prepared_serves_the_first_state() {
         let (staging, backend) = (Staging::default(), StubBackend::new(MemoryKind::Attention));
-        staging.prepare(&backend, READY);
+        staging.prepare(&backend, 64 << 20);
         let ready = kept(&staging);
-        assert!(matches!(ready.as_slice(), [size] if (READY..=LIMIT).contains(size)), "{ready:?}");
+        assert!(matches!(ready.as_slice(), [size] if (64 << 20..=LIMIT).contains(size)), "{ready:?}");
         let first = staging.take(&backend, 40 << 20);
         assert!(kept(&staging).is_empty(), "it is the one that was ready");
         drop(first);
         let small = Staging::default();
         small.prepare(&backend, 1000);
         assert!(kept(&small).is_empty(), "small states need none");
+    }
+
+    #[test]
+    fn the_largest_row_and_the_longest_conversation_that_fits_are_expected() {
+        let rows = || [(7_000, 600), (9_000, 200), (1_000, 900)].into_iter();
+        assert_eq!(Expected::of(rows(), 3200, 10_000), Expected { row: 9_000, chain: 900 * 3300 });
+        assert_eq!(Expected::of(rows(), 3200, 500).chain, 500 * 3300, "more would not be restored");
+        assert_eq!(Expected::of(rows(), u64::MAX, 500).chain, LIMIT);
+        assert_eq!(Expected::of(std::iter::empty(), 3200, 500), Expected { row: 0, chain: 0 });
     }
 
     #[test]

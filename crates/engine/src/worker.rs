@@ -31,7 +31,7 @@ use crate::request::{Mode, Request, RequestId};
 use crate::restore::Restorer;
 use crate::save::Saver;
 use crate::shared::Shared;
-use crate::staging::{READY, Staging};
+use crate::staging::{Expected, Staging};
 use crate::status::Phase;
 use crate::stream::EventSender;
 use crate::task::{End, Task};
@@ -85,6 +85,8 @@ pub(crate) struct Worker {
     pub(crate) compactor: Compactor,
     /// Where stored states are read into.
     pub(crate) staging: Staging,
+    /// Whether the memory of the first restore was made ready.
+    is_prepared: bool,
     /// Decode calls that failed one after the other.
     pub(crate) failures: u32,
     /// Whose turn it is when requests with different adapters run.
@@ -117,14 +119,6 @@ impl Worker {
         let (n_seq, neighbours) = (info.n_seq_max, info.kv == KvLayout::Split);
         let compactor = Compactor::new(Arc::clone(&shared.cache), &*context, shared.config.bounds());
         shared.context_hash.get_or_init(|| plain);
-        let staging = Staging::default();
-        if !shared.cache.is_empty() {
-            // For the rows as they are read, and for what the context makes of them.
-            let longest = info.segment_bytes_per_token.saturating_mul(info.n_ctx.into());
-            let ready = usize::try_from(longest).map_or(READY, |longest| longest.min(READY));
-            staging.prepare(&*shared.backend, ready);
-            context.prepare_restore(ready);
-        }
         Ok(Self {
             admission: Admission::new(n_seq, shared.config.queue_limit).with_neighbours(neighbours),
             live: LiveTable::new(n_seq),
@@ -143,7 +137,8 @@ impl Worker {
             failures: 0,
             decoded_at: None,
             compactor,
-            staging,
+            staging: Staging::default(),
+            is_prepared: false,
             turn: 0,
             batch: Batch::default(),
             plan: Plan::default(),
@@ -212,10 +207,27 @@ impl Worker {
             return inbox.wait_for(&self.given_up, LOOK_AGAIN);
         }
         match inbox.poll(&self.given_up) {
+            Err(TryRecvError::Empty) if !self.is_prepared => {
+                self.prepare_restores();
+                Err(TryRecvError::Empty)
+            }
             Err(TryRecvError::Empty) if self.start_reread() => Err(TryRecvError::Empty),
             Err(TryRecvError::Empty) => inbox.wait(&self.given_up),
             other => other,
         }
+    }
+
+    /// With nothing else to do after a start: has the memory ready that the first restore will take. On a machine that has to
+    /// make its pages first, filling fresh memory takes longer than all the rest of a restore.
+    fn prepare_restores(&mut self) {
+        self.is_prepared = true;
+        let info = self.context.info();
+        let (n_ctx, bytes_per_token) = (info.n_ctx, info.segment_bytes_per_token);
+        let rows = self.shared.cache.rows();
+        let ours = rows.iter().filter(|row| self.adapters.has_namespace(&row.namespace));
+        let expected = Expected::of(ours.map(|row| (row.bytes, row.tokens)), bytes_per_token, n_ctx);
+        self.staging.prepare(&*self.shared.backend, expected.row);
+        self.context.prepare_restore(expected.chain);
     }
 
     /// Takes one command. True if it was the last.

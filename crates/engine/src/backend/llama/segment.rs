@@ -264,7 +264,7 @@ impl<'a> Frame<'a> {
     pub(super) fn halves(self) -> [Self; 2] {
         let Self { out, base, len, shapes, sections, first, sound } = self;
         let tensors: usize = shapes.iter().map(|section| section.tensors.len()).sum();
-        let starts = shapes.iter().zip(&sections).flat_map(|(section, view)| {
+        let mut starts = shapes.iter().zip(&sections).flat_map(|(section, view)| {
             let start = view.records + section.cell_record * view.cells + section.data_head.len();
             section.tensors.iter().scan(start, |at, tensor| {
                 let start = *at;
@@ -272,7 +272,8 @@ impl<'a> Frame<'a> {
                 Some(start)
             })
         });
-        let middle = starts.skip(tensors / 2).next().unwrap_or(len);
+        let middle = starts.nth(tensors / 2).unwrap_or(len);
+        drop(starts);
         let (left, right) = out.split_at_mut(middle.saturating_sub(base).min(out.len()));
         let right_base = base + left.len();
         let half = |out, base, sections| Self { out, base, len, shapes, sections, first, sound };

@@ -144,7 +144,7 @@ impl LlamaContext {
     /// With a pool for each sequence, rows are joined in the staging buffer. A fresh one is slower to fill than to have its
     /// pages made beforehand.
     pub(super) fn touch_staging(&mut self, bytes: usize) {
-        if self.scratch.is_none() && self.info.memory.has_segments() {
+        if bytes > 0 && self.scratch.is_none() && self.info.memory.has_segments() {
             let mut staging = self.take_staging(bytes);
             staging.as_mut().fill(1);
             self.keep_staging(staging);
