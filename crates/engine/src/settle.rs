@@ -136,7 +136,11 @@ impl Worker {
         };
         let elsewhere = elsewhere.filter(|found| found.common >= reach);
         let (used_up, shared) = match elsewhere {
-            Some(found) if found.seq != task.seq && self.is_another_ones(task, found) => (None, Some(found)),
+            Some(found) if found.seq != task.seq && self.is_another_ones(task, found) => {
+                // What lies in the place that the request was given goes in any case, and may begin alike too.
+                let given = self.best_live(task, std::iter::once(task.seq)).filter(|given| given.common >= reach);
+                (given.filter(|_| !self.is_worth_copying(found, reach)), Some(found))
+            }
             found => (found, None),
         };
         if let Some(found) = own.filter(|found| found.common >= reach).or(used_up)

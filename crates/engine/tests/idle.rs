@@ -73,6 +73,26 @@ fn a_conversation_that_begins_alike_leaves_the_other_one_whole() {
     }
 }
 
+/// What lies in the place that a request is given goes in any case. Its opening is used where that of another conversation, though
+/// longer, is not worth a copy; and the other one stays whole.
+#[test]
+fn the_opening_of_what_is_given_up_is_used() {
+    let alike = |tokens: &[u32], number: u32| [tokens, &prompt(number, 50)].concat();
+    let (first, second) = (alike(&prompt(1, 10), 2), alike(&prompt(1, 10), 3));
+    let third = alike(&second[..12], 4);
+    for (kv, expected) in [(KvLayout::Unified, 12), (KvLayout::Split, 10)] {
+        let model = load(forgetful(ModelKind::Attention, kv, 2), &memory_cache());
+        model.complete(greedy(&first, 6)).unwrap();
+        let second = model.complete(greedy(&second, 6)).unwrap();
+        let warm = model.complete(traced(&third, 4)).unwrap();
+        assert_eq!(warm.cache_delta.read, expected, "{kv:?}");
+        let fresh = load(forgetful(ModelKind::Attention, kv, 2), &memory_cache());
+        assert_eq!(warm.generated, fresh.complete(traced(&third, 4)).unwrap().generated, "{kv:?}");
+        let next = next_turn(&model, &second);
+        assert_eq!((next.hit, next.cache_delta.read), (HitKind::Sticky, 65), "{kv:?}");
+    }
+}
+
 /// A reply much longer than its prompt does not make the prompt another conversation's.
 #[test]
 fn a_short_prompt_asked_again_stays_in_its_place_however_long_its_reply_was() {
