@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 
-use crate::support::{PATIENCE, Server, Setup, asking, eventually, wait_until_held, with};
+use crate::support::{PATIENCE, Server, Setup, asking, eventually, with};
 
 const PATH: &str = "/v1/chat/completions";
 
@@ -63,10 +63,10 @@ fn abandoned(page: &str) -> Option<&str> {
 async fn a_stream_that_nobody_reads_is_cancelled() {
     let server = server(64).await;
     server.until_ready().await;
-    // Held with far more written than sockets take, and far from its end.
+    // Held with far more written than sockets take, and far from its end, if it comes so far: on a busy machine it is cancelled
+    // before that.
     server.faults.on_decode(2500, DecodeFault::Block);
     let stalled = send(&server, &with(huge(), &json!({"stream": true})), LITTLE).await;
-    wait_until_held(&server).await;
     let deadline = tokio::time::Instant::now() + PATIENCE;
     loop {
         let page = server.get("/metrics").await.text;
@@ -76,6 +76,7 @@ async fn a_stream_that_nobody_reads_is_cancelled() {
         }
         assert!(tokio::time::Instant::now() < deadline, "the server still waits for its reader: {page}");
     }
+    server.faults.clear();
     server.faults.release();
     let model = server.model();
     eventually("the end of the requests", || model.status().queue_depth == 0).await;
