@@ -370,7 +370,7 @@ impl World {
     fn bases_that_pay(&self, prompt: &Prompt) -> BTreeSet<usize> {
         let common = self.common(prompt);
         let in_namespace = || self.rows.iter().filter(|(_, row)| row.namespace == prompt.namespace);
-        let pays = |key: &Key, reach: usize| self.read_in_vain(*key, reach) <= reach;
+        let pays = |key: &Key, reach: usize| self.read_in_vain(*key, reach) <= 4 * reach;
         let at_once =
             in_namespace().filter(|(_, row)| agreement(row, prompt) == common).map(|(key, _)| pays(key, common));
         let ends = in_namespace().filter(|(_, row)| agreement(row, prompt) == row.tokens.len());

@@ -38,6 +38,10 @@ impl Needs {
     pub const PARTIAL: Self = Self { cut: Cut::SavedBoundary, attention: false, partial: true };
 }
 
+/// Tokens that may be read in vain for each one that need not be stored again. Most rows are never read, so a little too much to
+/// read costs less than the same to write.
+const IN_VAIN: u32 = 4;
+
 /// One row of a chain and the tokens that it contributes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Link {
@@ -123,7 +127,7 @@ impl Index {
             });
             // A row is read whole, also where it is cut. Two prompts with nothing but a template's first words in common
             // would otherwise be read both for either.
-            let pays = self.read_in_vain(&links) <= common;
+            let pays = self.read_in_vain(&links) <= common.saturating_mul(IN_VAIN);
             // The last link holds the tokens just before `common`; rows below it need not be held.
             let parent = links.last()?.row;
             (extendable && pays).then_some((parent, common))
