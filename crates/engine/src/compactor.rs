@@ -148,7 +148,7 @@ impl Work {
         let (joiner, range) = (self.joiner.as_ref()?, start..chain.reach());
         let mut joined = vec![0; joiner.joined_len(&range)];
         joiner
-            .join(&segments, range, 1, &mut joined)
+            .join(&segments, range, &mut joined)
             .inspect_err(|error| tracing::warn!(%key, %error, "stored segments do not fit together"))
             .ok()?;
         let mut parts = vec![PayloadPart { kind: PartKind::Attention, bytes: joined.into() }];

@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use poncho_cache::{Cache, HitKind, Namespace, Needs, PartKind, RestorePlan, Segment, Tier};
 
-use crate::backend::{Backend, Context, MemoryKind, SeqId, StateError, StatePart};
+use crate::backend::{Backend, Context, KvLayout, MemoryKind, SeqId, StateError, StatePart, StoredRow};
 use crate::estimate::{self, Estimates};
 use crate::exact::Grid;
+use crate::gathered::Gathered;
 use crate::save::logits_from_bytes;
 use crate::staging::{Staged, Staging};
 
@@ -236,21 +237,20 @@ impl<'a> Restorer<'a> {
         Ok(())
     }
 
-    /// Copies segments into the context; the next one is read while one is copied.
+    /// Copies segments into the context: those in memory as one state, from where they lie. Of others the next one is read while
+    /// one is copied, unless a sequence with cells of its own takes them only at once.
     fn restore_segments(&mut self, segments: &[&Segment]) -> Result<(), Failure> {
-        if let Some(restored) = self.restore_joined(segments) {
-            return restored;
+        let in_files = |segment: &&&Segment| segment.tier() != Tier::Ram;
+        if self.context.info().kv == KvLayout::Split || !segments.iter().any(|segment| in_files(&segment)) {
+            return self.restore_at_once(segments);
         }
-        let in_files: u64 = segments
-            .iter()
-            .filter(|segment| segment.tier() != Tier::Ram)
-            .filter_map(|segment| segment.length(PartKind::Attention))
-            .sum();
-        if segments.len() < 2 || in_files < READ_AHEAD_BYTES {
+        let in_files = segments.iter().filter(in_files);
+        let bytes_in_files: u64 = in_files.filter_map(|segment| segment.length(PartKind::Attention)).sum();
+        if segments.len() < 2 || bytes_in_files < READ_AHEAD_BYTES {
             for segment in segments {
                 let started = Instant::now();
                 let bytes = self.load(segment, PartKind::Attention)?;
-                self.put_segment(&bytes, segment.range().end)?;
+                self.put_rows(&[row(segment, &bytes)])?;
                 self.estimates.record_restore(segment.tier(), bytes.len() as u64, started.elapsed());
             }
             return Ok(());
@@ -273,7 +273,7 @@ impl<'a> Restorer<'a> {
             for segment in segments {
                 let (bytes, reading) = receiver.recv().map_err(|_| Failure::Refused)??;
                 let started = Instant::now();
-                self.put_segment(&bytes, segment.range().end)?;
+                self.put_rows(&[row(segment, &bytes)])?;
                 // Reading and copying overlap, so the slower of the two is what a segment costs.
                 self.estimates.record_restore(segment.tier(), bytes.len() as u64, reading.max(started.elapsed()));
             }
@@ -281,12 +281,40 @@ impl<'a> Restorer<'a> {
         })
     }
 
-    /// Copies a segment into the context, as far as the token `end`.
-    pub(crate) fn put_segment(&mut self, bytes: &[u8], end: u32) -> Result<(), Failure> {
-        self.context.restore_segment(bytes, end).map_err(|error| match error {
+    /// Copies segments into the context in one call, after all of them were read.
+    fn restore_at_once(&mut self, segments: &[&Segment]) -> Result<(), Failure> {
+        let started = Instant::now();
+        let gathered = Gathered::read(self.backend, self.staging, segments)?;
+        let reading = started.elapsed();
+        let started = Instant::now();
+        let rows: Vec<StoredRow<'_>> =
+            segments.iter().zip(gathered.rows()).map(|(segment, bytes)| row(segment, bytes)).collect();
+        if rows.len() != segments.len() {
+            return Err(Failure::Refused);
+        }
+        self.put_rows(&rows)?;
+        let copying = started.elapsed();
+        let of = |tier| rows.iter().zip(segments).filter(move |(_, segment)| segment.tier() == tier);
+        let total: usize = rows.iter().map(|row| row.bytes.len()).sum();
+        let in_files: usize = total - of(Tier::Ram).map(|(row, _)| row.bytes.len()).sum::<usize>();
+        for tier in [Tier::Ram, Tier::RamFile, Tier::Disk] {
+            let bytes: usize = of(tier).map(|(row, _)| row.bytes.len()).sum();
+            if bytes > 0 {
+                let share = |time: Duration, whole: usize| time.mul_f64(bytes as f64 / whole.max(1) as f64);
+                let read = if tier == Tier::Ram { Duration::ZERO } else { share(reading, in_files) };
+                self.estimates.record_restore(tier, bytes as u64, read + share(copying, total));
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies rows that follow each other into the context.
+    fn put_rows(&mut self, rows: &[StoredRow<'_>]) -> Result<(), Failure> {
+        self.context.restore_rows(rows).map_err(|error| match error {
             StateError::NoRoom { .. } => Failure::NoRoom,
             error => {
-                tracing::warn!(end, %error, "a stored segment was refused; the prompt is computed instead");
+                let ends: Vec<u32> = rows.iter().map(|row| row.end).collect();
+                tracing::warn!(?ends, %error, "stored segments were refused; the prompt is computed instead");
                 Failure::Refused
             }
         })
@@ -306,6 +334,10 @@ pub(crate) enum Failure {
     NoRoom,
     /// The context does not take the bytes.
     Refused,
+}
+
+fn row<'a>(segment: &Segment, bytes: &'a [u8]) -> StoredRow<'a> {
+    StoredRow { bytes, end: segment.range().end }
 }
 
 /// Bytes of a part: by reference if they are in memory, else read.

@@ -6,32 +6,26 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use crate::backend::{Backend, HostBuffer};
+use crate::backend::{Backend, ContextInfo, HostBuffer, KvLayout};
 
 /// Below this a fresh buffer is as good as a kept one.
 const SMALLEST: usize = 1 << 20;
 /// What may be kept while nothing is restored. Two segments of most models fit; larger ones are allocated each time.
 const LIMIT: usize = 256 << 20;
 
-/// Bytes that the first restore after a start may take, by what is stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Expected {
-    /// For a row as it is read.
-    pub(crate) row: usize,
-    /// For the rows of a conversation together.
-    pub(crate) chain: usize,
-}
-
-impl Expected {
-    /// What rows of these bytes and tokens may take in a context of `n_ctx` tokens. Nothing where nothing is stored.
-    pub(crate) fn of(rows: impl Iterator<Item = (u64, u32)>, bytes_per_token: u64, n_ctx: u32) -> Self {
-        let (row, tokens) = rows.fold((0, 0), |most, next| (next.0.max(most.0), next.1.max(most.1)));
-        let keys_and_values = bytes_per_token.saturating_mul(tokens.min(n_ctx).into());
-        // Beside them a cell has a record of its own, some bytes long.
-        let chain = keys_and_values.saturating_add(keys_and_values / 32);
-        let bounded = |bytes: u64| usize::try_from(bytes).map_or(LIMIT, |bytes| bytes.min(LIMIT));
-        Self { row: bounded(row), chain: bounded(chain) }
-    }
+/// Bytes that the first restore after a start may take, by the bytes and tokens of what is stored.
+pub(crate) fn expected(rows: impl Iterator<Item = (u64, u32)>, info: &ContextInfo) -> usize {
+    let (row, tokens) = rows.fold((0, 0), |most, next| (next.0.max(most.0), next.1.max(most.1)));
+    let bytes = match info.kv {
+        // Row by row.
+        KvLayout::Unified => row,
+        // The rows of a conversation at once. Beside keys and values a cell has a record of its own, some bytes long.
+        KvLayout::Split => {
+            let keys_and_values = info.segment_bytes_per_token.saturating_mul(tokens.min(info.n_ctx).into());
+            keys_and_values.saturating_add(keys_and_values / 32)
+        }
+    };
+    usize::try_from(bytes).map_or(LIMIT, |bytes| bytes.min(LIMIT))
 }
 
 /// See the module.
@@ -140,12 +134,25 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_row_and_the_longest_conversation_that_fits_are_expected() {
+    fn the_largest_row_or_the_longest_conversation_that_fits_is_expected() {
         let rows = || [(7_000, 600), (9_000, 200), (1_000, 900)].into_iter();
-        assert_eq!(Expected::of(rows(), 3200, 10_000), Expected { row: 9_000, chain: 900 * 3300 });
-        assert_eq!(Expected::of(rows(), 3200, 500).chain, 500 * 3300, "more would not be restored");
-        assert_eq!(Expected::of(rows(), u64::MAX, 500).chain, LIMIT);
-        assert_eq!(Expected::of(std::iter::empty(), 3200, 500), Expected { row: 0, chain: 0 });
+        let info = |kv, segment_bytes_per_token, n_ctx| ContextInfo {
+            n_ctx,
+            n_cells: n_ctx,
+            n_seq_max: 1,
+            n_batch: 1,
+            n_ubatch: 1,
+            kv,
+            memory: MemoryKind::Attention,
+            flash_attention: None,
+            segment_bytes_per_token,
+            state_layout: Vec::new(),
+        };
+        assert_eq!(expected(rows(), &info(KvLayout::Unified, 3200, 10_000)), 9_000);
+        assert_eq!(expected(rows(), &info(KvLayout::Split, 3200, 10_000)), 900 * 3300);
+        assert_eq!(expected(rows(), &info(KvLayout::Split, 3200, 500)), 500 * 3300, "more would not be restored");
+        assert_eq!(expected(rows(), &info(KvLayout::Split, u64::MAX, 500)), LIMIT);
+        assert_eq!(expected(std::iter::empty(), &info(KvLayout::Split, 3200, 500)), 0);
     }
 
     #[test]

@@ -31,7 +31,7 @@ use crate::request::{Mode, Request, RequestId};
 use crate::restore::Restorer;
 use crate::save::Saver;
 use crate::shared::Shared;
-use crate::staging::{Expected, Staging};
+use crate::staging::{self, Staging};
 use crate::status::Phase;
 use crate::stream::EventSender;
 use crate::task::{End, Task};
@@ -221,13 +221,11 @@ impl Worker {
     /// make its pages first, filling fresh memory takes longer than all the rest of a restore.
     fn prepare_restores(&mut self) {
         self.is_prepared = true;
-        let info = self.context.info();
-        let (n_ctx, bytes_per_token) = (info.n_ctx, info.segment_bytes_per_token);
+        let info = self.context.info().clone();
         let rows = self.shared.cache.rows();
         let ours = rows.iter().filter(|row| self.adapters.has_namespace(&row.namespace));
-        let expected = Expected::of(ours.map(|row| (row.bytes, row.tokens)), bytes_per_token, n_ctx);
-        self.staging.prepare(&*self.shared.backend, expected.row);
-        self.context.prepare_restore(expected.chain);
+        let expected = staging::expected(ours.map(|row| (row.bytes, row.tokens)), &info);
+        self.staging.prepare(&*self.shared.backend, expected);
     }
 
     /// Takes one command. True if it was the last.

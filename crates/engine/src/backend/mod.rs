@@ -330,6 +330,15 @@ pub struct Restore<'a> {
     pub partial: Option<&'a [u8]>,
 }
 
+/// A segment of a chain.
+#[derive(Clone, Copy, Debug)]
+pub struct StoredRow<'a> {
+    /// As [`Context::pack_range`] wrote it.
+    pub bytes: &'a [u8],
+    /// How far it counts: what it holds from this position on belongs to another conversation.
+    pub end: u32,
+}
+
 /// A llama context: sequences, their memory, and the computation. Owned by one worker thread.
 ///
 /// Logits and embeddings borrow from the context and are valid until the next call that takes `&mut self`.
@@ -413,13 +422,13 @@ pub trait Context: Send {
     /// [`StateError`] for an unknown sequence, a length that cannot fit, or a partial state that is missing or wrong.
     fn restore_begin(&mut self, seq: SeqId, n_tokens: u32, partial: Option<&[u8]>) -> Result<(), StateError>;
 
-    /// Adds the next segment, as far as `end`: what it holds from there on belongs to another conversation. Its bytes
-    /// are copied before the call returns, so the next one may be read meanwhile.
+    /// Adds the next rows. Their bytes are copied before the call returns, so others may be read meanwhile. With
+    /// [`KvLayout::Split`] all rows of a chain come in one call.
     ///
     /// # Errors
-    /// [`StateError`] for bytes that are not the next segment of this chain; the restore is then over and the
+    /// [`StateError`] for bytes that are not the next segments of this chain; the restore is then over and the
     /// sequence empty.
-    fn restore_segment(&mut self, segment: &[u8], end: u32) -> Result<(), StateError>;
+    fn restore_rows(&mut self, rows: &[StoredRow<'_>]) -> Result<(), StateError>;
 
     /// Ends the restore: checks that `0..n_tokens` is covered and that the sequence ends there.
     ///
@@ -433,19 +442,16 @@ pub trait Context: Send {
     /// As the three calls it is made of.
     fn restore(&mut self, restore: Restore<'_>) -> Result<(), StateError> {
         self.restore_begin(restore.seq, restore.n_tokens, restore.partial)?;
-        for segment in restore.segments {
-            self.restore_segment(segment, u32::MAX)?;
+        let rows: Vec<StoredRow<'_>> =
+            restore.segments.iter().map(|bytes| StoredRow { bytes, end: u32::MAX }).collect();
+        if !rows.is_empty() {
+            self.restore_rows(&rows)?;
         }
         self.restore_finish()
     }
 
     /// Joins what [`Context::pack_range`] packs; `None` for a kind without segments.
     fn joiner(&self) -> Option<Arc<dyn SegmentJoiner>>;
-
-    /// Has ready whatever memory a restore of up to `bytes` takes beside the cells, so that the first one does not wait for it.
-    fn prepare_restore(&mut self, bytes: usize) {
-        let _ = bytes;
-    }
 
     /// Waits until the computation of the last decode is over. Reading logits does the same.
     fn synchronize(&mut self);
@@ -457,11 +463,11 @@ pub trait SegmentJoiner: Send + Sync {
     fn joined_len(&self, range: &Range<u32>) -> usize;
 
     /// Writes the segment of the positions `range` to `out`, which has [`SegmentJoiner::joined_len`] bytes, out of segments that
-    /// follow each other and cover it. Each counts as far as the next one starts. With `threads` above 1 another one may help.
+    /// follow each other and cover it. Each counts as far as the next one starts.
     ///
     /// # Errors
     /// [`StateError`] for bytes that are not such segments.
-    fn join(&self, segments: &[&[u8]], range: Range<u32>, threads: usize, out: &mut [u8]) -> Result<(), StateError>;
+    fn join(&self, segments: &[&[u8]], range: Range<u32>, out: &mut [u8]) -> Result<(), StateError>;
 }
 
 /// When a lazy grammar starts to constrain.

@@ -1,6 +1,6 @@
 //! Page-locked memory of a GPU device, for state bytes.
 //!
-//! Used by `LlamaBackend::host_buffer`. A machine without a GPU, or a device that has no such memory left, gives
+//! Used by `LlamaBackend::host_buffer` and by `state.rs`. A machine without a GPU, or a device that has no such memory left, gives
 //! plain memory: a buffer is never refused.
 
 use std::ptr::NonNull;
@@ -11,10 +11,12 @@ use crate::backend::host_buffer::{HostBuffer, HostMemory};
 
 /// Page-locked if a GPU offers it, plain otherwise.
 pub(super) fn host_buffer(len: usize) -> HostBuffer {
-    match PageLocked::new(len) {
-        Some(memory) => HostBuffer::from_memory(Box::new(memory)),
-        None => HostBuffer::plain(len),
-    }
+    page_locked(len).unwrap_or_else(|| HostBuffer::plain(len))
+}
+
+/// Page-locked memory; `None` where no GPU offers it.
+pub(super) fn page_locked(len: usize) -> Option<HostBuffer> {
+    PageLocked::new(len).map(|memory| HostBuffer::from_memory(Box::new(memory)))
 }
 
 struct PageLocked {

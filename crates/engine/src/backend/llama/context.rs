@@ -19,7 +19,7 @@ use super::params::{context_params, window_ring};
 use super::state::RestoreInProgress;
 use crate::backend::{
     Adapter, AdapterError, AdapterUse, Batch, BatchRow, Context, ContextError, ContextInfo, ContextOptions,
-    DecodeOutcome, HostBuffer, KvLayout, MemoryKind, ModelInfo, SegmentJoiner, SeqId, StateError, StatePart,
+    DecodeOutcome, HostBuffer, KvLayout, MemoryKind, ModelInfo, SegmentJoiner, SeqId, StateError, StatePart, StoredRow,
 };
 
 /// A llama context with everything that must live as long as it.
@@ -36,8 +36,8 @@ pub(super) struct LlamaContext {
     window_floor: Vec<u32>,
     /// Between `restore_begin` and `restore_finish`.
     pub(super) restoring: Option<RestoreInProgress>,
-    /// Where states are put together before they are set, kept between calls.
-    pub(super) staging: Option<HostBuffer>,
+    /// Page-locked memory by way of which rows reach a device, once they did; `None` without one.
+    pub(super) device_scratch: Option<HostBuffer>,
     /// For each row of the last decoded batch, whether it has a result; empty after a failed decode.
     outputs: Vec<bool>,
     rows: RowArrays,
@@ -107,7 +107,7 @@ impl LlamaContext {
             window_ring: None,
             window_floor: vec![0; options.n_seq_max as usize],
             restoring: None,
-            staging: None,
+            device_scratch: None,
             outputs: Vec::new(),
             rows: RowArrays::default(),
             adapters: Vec::new(),
@@ -440,16 +440,12 @@ impl Context for LlamaContext {
         self.pack(seq, &range, out)
     }
 
-    fn prepare_restore(&mut self, bytes: usize) {
-        self.touch_staging(bytes);
-    }
-
     fn restore_begin(&mut self, seq: SeqId, n_tokens: u32, partial: Option<&[u8]>) -> Result<(), StateError> {
         self.begin_restore(seq, n_tokens, partial)
     }
 
-    fn restore_segment(&mut self, segment: &[u8], end: u32) -> Result<(), StateError> {
-        self.add_segment(segment, end)
+    fn restore_rows(&mut self, rows: &[StoredRow<'_>]) -> Result<(), StateError> {
+        self.add_rows(rows)
     }
 
     fn joiner(&self) -> Option<Arc<dyn SegmentJoiner>> {

@@ -66,6 +66,14 @@ impl RowShape {
             Self::Transposed { width, element } => width.saturating_mul(element),
         }
     }
+
+    /// How many lines there are, and what each has of a cell.
+    pub(super) fn lines(self) -> (usize, usize) {
+        match self {
+            Self::Contiguous(row) => (1, row),
+            Self::Transposed { width, element } => (width, element),
+        }
+    }
 }
 
 /// One KV section: everything but the number of cells, their positions and their values.

@@ -1,7 +1,7 @@
 //! llama.cpp behind the backend traits: the only folder with `unsafe`.
 //!
 //! `model.rs` loads, `context.rs` computes, `state.rs` packs and restores with the help of `layout.rs`,
-//! `segment.rs` and `partial.rs` (all safe), `grammar.rs` constrains, `chat.rs` renders and parses, `adapter.rs` holds LoRA adapters,
+//! `segment.rs`, `packed.rs`, `chain.rs` and `partial.rs` (all safe) and `state_io.rs`, `grammar.rs` constrains, `chat.rs` renders and parses, `adapter.rs` holds LoRA adapters,
 //! `gguf_check.rs` looks at a file before llama.cpp does, `cpu.rs` at the CPU, `log.rs` keeps its words. No C++ exception and no failed
 //! assertion may reach this folder's callers: input is checked before it crosses the line.
 //!
@@ -15,10 +15,10 @@
 //! | hybrid | segments of the attention layers + partial | set the segments (no recurrent cell), then the partial |
 //! | anything else | partial = the whole state | set it whole |
 //!
-//! With unified KV a range is packed through a scratch sequence (`seq_cp` marks cells, it copies nothing) and segments
-//! are set one after the other through the same scratch sequence. With split KV `seq_cp` between sequences copies a
-//! whole stream, so the sequence is packed whole and sliced, and a chain is joined before it is set; a chain of one
-//! segment is set as it is.
+//! A range is packed by copying its bytes alone out of the sequence's state, and rows that follow each other are set as one state
+//! whose pieces lie where the rows do: `state_io.rs` reads and writes states in pieces. Setting a state empties its sequence.
+//! With unified KV what comes later is therefore set through a scratch sequence (`seq_cp` marks cells, it copies nothing); with
+//! split KV `seq_cp` between sequences copies a whole stream, so a chain is set at once.
 #![expect(unsafe_code, reason = "llama.cpp is a C++ library; every call into it is here and nowhere else")]
 
 use std::sync::Arc;
@@ -27,6 +27,7 @@ use super::{Backend, HostBuffer, LoadError, Model, ModelOptions};
 
 mod adapter;
 mod buffer;
+mod chain;
 mod chat;
 mod context;
 mod cpu;
@@ -35,10 +36,12 @@ mod grammar;
 mod layout;
 mod log;
 mod model;
+mod packed;
 mod params;
 mod partial;
 mod segment;
 mod state;
+mod state_io;
 
 pub use cpu::{CPU_ADVICE, missing_cpu_features};
 

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use super::layout::{KvShape, STATE_HEADER, StateShape, push_u32, read_u32};
 use super::segment::{
-    CellRun, Frame, FrameSpec, SectionView, cell_position, check_blob_header, read_attention, read_section,
+    CellRun, Frame, FrameSpec, Rows, SectionView, cell_position, check_blob_header, read_attention, read_section,
 };
 use crate::backend::StateError;
 
@@ -72,7 +72,7 @@ pub(super) fn mirror_window(
     let mut first_real = n_tokens;
     for (index, (view, section)) in views.iter().zip(&shape.window).enumerate() {
         for (run, to) in ring_runs(blob, view, section, &positions)? {
-            frame.copy_section(index, blob, view, &[run], to);
+            frame.copy_section(index, blob, view, run, to);
         }
         for cell in 0..view.cells {
             first_real = first_real.min(cell_position(blob, view, section, cell)?);
@@ -144,7 +144,7 @@ pub(super) fn recurrent_only(blob: &[u8], shape: &StateShape) -> Result<Vec<u8>,
 
 /// Checks a whole state.
 pub(super) fn check_whole(blob: &[u8], shape: &StateShape) -> Result<(), StateError> {
-    let sections = read_attention(blob, shape, shape.streams)?;
+    let sections = read_attention(blob, shape, shape.streams, Rows::There)?;
     for (view, section) in sections.iter().zip(&shape.attention) {
         check_positions(blob, view, section, None)?;
     }

@@ -1,4 +1,4 @@
-//! The attention state of a token range as stored bytes: header, checks, slicing and joining.
+//! The attention state of a token range as stored bytes: header, checks, and the frame around its rows.
 //!
 //! Used by `state.rs` on every save and restore. Pure and safe: it sees only slices, trusts no length it reads, and
 //! hands llama.cpp nothing that it has not compared with the context's own shape.
@@ -25,7 +25,7 @@
 
 use std::ops::Range;
 
-use super::layout::{KvShape, RowShape, STATE_HEADER, STATE_MAGIC, StateShape, push_u32, read_u32};
+use super::layout::{KvShape, STATE_HEADER, STATE_MAGIC, StateShape, TensorRows, push_u32, read_u32};
 use crate::backend::StateError;
 
 const SEGMENT_MAGIC: &[u8; 4] = b"PSEG";
@@ -62,7 +62,8 @@ pub(super) struct Segment<'a> {
     pub(super) streams: usize,
     /// The blob that `llama_state_seq_set_data` takes.
     pub(super) blob: &'a [u8],
-    sections: Vec<SectionView>,
+    /// Where its attention sections lie.
+    pub(super) sections: Vec<SectionView>,
 }
 
 impl<'a> Segment<'a> {
@@ -98,7 +99,7 @@ impl<'a> Segment<'a> {
         if streams == 0 || streams > 256 {
             return malformed("streams", shape.streams, streams as u64);
         }
-        let sections = read_attention(blob, shape, streams)?;
+        let sections = read_attention(blob, shape, streams, Rows::There)?;
         let cells = (range.end - range.start) as usize;
         for (view, section) in sections.iter().zip(&shape.attention) {
             if view.cells != cells {
@@ -117,56 +118,6 @@ impl<'a> Segment<'a> {
             return malformed("bytes after the cells", tail.len(), blob.len().saturating_sub(tail_start) as u64);
         }
         Ok(Self { range, streams, blob, sections })
-    }
-
-    /// Copies the rows of `range` into a blob under construction.
-    pub(super) fn copy_into(&self, range: &Range<u32>, target: &mut Frame<'_>) {
-        let first = range.start.saturating_sub(self.range.start) as usize;
-        let run = CellRun { first, len: (range.end - range.start) as usize };
-        for (index, view) in self.sections.iter().enumerate() {
-            target.copy_section(index, self.blob, view, &[run], range.start.saturating_sub(target.first) as usize);
-        }
-    }
-}
-
-/// The attention sections of a blob that llama.cpp just wrote, with the cells in any order.
-pub(super) struct Packed<'a> {
-    blob: &'a [u8],
-    sections: Vec<SectionView>,
-    runs: Vec<Vec<CellRun>>,
-}
-
-impl<'a> Packed<'a> {
-    /// Finds the cells of `range` in a blob; `Ok(None)` if one of them is not there.
-    pub(super) fn find(blob: &'a [u8], shape: &StateShape, range: &Range<u32>) -> Result<Option<Self>, StateError> {
-        let sections = read_attention(blob, shape, shape.streams)?;
-        let mut runs = Vec::with_capacity(sections.len());
-        for (view, section) in sections.iter().zip(&shape.attention) {
-            match find_runs(blob, view, section, range)? {
-                Some(found) => runs.push(found),
-                None => return Ok(None),
-            }
-        }
-        Ok(Some(Self { blob, sections, runs }))
-    }
-
-    /// Whether the blob holds exactly the range, in order: then it can be stored as it is.
-    pub(super) fn is_exact(&self, range: &Range<u32>) -> bool {
-        let cells = (range.end - range.start) as usize;
-        self.sections.iter().all(|view| view.cells == cells)
-            && self.runs.iter().all(|runs| runs.as_slice() == [CellRun { first: 0, len: cells }])
-    }
-
-    /// Where the attention sections end in the blob.
-    pub(super) fn attention_end(&self) -> usize {
-        self.sections.last().map_or(STATE_HEADER, |view| view.end)
-    }
-
-    /// Copies the range's rows into a blob under construction.
-    pub(super) fn copy_into(&self, target: &mut Frame<'_>) {
-        for (index, (view, runs)) in self.sections.iter().zip(&self.runs).enumerate() {
-            target.copy_section(index, self.blob, view, runs, 0);
-        }
     }
 }
 
@@ -192,18 +143,11 @@ impl FrameSpec<'_> {
     }
 }
 
-/// A blob under construction: its frame is written, its rows are to be filled.
+/// A blob under construction: everything but its rows is written.
 pub(super) struct Frame<'a> {
-    /// The blob, or a piece of it: what lies outside is left to whoever has the other piece.
     out: &'a mut [u8],
-    /// Where `out` starts in the blob.
-    base: usize,
-    /// Bytes of the blob.
-    len: usize,
     shapes: &'a [KvShape],
     sections: Vec<SectionView>,
-    /// Position of the first cell.
-    first: u32,
     /// Whether every copy so far lay inside both blobs.
     sound: bool,
 }
@@ -211,18 +155,22 @@ pub(super) struct Frame<'a> {
 impl<'a> Frame<'a> {
     /// Writes everything but the rows; `out` has exactly [`FrameSpec::len`] bytes.
     pub(super) fn new(out: &'a mut [u8], spec: &FrameSpec<'a>) -> Result<Self, StateError> {
-        let mut frame = Self::reopen(out, spec)?;
-        let Self { out, sections, .. } = &mut frame;
+        let cells = spec.positions.len();
+        let needed = spec.len();
+        if out.len() != needed || cells == 0 {
+            return Err(StateError::BufferTooSmall { needed, given: out.len() });
+        }
         put(out, 0, &STATE_MAGIC.to_le_bytes());
         put(out, 4, &[0; 4]);
         let mut at = STATE_HEADER;
-        for (section, view) in spec.sections.iter().zip(&*sections) {
+        let mut sections = Vec::with_capacity(spec.sections.len());
+        for section in spec.sections {
             // The cells go into the last stream's place, so that nothing but the tail follows them.
-            let mut head = Vec::with_capacity(4 * (1 + spec.streams));
-            push_u32(&mut head, spec.streams);
-            head.extend(std::iter::repeat_n(0, 4 * (spec.streams - 1)));
-            push_u32(&mut head, view.cells);
+            let head = section_head(spec.streams, cells);
             put(out, at, &head);
+            let records = at + head.len();
+            at += section.section_len(spec.streams, cells);
+            let view = SectionView { cells, records, end: at };
             for (index, position) in spec.positions.iter().enumerate() {
                 let record = view.records + index * section.cell_record;
                 put(out, record, &position.to_le_bytes());
@@ -236,48 +184,10 @@ impl<'a> Frame<'a> {
                 put(out, data, &tensor.head);
                 data += tensor.head.len() + tensor.rows.cell_bytes() * view.cells;
             }
-            at = view.end;
+            sections.push(view);
         }
         put(out, at, spec.tail);
-        Ok(frame)
-    }
-
-    /// Goes on with a blob that [`Frame::new`] began with the same `spec`.
-    pub(super) fn reopen(out: &'a mut [u8], spec: &FrameSpec<'a>) -> Result<Self, StateError> {
-        let cells = spec.positions.len();
-        let needed = spec.len();
-        if out.len() != needed || cells == 0 {
-            return Err(StateError::BufferTooSmall { needed, given: out.len() });
-        }
-        let mut at = STATE_HEADER;
-        let sections = spec.sections.iter().map(|section| {
-            let records = at + 4 * (1 + spec.streams);
-            at += section.section_len(spec.streams, cells);
-            SectionView { cells, records, end: at }
-        });
-        let sections = sections.collect();
-        let first = spec.positions.first().copied().unwrap_or_default();
-        Ok(Self { out, base: 0, len: needed, shapes: spec.sections, sections, first, sound: true })
-    }
-
-    /// Two frames that take half of the tensors each, so that two threads can fill them with the same copies.
-    pub(super) fn halves(self) -> [Self; 2] {
-        let Self { out, base, len, shapes, sections, first, sound } = self;
-        let tensors: usize = shapes.iter().map(|section| section.tensors.len()).sum();
-        let mut starts = shapes.iter().zip(&sections).flat_map(|(section, view)| {
-            let start = view.records + section.cell_record * view.cells + section.data_head.len();
-            section.tensors.iter().scan(start, |at, tensor| {
-                let start = *at;
-                *at += tensor.head.len() + tensor.rows.cell_bytes() * view.cells;
-                Some(start)
-            })
-        });
-        let middle = starts.nth(tensors / 2).unwrap_or(len);
-        drop(starts);
-        let (left, right) = out.split_at_mut(middle.saturating_sub(base).min(out.len()));
-        let right_base = base + left.len();
-        let half = |out, base, sections| Self { out, base, len, shapes, sections, first, sound };
-        [half(left, base, sections.clone()), half(right, right_base, sections)]
+        Ok(Self { out, shapes: spec.sections, sections, sound: true })
     }
 
     /// Ends the construction; an error means that a copy did not fit, which the checks before it rule out.
@@ -285,74 +195,72 @@ impl<'a> Frame<'a> {
         expect("rows of a segment", &self.sound, &true, 1, 0)
     }
 
-    /// Copies runs of cells of a source section, starting at cell `to` of ours.
-    pub(super) fn copy_section(
-        &mut self,
-        index: usize,
-        source: &[u8],
-        from: &SectionView,
-        runs: &[CellRun],
-        to: usize,
-    ) {
-        let shapes = self.shapes;
-        let (Some(section), Some(into)) = (shapes.get(index), self.sections.get(index).cloned()) else { return };
-        let mut cell = to;
-        for run in runs {
-            self.copy_extension(section, (source, from), &into, *run, cell);
-            let mut source_at = from.records + section.cell_record * from.cells + section.data_head.len();
-            let mut out_at = into.records + section.cell_record * into.cells + section.data_head.len();
-            for tensor in &section.tensors {
-                source_at += tensor.head.len();
-                out_at += tensor.head.len();
-                match tensor.rows {
-                    RowShape::Contiguous(row) => {
-                        self.copy(source, source_at + run.first * row, out_at + cell * row, run.len * row);
-                    }
-                    RowShape::Transposed { width, element } => {
-                        for line in 0..width {
-                            let source_line = source_at + (line * from.cells + run.first) * element;
-                            let out_line = out_at + (line * into.cells + cell) * element;
-                            self.copy(source, source_line, out_line, run.len * element);
-                        }
-                    }
-                }
-                source_at += tensor.rows.cell_bytes() * from.cells;
-                out_at += tensor.rows.cell_bytes() * into.cells;
-            }
-            cell += run.len;
-        }
+    /// Copies a run of cells of a source section to the cells from `to` on.
+    pub(super) fn copy_section(&mut self, index: usize, source: &[u8], from: &SectionView, run: CellRun, to: usize) {
+        self.copy_extensions(index, source, from, run, to);
+        self.each_stretch(index, from, run, to, |frame, source_at, out_at, len| {
+            frame.copy(source, source_at, out_at, len);
+        });
     }
 
     /// Copies what M-RoPE models keep per cell between the count of sequences and the sequence id.
-    fn copy_extension(
-        &mut self,
-        section: &KvShape,
-        (source, from): (&[u8], &SectionView),
-        into: &SectionView,
-        run: CellRun,
-        to: usize,
-    ) {
+    pub(super) fn copy_extensions(&mut self, index: usize, source: &[u8], from: &SectionView, run: CellRun, to: usize) {
+        let shapes = self.shapes;
+        let (Some(section), Some(records)) = (shapes.get(index), self.sections.get(index).map(|view| view.records))
+        else {
+            return;
+        };
         let extension = section.cell_record - 12;
         let steps = if extension == 0 { 0 } else { run.len };
         for step in 0..steps {
             let source_at = from.records + (run.first + step) * section.cell_record + 8;
-            let out_at = into.records + (to + step) * section.cell_record + 8;
-            self.copy(source, source_at, out_at, extension);
+            self.copy(source, source_at, records + (to + step) * section.cell_record + 8, extension);
         }
     }
 
-    /// Copies bytes to a place of the blob, if that lies in our piece of it.
-    fn copy(&mut self, source: &[u8], from: usize, to: usize, len: usize) {
-        let ours = self.base..self.base + self.out.len();
-        if to + len <= self.len && !ours.contains(&to) {
-            return;
+    /// Calls `stretch` with the place in the source, the place in ours and the length of everything that the tensors have of a run
+    /// of cells.
+    pub(super) fn each_stretch(
+        &mut self,
+        index: usize,
+        from: &SectionView,
+        run: CellRun,
+        to: usize,
+        mut stretch: impl FnMut(&mut Self, usize, usize, usize),
+    ) {
+        let shapes = self.shapes;
+        let (Some(section), Some(into)) = (shapes.get(index), self.sections.get(index).cloned()) else { return };
+        let mut source_at = from.records + section.cell_record * from.cells + section.data_head.len();
+        let mut out_at = into.records + section.cell_record * into.cells + section.data_head.len();
+        for tensor in &section.tensors {
+            source_at += tensor.head.len();
+            out_at += tensor.head.len();
+            let (lines, width) = tensor.rows.lines();
+            for line in 0..lines {
+                let source_line = source_at + (line * from.cells + run.first) * width;
+                let out_line = out_at + (line * into.cells + to) * width;
+                stretch(self, source_line, out_line, run.len * width);
+            }
+            source_at += tensor.rows.cell_bytes() * from.cells;
+            out_at += tensor.rows.cell_bytes() * into.cells;
         }
-        let target = to.checked_sub(self.base).and_then(|to| self.out.get_mut(to..to + len));
-        match (source.get(from..from + len), target) {
+    }
+
+    fn copy(&mut self, source: &[u8], from: usize, to: usize, len: usize) {
+        match (source.get(from..from + len), self.out.get_mut(to..to + len)) {
             (Some(source), Some(target)) => target.copy_from_slice(source),
             _ => self.sound = false,
         }
     }
+}
+
+/// What stands before the cells of a section: they are the last stream's.
+pub(super) fn section_head(streams: usize, cells: usize) -> Vec<u8> {
+    let mut head = Vec::with_capacity(4 * (1 + streams));
+    push_u32(&mut head, streams);
+    head.extend(std::iter::repeat_n(0, 4 * streams.saturating_sub(1)));
+    push_u32(&mut head, cells);
+    head
 }
 
 /// Writes the header of a segment whose blob starts at [`SEGMENT_HEADER`] and has `blob_len` bytes.
@@ -370,13 +278,36 @@ pub(super) fn write_header(out: &mut [u8], shape: &StateShape, range: &Range<u32
     put(out, 0, &header);
 }
 
+/// What a blob has of its tensors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rows {
+    /// Everything.
+    There,
+    /// Types and sizes, not the rows.
+    LeftOut,
+}
+
+impl Rows {
+    fn len_of(self, tensor: &TensorRows, cells: usize) -> usize {
+        match self {
+            Self::There => tensor.rows.cell_bytes() * cells,
+            Self::LeftOut => 0,
+        }
+    }
+}
+
 /// Finds the attention sections of a blob and checks every fixed byte in them.
-pub(super) fn read_attention(blob: &[u8], shape: &StateShape, streams: usize) -> Result<Vec<SectionView>, StateError> {
+pub(super) fn read_attention(
+    blob: &[u8],
+    shape: &StateShape,
+    streams: usize,
+    rows: Rows,
+) -> Result<Vec<SectionView>, StateError> {
     check_blob_header(blob)?;
     let mut at = STATE_HEADER;
     let mut sections = Vec::with_capacity(shape.attention.len());
     for section in &shape.attention {
-        let view = read_section(blob, at, section, streams)?;
+        let view = read_section_with(blob, at, section, streams, rows)?;
         at = view.end;
         sections.push(view);
     }
@@ -399,6 +330,16 @@ pub(super) fn read_section(
     section: &KvShape,
     streams: usize,
 ) -> Result<SectionView, StateError> {
+    read_section_with(blob, at, section, streams, Rows::There)
+}
+
+fn read_section_with(
+    blob: &[u8],
+    at: usize,
+    section: &KvShape,
+    streams: usize,
+    rows: Rows,
+) -> Result<SectionView, StateError> {
     let short = || too_short(at.saturating_add(4), blob.len());
     let framed = read_u32(blob, at).ok_or_else(short)? as usize;
     if framed != streams {
@@ -418,16 +359,18 @@ pub(super) fn read_section(
         if cells > blob.len() / section.cell_record {
             return Err(too_short(cells.saturating_mul(section.cell_record), blob.len()));
         }
-        view = SectionView { cells, records: view.end, end: view.end + section.body_len(cells) };
+        let tensors: usize = section.tensors.iter().map(|tensor| tensor.head.len() + rows.len_of(tensor, cells)).sum();
+        let body = section.cell_record * cells + section.data_head.len() + tensors;
+        view = SectionView { cells, records: view.end, end: view.end + body };
         if view.end > blob.len() {
             return Err(too_short(view.end, blob.len()));
         }
-        check_fixed_bytes(blob, &view, section)?;
+        check_fixed_bytes(blob, &view, section, rows)?;
     }
     Ok(view)
 }
 
-fn check_fixed_bytes(blob: &[u8], view: &SectionView, section: &KvShape) -> Result<(), StateError> {
+fn check_fixed_bytes(blob: &[u8], view: &SectionView, section: &KvShape, rows: Rows) -> Result<(), StateError> {
     let mut at = view.records + section.cell_record * view.cells;
     let fixed = |at: usize, bytes: &[u8], reason| match blob.get(at..at + bytes.len()) {
         Some(got) if got == bytes => Ok(()),
@@ -437,7 +380,7 @@ fn check_fixed_bytes(blob: &[u8], view: &SectionView, section: &KvShape) -> Resu
     at += section.data_head.len();
     for tensor in &section.tensors {
         fixed(at, &tensor.head, "tensor type or row size, differing at this byte")?;
-        at += tensor.head.len() + tensor.rows.cell_bytes() * view.cells;
+        at += tensor.head.len() + rows.len_of(tensor, view.cells);
     }
     for index in 0..view.cells {
         let sequences = read_u32(blob, view.records + index * section.cell_record + 4);
@@ -460,36 +403,6 @@ pub(super) fn cell_position(
     read_u32(blob, at).ok_or(too_short(at + 4, blob.len()))
 }
 
-/// The cells of `range` in the order of their positions, as runs; `None` if one is missing.
-fn find_runs(
-    blob: &[u8],
-    view: &SectionView,
-    section: &KvShape,
-    range: &Range<u32>,
-) -> Result<Option<Vec<CellRun>>, StateError> {
-    let mut cell_of = vec![usize::MAX; (range.end - range.start) as usize];
-    for index in 0..view.cells {
-        let position = cell_position(blob, view, section, index)?;
-        let slot = position.checked_sub(range.start).and_then(|offset| cell_of.get_mut(offset as usize));
-        if let Some(slot) = slot {
-            if *slot != usize::MAX {
-                let got = position.into();
-                return Err(StateError::Malformed { reason: "position held twice", expected: 1, got });
-            }
-            *slot = index;
-        }
-    }
-    let mut runs: Vec<CellRun> = Vec::new();
-    for cell in cell_of {
-        match runs.last_mut() {
-            _ if cell == usize::MAX => return Ok(None),
-            Some(run) if run.first + run.len == cell => run.len += 1,
-            _ => runs.push(CellRun { first: cell, len: 1 }),
-        }
-    }
-    Ok(Some(runs))
-}
-
 fn too_short(needed: usize, given: usize) -> StateError {
     StateError::Malformed { reason: "length", expected: needed as u64, got: given as u64 }
 }
@@ -510,8 +423,11 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::super::layout::{RecurrentShape, StateSamples, TensorRows};
+    use super::super::chain::Chain;
+    use super::super::layout::{RecurrentShape, RowShape, StateSamples};
+    use super::super::packed::Packed;
     use super::super::partial;
+    use super::super::state_io::StateRange;
     use super::*;
 
     /// A state as llama.cpp writes it, with values that name their tensor, row and position.
@@ -526,7 +442,8 @@ mod tests {
     }
 
     impl Model {
-        fn kv(&self, out: &mut Vec<u8>, seq: usize, cells: &[u32], section: usize) {
+        fn kv(&self, out: &mut Vec<u8>, seq: usize, cells: &[u32], section: usize, rows: Rows) {
+            let of_rows: &[u32] = if rows == Rows::There { cells } else { &[] };
             push_u32(out, self.streams);
             for stream in 0..self.streams {
                 if stream != seq || cells.is_empty() {
@@ -546,7 +463,7 @@ mod tests {
                 for layer in 0..2 {
                     push_u32(out, 1);
                     out.extend(6u64.to_le_bytes());
-                    cells.iter().for_each(|p| out.extend([section as u8, layer, 0, *p as u8, (*p >> 8) as u8, 1]));
+                    of_rows.iter().for_each(|p| out.extend([section as u8, layer, 0, *p as u8, (*p >> 8) as u8, 1]));
                 }
                 for layer in 0..2u8 {
                     push_u32(out, 1);
@@ -554,23 +471,27 @@ mod tests {
                         push_u32(out, 2);
                         push_u32(out, 3);
                         for line in 0..3u8 {
-                            cells.iter().for_each(|p| out.extend([*p as u8 ^ line, layer]));
+                            of_rows.iter().for_each(|p| out.extend([*p as u8 ^ line, layer]));
                         }
                     } else {
                         out.extend(4u64.to_le_bytes());
-                        cells.iter().for_each(|p| out.extend([section as u8, layer, 9, *p as u8]));
+                        of_rows.iter().for_each(|p| out.extend([section as u8, layer, 9, *p as u8]));
                     }
                 }
             }
         }
 
         fn state(&self, seq: usize, cells: &[u32], window: &[u32], whole: bool) -> Vec<u8> {
+            self.state_with(seq, cells, window, whole, Rows::There)
+        }
+
+        fn state_with(&self, seq: usize, cells: &[u32], window: &[u32], whole: bool, rows: Rows) -> Vec<u8> {
             let mut out = STATE_MAGIC.to_le_bytes().to_vec();
             push_u32(&mut out, seq);
             if whole {
-                (0..self.attention).for_each(|section| self.kv(&mut out, seq, cells, section));
+                (0..self.attention).for_each(|section| self.kv(&mut out, seq, cells, section, rows));
             }
-            (0..self.window).for_each(|section| self.kv(&mut out, seq, window, 100 + section));
+            (0..self.window).for_each(|section| self.kv(&mut out, seq, window, 100 + section, rows));
             if self.recurrent {
                 let last = cells.iter().max();
                 push_u32(&mut out, usize::from(last.is_some()));
@@ -599,17 +520,14 @@ mod tests {
 
         fn segment(&self, seq: usize, cells: &[u32], range: &Range<u32>) -> Vec<u8> {
             let shape = self.shape();
-            let blob = self.state(seq, cells, &[], true);
-            let packed = Packed::find(&blob, &shape, range).unwrap().unwrap();
-            let positions: Vec<u32> = range.clone().collect();
-            let tail = shape.empty_tail(shape.streams);
-            let sections = &shape.attention;
-            let spec = FrameSpec { streams: shape.streams, sections, positions: &positions, tail: &tail };
-            let mut out = vec![0; SEGMENT_HEADER + spec.len()];
-            let mut frame = Frame::new(&mut out[SEGMENT_HEADER..], &spec).unwrap();
-            packed.copy_into(&mut frame);
-            frame.finish().unwrap();
-            write_header(&mut out, &shape, range, spec.len());
+            let frame = self.state_with(seq, cells, &[], true, Rows::LeftOut);
+            let state = self.state(seq, cells, &[], true);
+            let mut out = vec![0; Packed::segment_len(&shape, range)];
+            let ranges = Packed::find(&frame, &shape, range).unwrap().unwrap().write(&mut out).unwrap();
+            assert!(ranges.windows(2).all(|pair| pair[0].from + pair[0].size <= pair[1].from), "in order: {ranges:?}");
+            for StateRange { from, size, to } in ranges {
+                out[to..to + size].copy_from_slice(&state[from..from + size]);
+            }
             out
         }
     }
@@ -630,30 +548,22 @@ mod tests {
     proptest! {
         #[test]
         fn slices_of_scattered_cells_join_to_the_whole_in_order(
-            model in models(), n in 2u32..60, cut in 1u32..59, seed in any::<u64>(), seq in 0usize..5,
-            in_halves in any::<bool>(),
+            model in models(), n in 2u32..60, cut in 1u32..59, more in 0u32..9, seed in any::<u64>(), seq in 0usize..5,
         ) {
             let cut = cut.min(n - 1);
+            let further = n.min(cut + more);
             let seq = seq % model.streams;
             let mut cells: Vec<u32> = (0..n).collect();
             cells.sort_by_key(|p| (u64::from(*p) + 1).wrapping_mul(seed | 1));
             let shape = model.shape();
-            let parts = [model.segment(seq, &cells, &(0..cut)), model.segment(seq, &cells, &(cut..n))];
+            // The first part reaches further than it counts.
+            let parts = [model.segment(seq, &cells, &(0..further)), model.segment(seq, &cells, &(cut..n))];
+            let wanted = [0..cut, cut..n];
+            let rows: Vec<_> =
+                parts.iter().map(|part| Segment::read(part, &shape).unwrap()).zip(wanted).collect();
+            let joined = Chain::new(&shape, &rows).pieces().unwrap().concat();
             let ordered: Vec<u32> = (0..n).collect();
             let tail = shape.empty_tail(shape.streams);
-            let sections = &shape.attention;
-            let spec = FrameSpec { streams: shape.streams, sections, positions: &ordered, tail: &tail };
-            let mut joined = vec![0; spec.len()];
-            let frame = Frame::new(&mut joined, &spec).unwrap();
-            let frames = if in_halves { Vec::from(frame.halves()) } else { vec![frame] };
-            for mut frame in frames {
-                for part in &parts {
-                    let segment = Segment::read(part, &shape).unwrap();
-                    let range = segment.range.clone();
-                    segment.copy_into(&range, &mut frame);
-                }
-                frame.finish().unwrap();
-            }
             // What llama.cpp writes for the last stream, without window and recurrent cells.
             let last = model.streams - 1;
             let expected = Model { window: 0, recurrent: false, ..model };
@@ -707,7 +617,7 @@ mod tests {
 
     /// Segments carry sequence 0 in every cell.
     fn zero_sequences(blob: &mut [u8], shape: &StateShape, seq: usize) {
-        let sections = read_attention(blob, shape, shape.streams).unwrap();
+        let sections = read_attention(blob, shape, shape.streams, Rows::There).unwrap();
         for (view, section) in sections.iter().zip(&shape.attention) {
             for cell in 0..view.cells {
                 let end = view.records + (cell + 1) * section.cell_record;

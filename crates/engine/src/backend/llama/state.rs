@@ -9,15 +9,18 @@ use std::ops::Range;
 use llama_cpp_sys_4 as sys;
 
 use super::buffer;
+use super::chain::Chain;
 use super::context::LlamaContext;
 use super::layout::{STATE_HEADER, StateShape};
 use super::log;
+use super::packed::Packed;
 use super::partial;
-use super::segment::{self, Frame, FrameSpec, Packed, SEGMENT_HEADER, Segment};
-use crate::backend::{Context, HostBuffer, MemoryKind, SegmentJoiner, SeqId, StateError, StatePart};
+use super::segment::{self, SEGMENT_HEADER, Segment};
+use super::state_io::StateOf;
+use crate::backend::{Context, MemoryKind, SegmentJoiner, SeqId, StateError, StatePart, StoredRow};
 
-/// A staging buffer larger than this is given back after use; the common saves stay below it.
-const STAGING_KEPT: usize = 256 << 20;
+/// Rows reach a device in copies of up to so many bytes.
+const DEVICE_COPY: usize = 8 << 20;
 
 /// A sequence that is being put back.
 pub(super) struct RestoreInProgress {
@@ -25,8 +28,6 @@ pub(super) struct RestoreInProgress {
     n_tokens: u32,
     /// Tokens covered by the segments so far.
     covered: u32,
-    /// Whether rows were collected in the staging buffer and are still to be set.
-    joined: bool,
     /// The recurrent part, or the whole of an opaque state, to be set at the end.
     last: Option<Vec<u8>>,
 }
@@ -81,28 +82,10 @@ impl LlamaContext {
         self.set_data(known, flags, bytes)
     }
 
-    pub(super) fn size_of_range(&mut self, seq: SeqId, range: &Range<u32>) -> Result<usize, StateError> {
-        let known = self.known_seq(seq)?;
-        let cells = self.check_range(seq, range)?;
-        let shape = self.attention_shape()?;
-        let exact = SEGMENT_HEADER + shape.attention_blob_len(cells);
-        // llama.cpp writes the window and recurrent parts after the attention part, before they are cut off again.
-        let written = match (self.scratch, shape.window.is_empty()) {
-            (Some(_), true) => {
-                let recurrent = shape.recurrent.as_ref().map_or(0, |recurrent| recurrent.one_len);
-                exact + recurrent
-            }
-            (Some(scratch), false) => self.with_range(known, scratch, range, |context| {
-                // SAFETY: the scratch sequence exists.
-                SEGMENT_HEADER + unsafe { sys::llama_state_seq_get_size_ext(context.context.as_ptr(), scratch, 0) }
-            }),
-            (None, _) if self.is_whole(seq, range) => {
-                // SAFETY: the sequence exists.
-                SEGMENT_HEADER + unsafe { sys::llama_state_seq_get_size_ext(self.context.as_ptr(), known, 0) }
-            }
-            (None, _) => exact,
-        };
-        Ok(written.max(exact))
+    pub(super) fn size_of_range(&self, seq: SeqId, range: &Range<u32>) -> Result<usize, StateError> {
+        self.known_seq(seq)?;
+        self.check_range(seq, range)?;
+        Ok(Packed::segment_len(self.attention_shape()?, range))
     }
 
     pub(super) fn pack(&mut self, seq: SeqId, range: &Range<u32>, out: &mut [u8]) -> Result<usize, StateError> {
@@ -110,45 +93,18 @@ impl LlamaContext {
         let needed = self.size_of_range(seq, range)?;
         let given = out.len();
         let out = out.get_mut(..needed).ok_or(StateError::BufferTooSmall { needed, given })?;
-        let missing = self.range_not_held(seq, range);
-        let blob_len = match self.scratch {
-            Some(scratch) => {
-                let blob = out.get_mut(SEGMENT_HEADER..).unwrap_or_default();
-                self.with_range(known, scratch, range, |context| context.get_data(scratch, 0, blob))?;
-                self.make_exact(range, blob)?.ok_or(missing)?
-            }
-            None if self.is_whole(seq, range) => {
-                let blob = out.get_mut(SEGMENT_HEADER..).unwrap_or_default();
-                self.get_data(known, 0, blob)?;
-                self.make_exact(range, blob)?.ok_or(missing)?
-            }
-            None => {
-                // SAFETY: the sequence exists.
-                let whole = unsafe { sys::llama_state_seq_get_size_ext(self.context.as_ptr(), known, 0) };
-                let mut staging = self.take_staging(whole);
-                let packed = self.get_data(known, 0, staging.as_mut()).and_then(|_| {
-                    let shape = self.attention_shape()?;
-                    let packed = Packed::find(staging.as_ref(), shape, range)?.ok_or(missing)?;
-                    let blob = out.get_mut(SEGMENT_HEADER..).unwrap_or_default();
-                    take_range(&packed, shape, range, blob)
-                });
-                self.keep_staging(staging);
-                packed?
-            }
-        };
-        let shape = self.attention_shape()?;
-        segment::write_header(out, shape, range, blob_len);
-        Ok(SEGMENT_HEADER + blob_len)
-    }
-
-    /// With a pool for each sequence, rows are joined in the staging buffer. A fresh one is slower to fill than to have its
-    /// pages made beforehand.
-    pub(super) fn touch_staging(&mut self, bytes: usize) {
-        if bytes > 0 && self.scratch.is_none() && self.info.memory.has_segments() {
-            let mut staging = self.take_staging(bytes);
-            staging.as_mut().fill(1);
-            self.keep_staging(staging);
+        let state = self.state_of(known);
+        let (frame, reason) = log::collect(|| state.frame());
+        if frame.is_empty() {
+            return Err(StateError::Refused { what: "pack", seq, reason });
         }
+        let packed = Packed::find(&frame, self.attention_shape()?, range)?;
+        let ranges = packed.ok_or_else(|| self.range_not_held(seq, range))?.write(out)?;
+        let (copied, reason) = log::collect(|| state.copy_ranges(&ranges, out));
+        if !copied {
+            return Err(StateError::Refused { what: "pack", seq, reason });
+        }
+        Ok(needed)
     }
 
     pub(super) fn begin_restore(
@@ -165,7 +121,7 @@ impl LlamaContext {
         if n_tokens == 0 || n_tokens > self.info.n_ctx {
             return Err(StateError::NoRoom { n_tokens });
         }
-        let mut restore = RestoreInProgress { seq, n_tokens, covered: 0, joined: false, last: None };
+        let mut restore = RestoreInProgress { seq, n_tokens, covered: 0, last: None };
         if self.info.memory.has_partial() {
             let bytes = partial.ok_or(StateError::PartialMissing)?;
             if let Err(error) = self.place_partial(&mut restore, bytes) {
@@ -177,9 +133,9 @@ impl LlamaContext {
         Ok(())
     }
 
-    pub(super) fn add_segment(&mut self, bytes: &[u8], end: u32) -> Result<(), StateError> {
+    pub(super) fn add_rows(&mut self, rows: &[StoredRow<'_>]) -> Result<(), StateError> {
         let mut restore = self.restoring.take().ok_or(StateError::OutOfOrder)?;
-        let added = self.add_checked_segment(&mut restore, bytes, end);
+        let added = self.add_checked_rows(&mut restore, rows);
         match added {
             Ok(()) => self.restoring = Some(restore),
             Err(_) => self.drop_restored(&restore),
@@ -197,14 +153,40 @@ impl LlamaContext {
         finished
     }
 
-    fn add_checked_segment(
-        &mut self,
-        restore: &mut RestoreInProgress,
-        bytes: &[u8],
-        upto: u32,
-    ) -> Result<(), StateError> {
+    fn add_checked_rows(&mut self, restore: &mut RestoreInProgress, rows: &[StoredRow<'_>]) -> Result<(), StateError> {
         let known = self.known_seq(restore.seq)?;
-        let segment = Segment::read(bytes, self.attention_shape()?)?;
+        let start = restore.covered;
+        let mut segments = Vec::with_capacity(rows.len());
+        for row in rows {
+            let segment = Segment::read(row.bytes, self.attention_shape()?)?;
+            let wanted = self.wanted_of(restore, &segment, row.end)?;
+            restore.covered = wanted.end;
+            segments.push((segment, wanted));
+        }
+        let all = start..restore.covered;
+        match self.scratch {
+            // The first rows go to their place; setting a state empties its target, so the others take a detour.
+            Some(scratch) if start > 0 => {
+                self.set_rows(scratch, &segments).map_err(|error| no_room(error, &all))?;
+                // The scratch sequence keeps its marks until the next rows or the end: taking them away is a pass over all
+                // cells, and setting makes one anyway.
+                // SAFETY: both sequences exist; within one stream only marks are copied.
+                unsafe { sys::llama_memory_seq_cp(self.memory(), scratch, known, -1, -1) }
+                Ok(())
+            }
+            // A sequence with cells of its own is set as a whole.
+            None if all != (0..restore.n_tokens) => Err(StateError::OutOfOrder),
+            _ => self.set_rows(known, &segments).map_err(|error| no_room(error, &all)),
+        }
+    }
+
+    /// The positions that a chain takes of its next row.
+    fn wanted_of(
+        &self,
+        restore: &RestoreInProgress,
+        segment: &Segment<'_>,
+        upto: u32,
+    ) -> Result<Range<u32>, StateError> {
         let Range { start, end } = segment.range;
         if start != restore.covered || restore.covered >= restore.n_tokens {
             return Err(StateError::Gap { expected: restore.covered, got: start });
@@ -218,39 +200,27 @@ impl LlamaContext {
         if wanted.is_empty() {
             return Err(StateError::Gap { expected: restore.covered, got: upto });
         }
-        // A blob framed for another number of streams, longer than the pool, or to be cut where the library cannot is
-        // written anew first.
-        let direct = segment.streams == self.attention_shape()?.streams
-            && end - start <= self.info.n_cells
-            && (wanted.end == end || self.info.memory.can_cut());
-        match self.scratch {
-            Some(scratch) => {
-                // The first segment goes to its place; set_data empties its target, so the others take a detour.
-                let target = if start == 0 { known } else { scratch };
-                let set = if direct {
-                    self.set_data(target, 0, segment.blob)
-                } else {
-                    self.set_reframed(target, &segment, &wanted)
-                };
-                set.map_err(|error| no_room(error, &wanted))?;
-                if target == scratch {
-                    // The scratch sequence keeps its marks until the next segment or the end: taking them away is a
-                    // pass over all cells, and set_data makes one anyway.
-                    // SAFETY: both sequences exist; within one stream only marks are copied.
-                    unsafe { sys::llama_memory_seq_cp(self.memory(), scratch, known, -1, -1) }
-                }
-                if direct {
-                    self.cut(known, wanted.end, end);
-                }
-            }
-            None if direct && start == 0 && wanted.end == restore.n_tokens && end <= self.info.n_ctx => {
-                self.set_data(known, 0, segment.blob).map_err(|error| no_room(error, &wanted))?;
-                self.cut(known, wanted.end, end);
-            }
-            None => self.join(restore, &segment, &wanted)?,
+        Ok(wanted)
+    }
+
+    /// Sets a sequence to what is wanted of rows that follow each other.
+    fn set_rows(&mut self, target: sys::llama_seq_id, rows: &[(Segment<'_>, Range<u32>)]) -> Result<(), StateError> {
+        // One row as it was written is what the library takes.
+        if let [(segment, wanted)] = rows
+            && segment.range == *wanted
+            && segment.streams == self.attention_shape()?.streams
+        {
+            return self.set_data(target, 0, segment.blob);
         }
-        restore.covered = wanted.end;
-        Ok(())
+        let mut scratch = self.device_scratch.take().or_else(|| buffer::page_locked(DEVICE_COPY));
+        let state = self.state_of(target);
+        let chain = Chain::new(self.attention_shape()?, rows);
+        let pieces = chain.pieces()?;
+        let len: usize = pieces.iter().map(|piece| piece.len()).sum();
+        let room = scratch.as_mut().map_or(&mut [][..], |buffer| buffer.as_mut());
+        let (read, reason) = log::collect(|| state.set_pieces(&pieces, room));
+        self.device_scratch = scratch;
+        self.set_whole(target, read == len, reason)
     }
 
     /// Checks the partial state and sets what must come before the attention segments: the window. Setting a segment
@@ -298,12 +268,6 @@ impl LlamaContext {
         if self.info.memory.has_segments() && restore.covered != restore.n_tokens {
             return Err(StateError::Gap { expected: restore.n_tokens, got: restore.covered });
         }
-        if restore.joined {
-            let staging = self.staging.take().ok_or(StateError::OutOfOrder)?;
-            let set = self.set_data(known, 0, staging.as_ref());
-            self.keep_staging(staging);
-            set.map_err(|error| no_room(error, &all))?;
-        }
         if let Some(last) = &restore.last {
             let flags = self.flags(StatePart::Partial)?;
             self.set_data(known, flags, last).map_err(|error| no_room(error, &all))?;
@@ -315,92 +279,6 @@ impl LlamaContext {
             return Err(StateError::Malformed { reason: "last position after the restore", expected, got });
         }
         Ok(())
-    }
-
-    /// Sets the wanted rows of a segment whose own blob does not suit this context.
-    fn set_reframed(
-        &mut self,
-        target: sys::llama_seq_id,
-        segment: &Segment<'_>,
-        wanted: &Range<u32>,
-    ) -> Result<(), StateError> {
-        let len = self.attention_shape()?.attention_blob_len((wanted.end - wanted.start) as usize);
-        let mut staging = self.take_staging(len);
-        let framed = self.attention_shape().and_then(|shape| {
-            fill_attention(staging.as_mut(), shape, wanted, |frame| segment.copy_into(wanted, frame))
-        });
-        let set = framed.and_then(|()| self.set_data(target, 0, staging.as_ref()));
-        self.keep_staging(staging);
-        set
-    }
-
-    /// Collects a segment's rows in the staging buffer; they are set when the chain is complete.
-    fn join(
-        &mut self,
-        restore: &mut RestoreInProgress,
-        segment: &Segment<'_>,
-        wanted: &Range<u32>,
-    ) -> Result<(), StateError> {
-        if restore.covered > 0 && !restore.joined {
-            // A chain is either joined from its first segment on or not at all.
-            return Err(StateError::OutOfOrder);
-        }
-        let all = 0..restore.n_tokens;
-        let len = self.attention_shape()?.attention_blob_len(restore.n_tokens as usize);
-        let mut staging = match (restore.joined, self.staging.take()) {
-            (true, Some(staging)) => staging,
-            (_, kept) => {
-                self.staging = kept;
-                self.take_staging(len)
-            }
-        };
-        let joined = self.attention_shape().and_then(|shape| {
-            let copy = |frame: &mut Frame<'_>| segment.copy_into(wanted, frame);
-            with_frame(staging.as_mut(), shape, &all, restore.joined, |frame| fill_whole(frame, copy))
-        });
-        self.staging = Some(staging);
-        restore.joined = true;
-        joined
-    }
-
-    /// Makes a blob that llama.cpp just wrote hold exactly `range`, in order, and nothing after the attention part.
-    /// Returns its length; `None` if a position is missing.
-    fn make_exact(&self, range: &Range<u32>, blob: &mut [u8]) -> Result<Option<usize>, StateError> {
-        let shape = self.attention_shape()?;
-        let Some(packed) = Packed::find(blob, shape, range)? else { return Ok(None) };
-        if packed.is_exact(range) {
-            let end = packed.attention_end();
-            let tail = shape.empty_tail(shape.streams);
-            let needed = end + tail.len();
-            let given = blob.len();
-            let place = blob.get_mut(end..needed).ok_or(StateError::BufferTooSmall { needed, given })?;
-            place.copy_from_slice(&tail);
-            return Ok(Some(needed));
-        }
-        // The cells lie scattered in a shared pool; put them in the order of their positions.
-        let mut ordered = vec![0; shape.attention_blob_len((range.end - range.start) as usize)];
-        let len = take_range(&packed, shape, range, &mut ordered)?;
-        let given = blob.len();
-        blob.get_mut(..len).ok_or(StateError::BufferTooSmall { needed: len, given })?.copy_from_slice(&ordered);
-        Ok(Some(len))
-    }
-
-    /// Marks a range of `seq` as the scratch sequence's, runs `call`, and takes the marks away again.
-    fn with_range<T>(
-        &mut self,
-        seq: sys::llama_seq_id,
-        scratch: sys::llama_seq_id,
-        range: &Range<u32>,
-        call: impl FnOnce(&mut Self) -> T,
-    ) -> T {
-        let start = i32::try_from(range.start).unwrap_or(i32::MAX);
-        let end = i32::try_from(range.end).unwrap_or(i32::MAX);
-        self.drop_sequence(scratch);
-        // SAFETY: both sequences exist; within one stream only marks are copied.
-        unsafe { sys::llama_memory_seq_cp(self.memory(), seq, scratch, start, end) }
-        let value = call(self);
-        self.drop_sequence(scratch);
-        value
     }
 
     fn get_data(
@@ -431,12 +309,22 @@ impl LlamaContext {
             // SAFETY: the sequence exists, the bytes have the given length, and every count in them was checked.
             unsafe { sys::llama_state_seq_set_data_ext(self.context.as_ptr(), bytes.as_ptr(), bytes.len(), seq, flags) }
         });
-        if read != bytes.len() {
-            self.drop_sequence(seq);
-            let seq = u32::try_from(seq).unwrap_or(u32::MAX);
-            return Err(StateError::Refused { what: "restore", seq, reason });
+        self.set_whole(seq, read == bytes.len(), reason)
+    }
+
+    /// After a state was handed over: an error and an empty sequence if not all of it was taken.
+    fn set_whole(&mut self, seq: sys::llama_seq_id, is_set: bool, reason: String) -> Result<(), StateError> {
+        if is_set {
+            return Ok(());
         }
-        Ok(())
+        self.drop_sequence(seq);
+        Err(StateError::Refused { what: "restore", seq: u32::try_from(seq).unwrap_or(u32::MAX), reason })
+    }
+
+    fn state_of(&mut self, seq: sys::llama_seq_id) -> StateOf {
+        // SAFETY: the context is alive and the sequence exists; every caller uses the value before anything else happens
+        // to the context, and `&mut self` keeps others away.
+        unsafe { StateOf::new(self.context, seq) }
     }
 
     fn drop_sequence(&mut self, seq: sys::llama_seq_id) {
@@ -464,19 +352,6 @@ impl LlamaContext {
         if let Some(known) = self.checked_seq(restore.seq) {
             self.drop_sequence(known);
         }
-    }
-
-    fn cut(&mut self, seq: sys::llama_seq_id, keep: u32, end: u32) {
-        if keep < end {
-            let keep = i32::try_from(keep).unwrap_or(i32::MAX);
-            // SAFETY: the sequence exists; only plain attention comes here, where any tail can be removed.
-            unsafe { sys::llama_memory_seq_rm(self.memory(), seq, keep, -1) };
-        }
-    }
-
-    /// Whether `range` is all that the sequence holds.
-    fn is_whole(&self, seq: SeqId, range: &Range<u32>) -> bool {
-        range.start == 0 && self.pos_max(seq) == Some(range.end - 1)
     }
 
     fn check_range(&self, seq: SeqId, range: &Range<u32>) -> Result<usize, StateError> {
@@ -507,36 +382,6 @@ impl LlamaContext {
             (StatePart::Partial, Some(_)) => sys::LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY,
         })
     }
-
-    fn take_staging(&mut self, len: usize) -> HostBuffer {
-        match self.staging.take() {
-            Some(mut kept) if kept.capacity() >= len => {
-                kept.set_len(len);
-                kept
-            }
-            _ => buffer::host_buffer(len),
-        }
-    }
-
-    fn keep_staging(&mut self, staging: HostBuffer) {
-        if staging.capacity() <= STAGING_KEPT {
-            self.staging = Some(staging);
-        }
-    }
-}
-
-/// Writes the range's rows as a blob of its own; returns the blob's length.
-fn take_range(
-    packed: &Packed<'_>,
-    shape: &StateShape,
-    range: &Range<u32>,
-    out: &mut [u8],
-) -> Result<usize, StateError> {
-    let len = shape.attention_blob_len((range.end - range.start) as usize);
-    let given = out.len();
-    let out = out.get_mut(..len).ok_or(StateError::BufferTooSmall { needed: len, given })?;
-    fill_attention(out, shape, range, |frame| packed.copy_into(frame))?;
-    Ok(len)
 }
 
 /// See [`SegmentJoiner`]: all that is needed is the shape of the state.
@@ -546,82 +391,41 @@ pub(super) struct Joiner {
 
 impl SegmentJoiner for Joiner {
     fn joined_len(&self, range: &Range<u32>) -> usize {
-        SEGMENT_HEADER + self.shape.attention_blob_len(range.len())
+        Packed::segment_len(&self.shape, range)
     }
 
-    fn join(&self, segments: &[&[u8]], range: Range<u32>, threads: usize, out: &mut [u8]) -> Result<(), StateError> {
+    fn join(&self, segments: &[&[u8]], range: Range<u32>, out: &mut [u8]) -> Result<(), StateError> {
         let segments: Vec<Segment<'_>> =
             segments.iter().map(|bytes| Segment::read(bytes, &self.shape)).collect::<Result<_, _>>()?;
         let mut covered = range.start;
-        let starts = segments.iter().skip(1).map(|segment| segment.range.start).chain(std::iter::once(range.end));
-        let mut wanted = Vec::with_capacity(segments.len());
-        for (segment, end) in segments.iter().zip(starts) {
+        let next = segments.iter().skip(1).map(|segment| segment.range.start).chain(std::iter::once(range.end));
+        let ends: Vec<u32> = next.collect();
+        let mut rows = Vec::with_capacity(segments.len());
+        for (segment, end) in segments.into_iter().zip(ends) {
             if segment.range.start > covered || segment.range.end < end || end <= covered {
                 return Err(StateError::Gap { expected: covered, got: segment.range.start });
             }
-            wanted.push(covered..end);
+            rows.push((segment, covered..end));
             covered = end;
         }
         if covered != range.end || range.is_empty() {
             return Err(StateError::Gap { expected: range.end, got: covered });
         }
-        let fill = |frame: &mut Frame<'_>| {
-            for (segment, wanted) in segments.iter().zip(&wanted) {
-                segment.copy_into(wanted, frame);
-            }
-        };
-        let blob = out.get_mut(SEGMENT_HEADER..).unwrap_or_default();
-        let blob_len = blob.len();
-        with_frame(blob, &self.shape, &range, false, |frame| match threads {
-            0 | 1 => fill_whole(frame, fill),
-            _ => fill_in_two(frame, fill),
-        })?;
-        segment::write_header(out, &self.shape, &range, blob_len);
+        let chain = Chain::new(&self.shape, &rows);
+        let (needed, given) = (self.joined_len(&range), out.len());
+        if given != needed {
+            return Err(StateError::BufferTooSmall { needed, given });
+        }
+        let mut rest = out.get_mut(SEGMENT_HEADER..).unwrap_or_default();
+        for piece in chain.pieces()? {
+            let (place, after) =
+                rest.split_at_mut_checked(piece.len()).ok_or(StateError::BufferTooSmall { needed, given })?;
+            place.copy_from_slice(piece);
+            rest = after;
+        }
+        segment::write_header(out, &self.shape, &range, needed - SEGMENT_HEADER);
         Ok(())
     }
-}
-
-fn fill_whole(mut frame: Frame<'_>, fill: impl FnOnce(&mut Frame<'_>)) -> Result<(), StateError> {
-    fill(&mut frame);
-    frame.finish()
-}
-
-/// Has another thread fill half of a frame.
-fn fill_in_two(frame: Frame<'_>, fill: impl Fn(&mut Frame<'_>) + Sync) -> Result<(), StateError> {
-    let [left, right] = frame.halves();
-    std::thread::scope(|scope| {
-        let refused = |reason: String| StateError::Refused { what: "join", seq: 0, reason };
-        let other = std::thread::Builder::new().name("poncho-joiner".to_owned());
-        let other =
-            other.spawn_scoped(scope, || fill_whole(right, &fill)).map_err(|error| refused(error.to_string()))?;
-        let ours = fill_whole(left, &fill);
-        other.join().map_err(|_| refused("the thread that helped died".to_owned()))??;
-        ours
-    })
-}
-
-/// Frames a blob for the attention cells of a range and has its rows filled.
-fn fill_attention(
-    out: &mut [u8],
-    shape: &StateShape,
-    range: &Range<u32>,
-    fill: impl FnOnce(&mut Frame<'_>),
-) -> Result<(), StateError> {
-    with_frame(out, shape, range, false, |frame| fill_whole(frame, fill))
-}
-
-/// Hands out the frame of a range's cells in a blob, written now unless it was begun before.
-fn with_frame(
-    out: &mut [u8],
-    shape: &StateShape,
-    range: &Range<u32>,
-    is_begun: bool,
-    fill: impl FnOnce(Frame<'_>) -> Result<(), StateError>,
-) -> Result<(), StateError> {
-    let positions: Vec<u32> = range.clone().collect();
-    let tail = shape.empty_tail(shape.streams);
-    let spec = FrameSpec { streams: shape.streams, sections: &shape.attention, positions: &positions, tail: &tail };
-    fill(if is_begun { Frame::reopen(out, &spec) } else { Frame::new(out, &spec) }?)
 }
 
 /// After all checks passed, a refusal to restore means that no cells are free.

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::backend::{
     AdapterError, AdapterUse, Batch, BatchRow, Context, ContextInfo, DecodeOutcome, KvLayout, MemoryKind, Pooling,
-    SegmentJoiner, SeqId, StateError, StatePart,
+    SegmentJoiner, SeqId, StateError, StatePart, StoredRow,
 };
 
 use super::digest::{mix, mix_all};
@@ -306,8 +306,8 @@ impl Context for StubContext {
         self.begin_restore(seq, n_tokens, partial)
     }
 
-    fn restore_segment(&mut self, segment: &[u8], end: u32) -> Result<(), StateError> {
-        self.next_segment(segment, end)
+    fn restore_rows(&mut self, rows: &[StoredRow<'_>]) -> Result<(), StateError> {
+        self.next_rows(rows)
     }
 
     fn joiner(&self) -> Option<Arc<dyn SegmentJoiner>> {

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use crate::backend::{Context, KvLayout, MemoryKind, SegmentJoiner, SeqId, StateError, StatePart};
+use crate::backend::{Context, KvLayout, MemoryKind, SegmentJoiner, SeqId, StateError, StatePart, StoredRow};
 
 use super::context::StubContext;
 use super::faults::StubCall;
@@ -24,7 +24,7 @@ impl SegmentJoiner for StubJoiner {
         state::write_segment(self.layers, range, 0, &range.clone().map(cell).collect::<Vec<_>>()).len()
     }
 
-    fn join(&self, segments: &[&[u8]], range: Range<u32>, _threads: usize, out: &mut [u8]) -> Result<(), StateError> {
+    fn join(&self, segments: &[&[u8]], range: Range<u32>, out: &mut [u8]) -> Result<(), StateError> {
         let mut cells = Vec::new();
         let mut before = None;
         for bytes in segments {
@@ -168,9 +168,12 @@ impl StubContext {
         Ok(partial)
     }
 
-    pub(super) fn next_segment(&mut self, segment: &[u8], upto: u32) -> Result<(), StateError> {
+    pub(super) fn next_rows(&mut self, rows: &[StoredRow<'_>]) -> Result<(), StateError> {
         let mut restoring = self.restoring.take().ok_or(StateError::OutOfOrder)?;
-        let added = self.add_segment(&mut restoring, segment, upto);
+        let all = rows.iter().try_for_each(|row| self.add_segment(&mut restoring, row.bytes, row.end));
+        let is_whole = restoring.covered == restoring.n_tokens;
+        let added =
+            all.and(if self.info.kv == KvLayout::Unified || is_whole { Ok(()) } else { Err(StateError::OutOfOrder) });
         match added {
             Ok(()) => self.restoring = Some(restoring),
             Err(_) => self.replace(restoring.seq, Sequence::default()),
