@@ -220,24 +220,6 @@ impl Policy {
         boundaries
     }
 
-    /// Those of the boundaries that are needed so that no save covers more than `cold_max_tokens` beyond the one before it, if
-    /// the first `known` tokens are saved already and the end of the prompt is saved anyway. For those to whom a save
-    /// costs the same however little it adds.
-    #[must_use]
-    pub fn fewest_cold_boundaries(&self, n: usize, known: usize) -> Vec<usize> {
-        let all: Vec<usize> = self.cold_boundaries(n).into_iter().filter(|boundary| *boundary > known).collect();
-        let next = all.iter().skip(1).copied().chain(std::iter::once(n));
-        let mut saved = known;
-        let mut needed = Vec::new();
-        for (boundary, next) in all.iter().copied().zip(next) {
-            if next.saturating_sub(saved) > tokens(self.gates.cold_max_tokens) {
-                needed.push(boundary);
-                saved = boundary;
-            }
-        }
-        needed
-    }
-
     /// Where to save a prompt of `n` tokens on a model whose state cannot be cut: at the hints, which are the ends
     /// of the system prompt with its tools and of each message, because the next turn diverges exactly there. Hints
     /// past `n` and under `min_tokens` fall away; a hint at `n` itself stays, so the last usable one is always there.
@@ -293,18 +275,6 @@ mod tests {
         );
         assert_eq!(policy.cold_boundary(30_000), Some(28_672));
         assert_eq!(policy.cold_boundary(30_001), None, "one save never goes past the cap");
-    }
-
-    #[test]
-    fn the_fewest_boundaries_keep_every_save_under_the_cap() {
-        let policy = Policy::default();
-        let fewest = |n, known| policy.fewest_cold_boundaries(n, known);
-        assert!(fewest(511, 0).is_empty());
-        assert!(fewest(30_000, 0).is_empty());
-        assert_eq!(fewest(30_001, 0), [28_672]);
-        assert_eq!(fewest(58_000, 0), [28_672]);
-        assert_eq!(fewest(60_000, 0), [28_672, 57_344]);
-        assert!(fewest(60_000, 31_000).is_empty());
     }
 
     #[test]

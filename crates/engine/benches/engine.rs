@@ -28,6 +28,8 @@ const PROMPT: usize = 2000;
 /// As agents send them.
 const LONG: usize = 8000;
 const REPLY: u32 = 64;
+/// What a turn adds to a conversation.
+const TURN: u32 = 50;
 /// Prompt, reply and rounds where many streams run beside llama.cpp's own batched loop.
 const STREAMS: (usize, u32, usize) = (32, 128, 4);
 /// A prompt that is read in rounds: short enough for many of them, because single rounds differ by a tenth here.
@@ -62,6 +64,9 @@ fn main() {
         // What a row costs beside its bytes is the same for short and for long ones.
         chains(&path, PROMPT, &["ram", "disk"]);
         chains(&path, LONG, &["ram"]);
+    }
+    if wanted("saves") {
+        saves(&path);
     }
     if wanted("exactness") {
         exactness(&path);
@@ -322,6 +327,35 @@ fn chains(path: &std::path::Path, length: usize, tiers: &[&str]) {
             counts.0,
             shown(ratios),
             counts.1
+        );
+    }
+}
+
+/// What it takes to pack the end of a conversation, short and long, and to copy as many bytes.
+fn saves(path: &std::path::Path) {
+    let loaded = LlamaBackend.load_model(&ModelOptions::new(path)).unwrap();
+    let options = ContextOptions { n_ctx: 8192, ..context_options(4) };
+    let mut context = loaded.new_context(&options, Arc::new(AtomicBool::new(false))).unwrap();
+    for length in [PROMPT, LONG] {
+        bare_loop(&mut *context, &[prompt(1, length)], 1);
+        let end = u32::try_from(length).unwrap();
+        let mut packed = vec![1_u8; context.pack_size(0, end - TURN..end).unwrap()];
+        let mut copy = packed.clone();
+        let (mut times, mut ratios) = (Vec::new(), Vec::new());
+        for _ in 0..HITS {
+            let started = Instant::now();
+            context.pack_range(0, end - TURN..end, &mut packed).unwrap();
+            let time = started.elapsed().as_secs_f64();
+            let started = Instant::now();
+            copy.copy_from_slice(black_box(&packed));
+            black_box(&copy);
+            times.push(time * 1e3);
+            ratios.push(time / started.elapsed().as_secs_f64());
+        }
+        println!(
+            "packing the last {TURN} of {length} tokens: ms {}, {} times as long as copying the bytes",
+            shown(times),
+            shown(ratios)
         );
     }
 }

@@ -140,7 +140,7 @@ impl Worker {
         if keep <= task.n_past || (keep < held && !can_cut) {
             return;
         }
-        let taken = self.context.copy(source, seq) && self.cut(seq, keep, held);
+        let taken = self.copy_live(source, seq, keep, held);
         if !taken {
             self.context.remove(seq, 0..u32::MAX);
         }

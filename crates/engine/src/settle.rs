@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use poncho_cache::{HitKind, PartKind, RestorePlan, SaveReason};
 
 use crate::admission::{After, Place};
-use crate::backend::{KvLayout, SeqId};
+use crate::backend::{KvLayout, Restore, SeqId, StateError};
 use crate::error::EngineError;
 use crate::event::{CacheDelta, Completion, FinishReason, StreamEvent};
 use crate::live::{Live, LiveMatch};
@@ -23,8 +23,8 @@ use crate::status::{LastHit, add};
 use crate::task::{End, NewTask, Task};
 use crate::worker::{Waiting, Worker};
 
-/// With split cells a copy moves all cells of a sequence; fewer tokens than these are computed sooner.
-const WORTH_COPYING: usize = 64;
+/// With split cells a copy is two passes over the bytes; fewer tokens than these may be computed as soon.
+const WORTH_COPYING: usize = 16;
 
 impl Worker {
     /// A request got its sequence: finds what is known of its prompt and puts it to work.
@@ -236,8 +236,28 @@ impl Worker {
             return None;
         }
         drop(self.live.take(task.seq));
-        let copied = self.context.copy(found.seq, task.seq) && self.cut(task.seq, keep, held);
+        let copied = self.copy_live(found.seq, task.seq, keep, held);
         copied.then_some(Restored { n_past: keep, logits: None, no_room: false })
+    }
+
+    /// Makes `to` hold the first `keep` of the `held` tokens of `from`. After `false` it may hold anything.
+    pub(crate) fn copy_live(&mut self, from: SeqId, to: SeqId, keep: usize, held: usize) -> bool {
+        let info = self.context.info();
+        // Between sequences with cells of their own the library copies all cells, whether they are in use or not.
+        if info.kv == KvLayout::Unified || info.memory.has_partial() || !info.memory.can_cut() {
+            return self.context.copy(from, to) && self.cut(to, keep, held);
+        }
+        let copied = self.copy_tokens(from, to, keep);
+        copied.inspect_err(|error| tracing::warn!(from, to, keep, %error, "a live prefix could not be copied")).is_ok()
+    }
+
+    fn copy_tokens(&mut self, from: SeqId, to: SeqId, keep: usize) -> Result<(), StateError> {
+        let n_tokens = u32::try_from(keep).unwrap_or(u32::MAX);
+        let size = self.context.pack_size(from, 0..n_tokens)?;
+        let mut bytes = self.staging.take(&*self.shared.backend, size);
+        let written = self.context.pack_range(from, 0..n_tokens, bytes.as_mut())?;
+        let segment = bytes.as_ref().get(..written).unwrap_or_default();
+        self.context.restore(Restore { seq: to, n_tokens, segments: &[segment], partial: None })
     }
 
     /// Shortens a sequence from `held` to `keep` tokens.
@@ -326,12 +346,7 @@ impl Worker {
         }
         // An exact state is good at every boundary of the grid before its end.
         let exact = task.request.exact;
-        let boundaries = match self.context.info().kv {
-            _ if !memory.can_cut() || exact => Vec::new(),
-            KvLayout::Unified => self.policy.cold_boundaries(prompt),
-            // Here every save packs the whole conversation.
-            KvLayout::Split => self.policy.fewest_cold_boundaries(prompt, read),
-        };
+        let boundaries = if memory.can_cut() && !exact { self.policy.cold_boundaries(prompt) } else { Vec::new() };
         if self.policy.gates().cold_min_tokens as usize > prompt {
             return;
         }

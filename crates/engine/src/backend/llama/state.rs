@@ -16,7 +16,7 @@ use super::log;
 use super::packed::Packed;
 use super::partial;
 use super::segment::{self, SEGMENT_HEADER, Segment};
-use super::state_io::StateOf;
+use super::state_io::{self, StateView};
 use crate::backend::{Context, MemoryKind, SegmentJoiner, SeqId, StateError, StatePart, StoredRow};
 
 /// Rows reach a device in copies of up to so many bytes.
@@ -93,18 +93,50 @@ impl LlamaContext {
         let needed = self.size_of_range(seq, range)?;
         let given = out.len();
         let out = out.get_mut(..needed).ok_or(StateError::BufferTooSmall { needed, given })?;
-        let state = self.state_of(known);
-        let (frame, reason) = log::collect(|| state.frame());
-        if frame.is_empty() {
-            return Err(StateError::Refused { what: "pack", seq, reason });
-        }
-        let packed = Packed::find(&frame, self.attention_shape()?, range)?;
-        let ranges = packed.ok_or_else(|| self.range_not_held(seq, range))?.write(out)?;
-        let (copied, reason) = log::collect(|| state.copy_ranges(&ranges, out));
-        if !copied {
-            return Err(StateError::Refused { what: "pack", seq, reason });
+        match self.scratch {
+            // What is not in the range is not even looked at.
+            Some(scratch) => {
+                self.with_range(known, scratch, range, |context| context.pack_from(scratch, seq, range, out))?
+            }
+            None => self.pack_from(known, seq, range, out)?,
         }
         Ok(needed)
+    }
+
+    /// Packs a range of `seq` out of `source`, which is the sequence itself or holds at least the range of it.
+    fn pack_from(
+        &mut self,
+        source: sys::llama_seq_id,
+        seq: SeqId,
+        range: &Range<u32>,
+        out: &mut [u8],
+    ) -> Result<(), StateError> {
+        let refused = |reason| StateError::Refused { what: "pack", seq, reason };
+        // SAFETY: the context is alive, the sequence exists, and nothing but the view uses the context until it is dropped.
+        let (view, reason) = log::collect(|| unsafe { StateView::new(self.context, source) });
+        let view = view.ok_or_else(|| refused(reason))?;
+        let packed = Packed::find(view.frame(), self.attention_shape()?, range)?;
+        let ranges = packed.ok_or_else(|| self.range_not_held(seq, range))?.write(out)?;
+        let (is_copied, reason) = log::collect(|| view.copy_ranges(&ranges, out));
+        if is_copied { Ok(()) } else { Err(refused(reason)) }
+    }
+
+    /// Marks a range of `seq` as the scratch sequence's, runs `call`, and takes the marks away again.
+    fn with_range<T>(
+        &mut self,
+        seq: sys::llama_seq_id,
+        scratch: sys::llama_seq_id,
+        range: &Range<u32>,
+        call: impl FnOnce(&mut Self) -> T,
+    ) -> T {
+        let start = i32::try_from(range.start).unwrap_or(i32::MAX);
+        let end = i32::try_from(range.end).unwrap_or(i32::MAX);
+        self.drop_sequence(scratch);
+        // SAFETY: both sequences exist; within one stream only marks are copied.
+        unsafe { sys::llama_memory_seq_cp(self.memory(), seq, scratch, start, end) }
+        let value = call(self);
+        self.drop_sequence(scratch);
+        value
     }
 
     pub(super) fn begin_restore(
@@ -213,12 +245,15 @@ impl LlamaContext {
             return self.set_data(target, 0, segment.blob);
         }
         let mut scratch = self.device_scratch.take().or_else(|| buffer::page_locked(DEVICE_COPY));
-        let state = self.state_of(target);
+        let context = self.context;
         let chain = Chain::new(self.attention_shape()?, rows);
         let pieces = chain.pieces()?;
         let len: usize = pieces.iter().map(|piece| piece.len()).sum();
         let room = scratch.as_mut().map_or(&mut [][..], |buffer| buffer.as_mut());
-        let (read, reason) = log::collect(|| state.set_pieces(&pieces, room));
+        let (read, reason) = log::collect(|| {
+            // SAFETY: the context is alive and `&mut self` keeps others away, the sequence exists, and the rows were checked.
+            unsafe { state_io::set_pieces(context, target, &pieces, room) }
+        });
         self.device_scratch = scratch;
         self.set_whole(target, read == len, reason)
     }
@@ -319,12 +354,6 @@ impl LlamaContext {
         }
         self.drop_sequence(seq);
         Err(StateError::Refused { what: "restore", seq: u32::try_from(seq).unwrap_or(u32::MAX), reason })
-    }
-
-    fn state_of(&mut self, seq: sys::llama_seq_id) -> StateOf {
-        // SAFETY: the context is alive and the sequence exists; every caller uses the value before anything else happens
-        // to the context, and `&mut self` keeps others away.
-        unsafe { StateOf::new(self.context, seq) }
     }
 
     fn drop_sequence(&mut self, seq: sys::llama_seq_id) {

@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <stdexcept>
 #include <vector>
 
@@ -123,82 +124,59 @@ struct pieces_reader final : llama_io_read_i {
     std::vector<copy>    copies;
 };
 
-// Everything but the tensors' bytes: counts, positions, types and sizes.
-struct frame_writer final : llama_io_write_i {
-    frame_writer(uint8_t * out, size_t capacity) : out(out), capacity(capacity) {}
+}
 
+// A state as it stands in a context: everything but the tensors' bytes, and where those lie.
+struct poncho_state final : llama_io_write_i {
     void write(const void * src, size_t size) override {
-        if (written <= capacity && size <= capacity - written) {
-            memcpy(out + written, src, size);
-        }
+        const auto * from = static_cast<const uint8_t *>(src);
+        frame.insert(frame.end(), from, from + size);
         written += size;
     }
 
-    void write_tensor(ggml_tensor *, size_t, size_t) override {}
+    void write_tensor(ggml_tensor * tensor, size_t offset, size_t size) override {
+        stretches.push_back({ tensor, offset, written, size });
+        written += size;
+    }
 
     size_t n_bytes() override { return written; }
 
-  private:
-    uint8_t * out;
-    size_t    capacity;
-    size_t    written = 0;
-};
-
-struct ranges_writer final : llama_io_write_i {
-    ranges_writer(const poncho_range * ranges, size_t count, uint8_t * out) :
-        range(ranges), end(ranges + count), out(out) {}
-
-    void write(const void * src, size_t size) override {
-        give(size, [&](size_t skipped, size_t some, uint8_t * to) {
-            memcpy(to, static_cast<const uint8_t *>(src) + skipped, some);
-        });
-    }
-
-    void write_tensor(ggml_tensor * tensor, size_t offset, size_t size) override {
-        give(size, [&](size_t skipped, size_t some, uint8_t * to) {
-            ggml_backend_tensor_get(tensor, to, offset + skipped, some);
-        });
-    }
-
-    size_t n_bytes() override { return at; }
-
-    size_t copied = 0;
-
-  private:
-    // Hands out what the next `size` bytes of the state and the ranges, which are in order, have in common.
-    template <typename F> void give(size_t size, F && copy) {
-        const size_t until = at + size;
-        while (range != end && range->from < until) {
-            const size_t begin = std::max(at, range->from);
-            const size_t stop  = std::min(until, range->from + range->size);
-            if (begin < stop) {
-                copy(begin - at, stop - begin, out + range->to + (begin - range->from));
-                copied += stop - begin;
+    // Copies what the ranges and the tensors have in common; both are in the order of the state.
+    size_t copy(const poncho_range * range, const poncho_range * end, uint8_t * out) const {
+        size_t copied = 0;
+        for (const stretch & here : stretches) {
+            const size_t until = here.from + here.size;
+            while (range != end && range->from < until) {
+                const size_t begin = std::max(here.from, range->from);
+                const size_t stop  = std::min(until, range->from + range->size);
+                if (begin < stop) {
+                    ggml_backend_tensor_get(here.tensor, out + range->to + (begin - range->from),
+                                            here.offset + (begin - here.from), stop - begin);
+                    copied += stop - begin;
+                }
+                if (range->from + range->size > until) {
+                    break;
+                }
+                range++;
             }
-            if (range->from + range->size > until) {
-                break;
-            }
-            range++;
         }
-        at = until;
+        return copied;
     }
 
-    const poncho_range * range;
-    const poncho_range * end;
-    uint8_t *            out;
-    size_t               at = 0;
+    std::vector<uint8_t> frame;
+
+  private:
+    // Bytes of a tensor, from `offset` on, that are the state's from `from` on.
+    struct stretch {
+        ggml_tensor * tensor;
+        size_t        offset;
+        size_t        from;
+        size_t        size;
+    };
+
+    std::vector<stretch> stretches;
+    size_t               written = 0;
 };
-
-void write_state(llama_context * context, llama_io_write_i & io, llama_seq_id seq, llama_state_seq_flags flags) {
-    llama_synchronize(context);
-    io.write(&MAGIC, sizeof(MAGIC));
-    io.write(&seq, sizeof(seq));
-    if (const llama_memory_i * memory = llama_get_memory(context)) {
-        memory->state_write(io, seq, flags);
-    }
-}
-
-}
 
 extern "C" {
 
@@ -223,28 +201,38 @@ size_t poncho_state_set_pieces(llama_context * context, llama_seq_id seq, llama_
     }
 }
 
-// Copies a state without its tensors to `out`, if it fits. Returns the bytes that it has; 0 if it was refused.
-size_t poncho_state_get_frame(llama_context * context, llama_seq_id seq, llama_state_seq_flags flags, uint8_t * out,
-                              size_t capacity) {
+// Looks at the state of a sequence; null if it cannot be had. It is good until something happens to the context, and must be closed.
+poncho_state * poncho_state_open(llama_context * context, llama_seq_id seq, llama_state_seq_flags flags) {
     try {
-        frame_writer io(out, capacity);
-        write_state(context, io, seq, flags);
-        return io.n_bytes();
+        auto state = std::make_unique<poncho_state>();
+        llama_synchronize(context);
+        state->write(&MAGIC, sizeof(MAGIC));
+        state->write(&seq, sizeof(seq));
+        if (const llama_memory_i * memory = llama_get_memory(context)) {
+            memory->state_write(*state, seq, flags);
+        }
+        return state.release();
+    } catch (...) {
+        return nullptr;
+    }
+}
+
+// The state without the bytes of its tensors.
+poncho_piece poncho_state_frame(const poncho_state * state) {
+    return { state->frame.data(), state->frame.size() };
+}
+
+// Copies ranges of the tensors' bytes, which are in order and do not overlap, to `out`. Returns the bytes that were copied.
+size_t poncho_state_copy(const poncho_state * state, const poncho_range * ranges, size_t count, uint8_t * out) {
+    try {
+        return state->copy(ranges, ranges + count, out);
     } catch (...) {
         return 0;
     }
 }
 
-// Copies ranges of a state, which are in order and do not overlap, to `out`. Returns the bytes that were copied.
-size_t poncho_state_get_ranges(llama_context * context, llama_seq_id seq, llama_state_seq_flags flags,
-                               const poncho_range * ranges, size_t count, uint8_t * out) {
-    try {
-        ranges_writer io(ranges, count, out);
-        write_state(context, io, seq, flags);
-        return io.copied;
-    } catch (...) {
-        return 0;
-    }
+void poncho_state_close(poncho_state * state) {
+    delete state;
 }
 
 }

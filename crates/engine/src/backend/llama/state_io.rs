@@ -3,6 +3,7 @@
 //! Used by `state.rs` alone. Lengths are checked here before a pointer crosses the line; what the bytes mean was checked
 //! before. Nothing here keeps a pointer after its call.
 
+use std::marker::PhantomData;
 use std::ptr::NonNull;
 
 use llama_cpp_sys_4 as sys;
@@ -26,6 +27,12 @@ pub(super) struct StateRange {
     pub(super) to: usize,
 }
 
+/// A state that the other side looks at.
+#[repr(C)]
+struct OpenState {
+    _opaque: [u8; 0],
+}
+
 unsafe extern "C" {
     fn poncho_state_set_pieces(
         context: *mut sys::llama_context,
@@ -37,90 +44,87 @@ unsafe extern "C" {
         scratch_size: usize,
     ) -> usize;
 
-    fn poncho_state_get_frame(
+    fn poncho_state_open(
         context: *mut sys::llama_context,
         seq: sys::llama_seq_id,
         flags: sys::llama_state_seq_flags,
-        out: *mut u8,
-        capacity: usize,
-    ) -> usize;
+    ) -> *mut OpenState;
 
-    fn poncho_state_get_ranges(
-        context: *mut sys::llama_context,
-        seq: sys::llama_seq_id,
-        flags: sys::llama_state_seq_flags,
-        ranges: *const StateRange,
-        count: usize,
-        out: *mut u8,
-    ) -> usize;
+    fn poncho_state_frame(state: *const OpenState) -> Piece;
+
+    fn poncho_state_copy(state: *const OpenState, ranges: *const StateRange, count: usize, out: *mut u8) -> usize;
+
+    fn poncho_state_close(state: *mut OpenState);
 }
 
-/// A sequence of a context that is alive and used by nobody else during the call.
-#[derive(Clone, Copy)]
-pub(super) struct StateOf {
+/// Sets a sequence to the state that the pieces are, one after the other. Returns the bytes that were read, 0 after a
+/// refusal. A device gets many small pieces by way of `scratch`.
+///
+/// # Safety
+/// The context is alive, nobody else uses it meanwhile, and the sequence exists in it. Every count in the pieces was checked.
+pub(super) unsafe fn set_pieces(
     context: NonNull<sys::llama_context>,
     seq: sys::llama_seq_id,
+    pieces: &[&[u8]],
+    scratch: &mut [u8],
+) -> usize {
+    let pieces = pieces.iter().filter(|piece| !piece.is_empty());
+    let pieces: Vec<Piece> = pieces.map(|piece| Piece { data: piece.as_ptr(), size: piece.len() }).collect();
+    let (room, size) = (scratch.as_mut_ptr(), scratch.len());
+    // SAFETY: the caller vouches for the context and the sequence; the pieces borrow their bytes for the call, the scratch
+    // memory has the given length, and exceptions are caught on the other side.
+    unsafe { poncho_state_set_pieces(context.as_ptr(), seq, 0, pieces.as_ptr(), pieces.len(), room, size) }
 }
 
-impl StateOf {
+/// The state of a sequence as it stands in its context: what is known of it without copying it.
+pub(super) struct StateView<'a> {
+    state: NonNull<OpenState>,
+    /// Nothing may happen to the context meanwhile.
+    _context: PhantomData<&'a mut sys::llama_context>,
+}
+
+impl StateView<'_> {
+    /// `None` if the library refuses.
+    ///
     /// # Safety
-    /// The context lives as long as the value, the sequence exists in it, and nobody else uses the context meanwhile.
-    pub(super) unsafe fn new(context: NonNull<sys::llama_context>, seq: sys::llama_seq_id) -> Self {
-        Self { context, seq }
+    /// The context is alive and unused by anybody else for as long as the view is, and the sequence exists in it.
+    pub(super) unsafe fn new(context: NonNull<sys::llama_context>, seq: sys::llama_seq_id) -> Option<Self> {
+        // SAFETY: by the caller; exceptions are caught on the other side.
+        let state = NonNull::new(unsafe { poncho_state_open(context.as_ptr(), seq, 0) })?;
+        Some(Self { state, _context: PhantomData })
     }
 
-    /// Sets the sequence to the state that the pieces are, one after the other. Returns the bytes that were read, 0 after a refusal. A
-    /// device gets many small pieces by way of `scratch`.
-    pub(super) fn set_pieces(self, pieces: &[&[u8]], scratch: &mut [u8]) -> usize {
-        let pieces = pieces.iter().filter(|piece| !piece.is_empty());
-        let pieces: Vec<Piece> = pieces.map(|piece| Piece { data: piece.as_ptr(), size: piece.len() }).collect();
-        // SAFETY: by `new` for the context and the sequence; the pieces borrow their bytes for the call, the scratch memory has the
-        // given length, and exceptions are caught on the other side.
+    /// The state without the bytes of its tensors.
+    pub(super) fn frame(&self) -> &[u8] {
+        // SAFETY: the state is open; its frame has a few bytes at least, and lies where it is until the state is closed.
         unsafe {
-            poncho_state_set_pieces(
-                self.context.as_ptr(),
-                self.seq,
-                0,
-                pieces.as_ptr(),
-                pieces.len(),
-                scratch.as_mut_ptr(),
-                scratch.len(),
-            )
+            let Piece { data, size } = poncho_state_frame(self.state.as_ptr());
+            std::slice::from_raw_parts(data, size)
         }
     }
 
-    /// The state without the bytes of its tensors. Empty after a refusal.
-    pub(super) fn frame(self) -> Vec<u8> {
-        // A record of every cell: what most states have, so that one pass is enough.
-        let mut out = vec![0; 64 << 10];
-        loop {
-            // SAFETY: as above; no more than the given length is written.
-            let needed =
-                unsafe { poncho_state_get_frame(self.context.as_ptr(), self.seq, 0, out.as_mut_ptr(), out.len()) };
-            let complete = needed <= out.len();
-            out.resize(needed, 0);
-            if complete {
-                return out;
-            }
-        }
-    }
-
-    /// Copies ranges of the state, which must be in order and must not overlap. `false` if one is outside of the state or of `out`.
-    pub(super) fn copy_ranges(self, ranges: &[StateRange], out: &mut [u8]) -> bool {
+    /// Copies ranges of the tensors' bytes, which must be in order and must not overlap. `false` if one of them is something else, or
+    /// lies outside of `out`.
+    pub(super) fn copy_ranges(&self, ranges: &[StateRange], out: &mut [u8]) -> bool {
         let mut before = 0;
         for range in ranges {
             let fits = range.to.checked_add(range.size).is_some_and(|end| end <= out.len());
-            let end = range.from.checked_add(range.size);
-            match end {
+            match range.from.checked_add(range.size) {
                 Some(end) if fits && range.from >= before => before = end,
                 _ => return false,
             }
         }
         let wanted: usize = ranges.iter().map(|range| range.size).sum();
-        // SAFETY: as above; every range was found to lie inside `out`, and they are in the order that the other side expects.
-        let copied = unsafe {
-            poncho_state_get_ranges(self.context.as_ptr(), self.seq, 0, ranges.as_ptr(), ranges.len(), out.as_mut_ptr())
-        };
+        // SAFETY: the state is open and its context unchanged since then; every range was found to lie inside `out`, and they are in
+        // the order that the other side expects.
+        let copied = unsafe { poncho_state_copy(self.state.as_ptr(), ranges.as_ptr(), ranges.len(), out.as_mut_ptr()) };
         copied == wanted
+    }
+}
+
+impl Drop for StateView<'_> {
+    fn drop(&mut self) {
+        // SAFETY: opened by `new` and closed once.
+        unsafe { poncho_state_close(self.state.as_ptr()) }
     }
 }
