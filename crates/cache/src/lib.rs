@@ -89,7 +89,7 @@ pub use error::{BadSave, CacheError};
 pub use explain::{ExplainedRow, Explanation, Parting, Verdict};
 pub use fingerprint::{AdapterIdentity, Fingerprint, FingerprintError, effective_fingerprint, identify, split_parts};
 pub use folder_index::{Eviction, FolderIndex};
-pub use fs::{Entry, Fs, ReadFile, StdFs};
+pub use fs::{Entry, Fs, NewFile, ReadFile, StdFs};
 pub use index::{Cut, Needs};
 pub use inspect::{Finding, FolderReport, RowFile, inspect_file, inspect_folder};
 pub use key::{Key, KeyHasher, Namespace, to_hex};

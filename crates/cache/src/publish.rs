@@ -4,6 +4,7 @@
 //! folder, validate, announce. Called by the writer threads for one row at a time. It must never replace a good
 //! file, leave a temporary behind on an error, or announce a row that does not read back.
 
+use std::cell::OnceCell;
 use std::fmt::Debug;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,11 +12,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::format::{self, FormatError, NewPart, RowPrefix, crc32c};
-use crate::fs::Fs;
+use crate::fs::{Fs, NewFile};
 use crate::key::{Key, Namespace};
 use crate::recover::{PrefixError, read_prefix};
 use crate::reservation::Token;
-use crate::rows::{FileSpot, Payload, RowId};
+use crate::rows::{FileSpot, Payload, PayloadPart, RowId};
 use crate::store::Store;
 use crate::tier::FileTier;
 use crate::words::{FingerprintMode, SaveReason, Tier};
@@ -161,16 +162,20 @@ impl Store {
         let held = Held { store: self, key, tier: tier.tier(), token };
         self.reached(Stage::Reserved, &key);
 
-        let crcs: Vec<NewPart> = payload
-            .iter()
-            .map(|part| NewPart { kind: part.kind, length: part.bytes.len() as u64, crc: crc32c(&part.bytes) })
-            .collect();
-        let prefix = encode(draft, &crcs)?;
+        // The sums in the prefix are made while the payload is on its way to the device.
+        let length = encode(draft, payload, |_| 0)?.len();
+        let encoded = OnceCell::new();
+        let prefix = || -> io::Result<&[u8]> {
+            if encoded.get().is_none() {
+                let _ = encoded.set(encode(draft, payload, crc32c).map_err(io::Error::other)?);
+            }
+            Ok(encoded.get().map_or(&[], Vec::as_slice))
+        };
         let path = tier.row_path(&key);
         let temporary = RemoveOnDrop { fs: &*self.config.fs, path: self.tmp_path(tier, &key) };
-        let mut pieces: Vec<&[u8]> = vec![&prefix];
-        pieces.extend(payload.iter().map(|part| &part.bytes[..]));
-        self.write_tmp(tier, &temporary.path, &pieces)?;
+        let pieces: Vec<&[u8]> = payload.iter().map(|part| &part.bytes[..]).collect();
+        self.write_tmp(tier, &temporary.path, &NewFile::with_head(&pieces, length, &prefix))?;
+        let prefix = prefix().map_err(|source| io_error("sum up", source))?;
         self.reached(Stage::TmpWritten, &key);
 
         if !self.index.lock().reservations.is_held(key, tier.tier(), token) {
@@ -178,8 +183,8 @@ impl Store {
         }
         self.reached(Stage::Checked, &key);
 
-        let file_length = pieces.iter().map(|piece| piece.len() as u64).sum();
-        self.put_in_place(&temporary.path, &path, &prefix, file_length)?;
+        let file_length = prefix.len() as u64 + pieces.iter().map(|piece| piece.len() as u64).sum::<u64>();
+        self.put_in_place(&temporary.path, &path, prefix, file_length)?;
         let linked = RemoveOnDrop { fs: &*self.config.fs, path: path.clone() };
         self.reached(Stage::Linked, &key);
         drop(temporary);
@@ -197,7 +202,7 @@ impl Store {
 
         let written = match read_prefix(&*self.config.fs, &path) {
             // It was announced long ago, and its old place in the file is gone: what was written has to do.
-            Err(PrefixError::Io(_)) if was_published => format::decode_prefix(&prefix, file_length)?,
+            Err(PrefixError::Io(_)) if was_published => format::decode_prefix(prefix, file_length)?,
             result => result.map_err(|error| PublishError::ReadBack(error.to_string()))?,
         };
         if !self.announce(row, &held, &written) {
@@ -228,10 +233,10 @@ impl Store {
         true
     }
 
-    fn write_tmp(&self, tier: &FileTier, path: &Path, pieces: &[&[u8]]) -> Result<(), PublishError> {
+    fn write_tmp(&self, tier: &FileTier, path: &Path, file: &NewFile<'_>) -> Result<(), PublishError> {
         let fs = &*self.config.fs;
         let durable = tier.is_durable();
-        match fs.write_new(path, pieces, durable) {
+        match fs.write_new(path, file, durable) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             result => return result.map_err(|source| io_error("write", source)),
         }
@@ -241,7 +246,7 @@ impl Store {
         if durable {
             fs.sync_folder(tier.root()).map_err(|source| io_error("sync the folder of", source))?;
         }
-        fs.write_new(path, pieces, durable).map_err(|source| io_error("write", source))
+        fs.write_new(path, file, durable).map_err(|source| io_error("write", source))
     }
 
     /// Stage 4: an existing file is adopted if it is this very row, and replaced otherwise. Never ignored.
@@ -282,7 +287,10 @@ impl Store {
     }
 }
 
-fn encode(draft: &Draft, parts: &[NewPart]) -> Result<Vec<u8>, FormatError> {
+/// The bytes before the payload, whose parts have these sums.
+fn encode(draft: &Draft, payload: &Payload, sum: impl Fn(&[u8]) -> u32) -> Result<Vec<u8>, FormatError> {
+    let part = |part: &PayloadPart| NewPart { kind: part.kind, length: part.bytes.len() as u64, crc: sum(&part.bytes) };
+    let parts: Vec<NewPart> = payload.iter().map(part).collect();
     format::encode_prefix(&format::NewRow {
         reason: draft.reason,
         flags: draft.flags,
@@ -295,7 +303,7 @@ fn encode(draft: &Draft, parts: &[NewPart]) -> Result<Vec<u8>, FormatError> {
         parent: draft.parent,
         start: draft.start,
         tokens: &draft.tokens,
-        parts,
+        parts: &parts,
         text: &draft.text,
         host: host_name().as_deref(),
         writer: Some(concat!("poncho ", env!("CARGO_PKG_VERSION"))),

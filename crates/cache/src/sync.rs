@@ -37,6 +37,10 @@ impl<T> Mutex<T> {
 pub(crate) struct Condvar(inner::Condvar);
 
 impl Condvar {
+    pub(crate) fn notify_one(&self) {
+        self.0.notify_one();
+    }
+
     pub(crate) fn notify_all(&self) {
         self.0.notify_all();
     }

@@ -75,7 +75,10 @@ struct State {
 #[derive(Default)]
 pub(crate) struct Queue {
     state: Mutex<State>,
-    changed: Condvar,
+    /// A job came, or none will come any more: for the threads that wait for one.
+    arrived: Condvar,
+    /// A job is over: for those who wait for that.
+    ended: Condvar,
     limit: usize,
 }
 
@@ -94,7 +97,7 @@ impl Queue {
     /// Adds a job.
     pub(crate) fn push(&self, job: Job) {
         self.state.lock().jobs.push_back(job);
-        self.changed.notify_all();
+        self.arrived.notify_one();
     }
 
     /// Jobs that wait or run.
@@ -106,14 +109,14 @@ impl Queue {
     /// No more jobs; the threads end when the queue is empty.
     pub(crate) fn close(&self) {
         self.state.lock().closed = true;
-        self.changed.notify_all();
+        self.arrived.notify_all();
     }
 
     /// Waits until no job waits or runs.
     pub(crate) fn wait_idle(&self) {
         let mut state = self.state.lock();
         while !state.jobs.is_empty() || !state.running.is_empty() {
-            state = self.changed.wait(state);
+            state = self.ended.wait(state);
         }
     }
 
@@ -127,7 +130,7 @@ impl Queue {
             if state.closed {
                 return None;
             }
-            state = self.changed.wait(state);
+            state = self.arrived.wait(state);
         }
     }
 
@@ -138,7 +141,7 @@ impl Queue {
             state.running.swap_remove(position);
         }
         drop(state);
-        self.changed.notify_all();
+        self.ended.notify_all();
     }
 
     /// Waits while another thread works on `row`. It was taken from the queue before its children were, so it
@@ -146,7 +149,7 @@ impl Queue {
     fn wait_while_running(&self, row: RowId) {
         let mut state = self.state.lock();
         while state.running.contains(&row) {
-            state = self.changed.wait(state);
+            state = self.ended.wait(state);
         }
     }
 }

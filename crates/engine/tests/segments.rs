@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use poncho_cache::{Cache, CacheConfig, Entry, Fs, Gates, HitKind, PartKind, ReadFile, StdFs, Tier};
+use poncho_cache::{Cache, CacheConfig, Entry, Fs, Gates, HitKind, NewFile, PartKind, ReadFile, StdFs, Tier};
 use poncho_engine::backend::KvLayout;
 use poncho_engine::{Completion, Model, ModelConfig, Request, RestoreRule};
 use poncho_testkit::ModelKind;
@@ -221,8 +221,8 @@ impl Fs for SlowFs {
         StdFs.create_folder(path)
     }
 
-    fn write_new(&self, path: &Path, pieces: &[&[u8]], durable: bool) -> io::Result<()> {
-        StdFs.write_new(path, pieces, durable)
+    fn write_new(&self, path: &Path, file: &NewFile<'_>, durable: bool) -> io::Result<()> {
+        StdFs.write_new(path, file, durable)
     }
 
     fn link(&self, from: &Path, to: &Path) -> io::Result<()> {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use poncho_cache::format;
-use poncho_cache::{Cache, CacheConfig, Entry, Fs, Key, ReadFile, StdFs};
+use poncho_cache::{Cache, CacheConfig, Entry, Fs, Key, NewFile, ReadFile, StdFs};
 
 use crate::Outcome;
 use crate::machine::field;
@@ -143,8 +143,8 @@ impl Fs for Counting {
         StdFs.create_folder(path)
     }
 
-    fn write_new(&self, path: &Path, pieces: &[&[u8]], durable: bool) -> io::Result<()> {
-        StdFs.write_new(path, pieces, durable)
+    fn write_new(&self, path: &Path, file: &NewFile<'_>, durable: bool) -> io::Result<()> {
+        StdFs.write_new(path, file, durable)
     }
 
     fn link(&self, from: &Path, to: &Path) -> io::Result<()> {

@@ -38,6 +38,21 @@ pub(crate) fn tokens(seed: u32, count: u32) -> Vec<u32> {
 
 /// Saves a row on top of what is stored, and waits for it. Returns its name.
 pub(crate) fn save(cache: &Cache, tokens: &[u32], payload: &bytes::Bytes) -> Outcome<Key> {
+    save_for(cache, tokens, payload, SaveReason::Evict, SaveOutcome::Published)
+}
+
+/// Hands a row to the writers, as the engine does after a reply.
+pub(crate) fn queue(cache: &Cache, tokens: &[u32], payload: &bytes::Bytes) -> Outcome<Key> {
+    save_for(cache, tokens, payload, SaveReason::Finish, SaveOutcome::Queued)
+}
+
+fn save_for(
+    cache: &Cache,
+    tokens: &[u32],
+    payload: &bytes::Bytes,
+    reason: SaveReason,
+    expected: SaveOutcome,
+) -> Outcome<Key> {
     let base = cache.base_for(&NAMESPACE, tokens, None);
     let saved = cache.save(SaveRequest {
         namespace: NAMESPACE,
@@ -45,7 +60,7 @@ pub(crate) fn save(cache: &Cache, tokens: &[u32], payload: &bytes::Bytes) -> Out
         tokens,
         base: base.as_ref(),
         parts: vec![PayloadPart { kind: PartKind::Attention, bytes: payload.clone() }],
-        reason: SaveReason::Evict,
+        reason,
         reason_detail: None,
         flags: 0,
         context_size: 131_072,
@@ -53,7 +68,7 @@ pub(crate) fn save(cache: &Cache, tokens: &[u32], payload: &bytes::Bytes) -> Out
         tier: None,
     })?;
     match saved.outcome {
-        SaveOutcome::Published => Ok(saved.key),
+        outcome if outcome == expected => Ok(saved.key),
         other => Err(format!("a row was not saved but {other:?}").into()),
     }
 }

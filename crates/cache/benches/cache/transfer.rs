@@ -15,7 +15,7 @@ use poncho_cache::{Cache, CacheConfig, Key, Needs, PartKind, RestorePlan, Tier};
 use crate::Outcome;
 use crate::measure::{duel, repeat, timed};
 use crate::report::{Report, Target};
-use crate::sample_rows::{NAMESPACE, make_folders, noise, save as save_row, tokens};
+use crate::sample_rows::{NAMESPACE, make_folders, noise, queue as queue_row, save as save_row, tokens};
 
 /// What the ratios have to be.
 const LOAD_TARGET: Target = Target::AtLeast(0.8);
@@ -138,13 +138,57 @@ impl Load {
 
 /// A synchronous save to the disk tier, all stages, against one file written and synced beside it.
 pub(crate) fn save(report: &mut Report, folder: &Path) -> Outcome<()> {
-    for (name, bytes, rounds) in [("64 MiB", 64 << 20, 21), ("1 MiB", 1 << 20, 101)] {
-        save_size(report, folder, name, bytes, rounds)?;
-    }
+    save_size(report, folder, "64 MiB", 64 << 20, 21, [SAVE_TARGET, Target::None])?;
+    // Somebody waits for the name too, which makes a difference beside so few bytes.
+    save_size(report, folder, "1 MiB, awaited", 1 << 20, 101, [Target::None, SAVE_TARGET])?;
+    save_many(report, folder)
+}
+
+/// Small rows as the engine saves them: handed over one after the other, and nobody waits for a single one.
+fn save_many(report: &mut Report, folder: &Path) -> Outcome<()> {
+    const ROWS: u32 = 64;
+    let folder = folder.join("save");
+    make_folders(&folder)?;
+    let cache = Cache::open(CacheConfig { ram_quota: 0, ..CacheConfig::on_disk(&folder, u64::MAX) })?;
+    let payload = Bytes::from(noise(1 << 20));
+    let same_bytes = std::fs::read(format::row_path(&folder, &save_row(&cache, &tokens(0, 2000), &payload)?))?;
+    let number = Cell::new(0_u32);
+    let ours = || {
+        let prompts: Vec<Vec<u32>> = (1..=ROWS).map(|row| tokens(number.get() + row, 2000)).collect();
+        number.set(number.get() + ROWS);
+        let (saved, time) = timed(|| -> Outcome<()> {
+            prompts.iter().try_for_each(|prompt| queue_row(&cache, prompt, &payload).map(drop))?;
+            cache.flush();
+            Ok(())
+        });
+        saved?;
+        cache.evict_bytes(u64::MAX, &[Tier::Disk]);
+        Ok(time)
+    };
+    let plainly = || {
+        let write = |row: u32| {
+            let [first, ..] = row.to_le_bytes();
+            write_plainly(&format::row_folder(&folder, &Key::from_bytes([first; 32])), &same_bytes, Durability::Data)
+        };
+        (0..ROWS).map(write).sum::<Outcome<Duration>>()
+    };
+    let outcome = duel(21, ours, plainly)?;
+    let title = format!("save, {ROWS} rows of 1 MiB, against write + fdatasync of each");
+    report.ratio(&title, (ROWS as usize) << 20, &outcome, SAVE_TARGET);
+    drop(cache);
+    std::fs::remove_dir_all(folder)?;
     Ok(())
 }
 
-fn save_size(report: &mut Report, folder: &Path, name: &str, bytes: usize, rounds: usize) -> Outcome<()> {
+/// With the targets beside a plain write, and beside one that is made as durable.
+fn save_size(
+    report: &mut Report,
+    folder: &Path,
+    name: &str,
+    bytes: usize,
+    rounds: usize,
+    targets: [Target; 2],
+) -> Outcome<()> {
     let folder = folder.join("save");
     // As in a folder that has been in use for a while: the first row of each sub-folder has to make it.
     make_folders(&folder)?;
@@ -167,10 +211,10 @@ fn save_size(report: &mut Report, folder: &Path, name: &str, bytes: usize, round
         write_plainly(&format::row_folder(&folder, &Key::from_bytes([first; 32])), &same_bytes, durability)
     };
     let outcome = duel(rounds, ours, || plainly(Durability::Data))?;
-    report.ratio(&format!("save, {name}, against write + fdatasync"), bytes, &outcome, SAVE_TARGET);
+    report.ratio(&format!("save, {name}, against write + fdatasync"), bytes, &outcome, targets[0]);
     let outcome = duel(rounds, ours, || plainly(Durability::Published))?;
     let title = format!("save, {name}, against write + fdatasync + link + fsync of the folder");
-    report.ratio(&title, bytes, &outcome, Target::None);
+    report.ratio(&title, bytes, &outcome, targets[1]);
     drop(cache);
     std::fs::remove_dir_all(folder)?;
     Ok(())

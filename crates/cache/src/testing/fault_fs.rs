@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::fs::{Entry, Fs, ReadFile};
+use crate::fs::{Entry, Fs, NewFile, ReadFile};
 use crate::sync::Mutex;
 
 /// What a fault is aimed at.
@@ -164,13 +164,13 @@ impl Fs for FaultFs {
         self.inner.create_folder(path)
     }
 
-    fn write_new(&self, path: &Path, pieces: &[&[u8]], durable: bool) -> io::Result<()> {
+    fn write_new(&self, path: &Path, file: &NewFile<'_>, durable: bool) -> io::Result<()> {
         match self.fault(Operation::WriteNew) {
-            None => self.inner.write_new(path, pieces, durable),
+            None => self.inner.write_new(path, file, durable),
             Some(Fault::Error(error)) => Err(io::Error::from_raw_os_error(error)),
             Some(Fault::ShortWrite { written, error }) => {
-                let all = pieces.concat();
-                self.inner.write_new(path, &[all.get(..written).unwrap_or(&all)], false)?;
+                let all = file.bytes()?;
+                self.inner.write_new(path, &NewFile::of(&[all.get(..written).unwrap_or(&all)]), false)?;
                 Err(io::Error::from_raw_os_error(error))
             }
             Some(Fault::Panic) => inject_panic(),

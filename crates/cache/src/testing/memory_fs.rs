@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::fs::{Entry, Fs, ReadFile};
+use crate::fs::{Entry, Fs, NewFile, ReadFile};
 use crate::sync::Mutex;
 
 #[derive(Debug, Default)]
@@ -60,7 +60,7 @@ impl Fs for MemoryFs {
         Ok(())
     }
 
-    fn write_new(&self, path: &Path, pieces: &[&[u8]], _durable: bool) -> io::Result<()> {
+    fn write_new(&self, path: &Path, file: &NewFile<'_>, _durable: bool) -> io::Result<()> {
         let mut tree = self.tree.lock();
         if !path.parent().is_some_and(|folder| tree.folders.contains(folder)) {
             return Err(missing());
@@ -68,7 +68,7 @@ impl Fs for MemoryFs {
         if tree.files.contains_key(path) {
             return Err(io::ErrorKind::AlreadyExists.into());
         }
-        tree.files.insert(path.to_path_buf(), Arc::new(Mutex::new(pieces.concat())));
+        tree.files.insert(path.to_path_buf(), Arc::new(Mutex::new(file.bytes()?)));
         Ok(())
     }
 

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use poncho_cache::format::{self, HITS_OFFSET, LAST_USED_OFFSET, NewPart, NewRow, crc32c};
 use poncho_cache::testing::MemoryFs;
 use poncho_cache::{
-    Cache, CacheConfig, DropReason, FileTierConfig, FingerprintMode, Fs, Key, Needs, PartKind, SaveOutcome, SaveReason,
-    Tier, inspect_folder,
+    Cache, CacheConfig, DropReason, FileTierConfig, FingerprintMode, Fs, Key, Needs, NewFile, PartKind, SaveOutcome,
+    SaveReason, Tier, inspect_folder,
 };
 
 use super::{NO_FILES, files, save_now, temporaries};
@@ -34,14 +34,14 @@ fn small_row(tokens: &[u32]) -> (PathBuf, Vec<u8>) {
 fn holding(path: &Path, bytes: &[u8]) -> MemoryFs {
     let fs = MemoryFs::new();
     fs.create_folder(path.parent().unwrap()).unwrap();
-    fs.write_new(path, &[bytes], false).unwrap();
+    fs.write_new(path, &NewFile::of(&[bytes]), false).unwrap();
     fs
 }
 
 /// Puts other bytes into a file.
 fn overwrite(fs: &MemoryFs, path: &Path, bytes: &[u8]) {
     fs.remove(path).unwrap();
-    fs.write_new(path, &[bytes], false).unwrap();
+    fs.write_new(path, &NewFile::of(&[bytes]), false).unwrap();
 }
 
 fn is_silent(offset: usize) -> bool {

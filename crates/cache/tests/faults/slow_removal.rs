@@ -7,7 +7,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use poncho_cache::testing::MemoryFs;
-use poncho_cache::{Cache, CacheConfig, Entry, Fs, Key, ReadFile, SaveOutcome, Stage, StageObserver, Tier, format};
+use poncho_cache::{
+    Cache, CacheConfig, Entry, Fs, Key, NewFile, ReadFile, SaveOutcome, Stage, StageObserver, Tier, format,
+};
 
 use super::save_now;
 use crate::support::{conversation, namespace, on_disk, reach};
@@ -38,8 +40,8 @@ impl Fs for SlowRemoval {
         self.inner.create_folder(path)
     }
 
-    fn write_new(&self, path: &Path, pieces: &[&[u8]], durable: bool) -> io::Result<()> {
-        self.inner.write_new(path, pieces, durable)
+    fn write_new(&self, path: &Path, file: &NewFile<'_>, durable: bool) -> io::Result<()> {
+        self.inner.write_new(path, file, durable)
     }
 
     fn link(&self, from: &Path, to: &Path) -> io::Result<()> {

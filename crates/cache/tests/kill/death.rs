@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use poncho_cache::testing::Operation;
-use poncho_cache::{Entry, Fs, Key, ReadFile, Stage, StageObserver, StdFs, Tier};
+use poncho_cache::{Entry, Fs, Key, NewFile, ReadFile, Stage, StageObserver, StdFs, Tier};
 use rustix::process::{Signal, getpid, kill_process};
 
 /// Where in the life of a child its death lies.
@@ -137,17 +137,17 @@ impl Fs for DeadlyFs {
         StdFs.create_folder(path)
     }
 
-    fn write_new(&self, path: &Path, pieces: &[&[u8]], durable: bool) -> io::Result<()> {
+    fn write_new(&self, path: &Path, file: &NewFile<'_>, durable: bool) -> io::Result<()> {
         match self.strikes(Operation::WriteNew) {
-            None => StdFs.write_new(path, pieces, durable),
+            None => StdFs.write_new(path, file, durable),
             Some(Moment::Before) => die(),
             Some(Moment::Within) => {
-                let all = pieces.concat();
-                let _ = StdFs.write_new(path, &[&all[..all.len() / 2]], false);
+                let all = file.bytes().unwrap();
+                let _ = StdFs.write_new(path, &NewFile::of(&[&all[..all.len() / 2]]), false);
                 die()
             }
             Some(Moment::After) => {
-                let _ = StdFs.write_new(path, pieces, durable);
+                let _ = StdFs.write_new(path, file, durable);
                 die()
             }
         }
