@@ -241,6 +241,19 @@ fn fill_text(mut call: impl FnMut(*mut c_char, usize) -> i32) -> Option<String> 
     Some(String::from_utf8_lossy(&buffer).into_owned())
 }
 
+impl LlamaModel {
+    pub(super) fn context(
+        &self,
+        options: &ContextOptions,
+        abort: Arc<AtomicBool>,
+    ) -> Result<LlamaContext, ContextError> {
+        if self.info.vocab_only {
+            return Err(ContextError::VocabOnly);
+        }
+        LlamaContext::new(Arc::clone(&self.handle), &self.info, options, abort)
+    }
+}
+
 impl Model for LlamaModel {
     fn info(&self) -> &ModelInfo {
         &self.info
@@ -332,10 +345,7 @@ impl Model for LlamaModel {
     }
 
     fn new_context(&self, options: &ContextOptions, abort: Arc<AtomicBool>) -> Result<Box<dyn Context>, ContextError> {
-        if self.info.vocab_only {
-            return Err(ContextError::VocabOnly);
-        }
-        Ok(Box::new(LlamaContext::new(Arc::clone(&self.handle), &self.info, options, abort)?))
+        Ok(Box::new(self.context(options, abort)?))
     }
 
     fn load_adapter(&self, path: &Path) -> Result<Arc<dyn Adapter>, AdapterError> {

@@ -464,3 +464,84 @@ fn no_room(error: StateError, range: &Range<u32>) -> StateError {
         other => other,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicBool;
+
+    use poncho_testkit::{ModelKind, model_path};
+
+    use super::super::model::LlamaModel;
+    use super::*;
+    use crate::backend::{
+        Batch, BatchRow, ContextOptions, DecodeOutcome, FlashAttention, HostBuffer, KvLayout, ModelOptions, Restore,
+    };
+
+    const LENGTH: u32 = 40;
+    /// Short and long rows, and a second one that begins in the middle of the first.
+    const ROWS: [(Range<u32>, u32); 4] = [(0..12, 9), (9..10, 10), (10..11, 11), (11..LENGTH, LENGTH)];
+
+    /// A context whose first sequence has read some tokens.
+    fn read(kv: KvLayout, flash_attention: FlashAttention) -> LlamaContext {
+        log::start_library();
+        let model = LlamaModel::load(&ModelOptions::new(model_path(ModelKind::Attention))).unwrap();
+        let options = ContextOptions { n_ctx: 64, n_seq_max: 3, kv, flash_attention, ..ContextOptions::default() };
+        let mut context = model.context(&options, Arc::new(AtomicBool::new(false))).unwrap();
+        let row = |pos| BatchRow { token: 5 + pos % 90, pos, seq: 0, want_logits: false };
+        assert_eq!(context.decode(&Batch { rows: (0..LENGTH).map(row).collect() }), DecodeOutcome::Done);
+        context
+    }
+
+    fn whole(context: &mut LlamaContext, seq: SeqId) -> Vec<u8> {
+        let range = 0..LENGTH;
+        let mut bytes = vec![0; context.pack_size(seq, range.clone()).unwrap()];
+        assert_eq!(context.pack_range(seq, range, &mut bytes), Ok(bytes.len()));
+        bytes
+    }
+
+    #[test]
+    fn a_chain_is_set_from_where_its_rows_lie_also_by_way_of_scratch_memory() {
+        for kv in [KvLayout::Unified, KvLayout::Split] {
+            for flash_attention in [FlashAttention::On, FlashAttention::Off] {
+                let mut context = read(kv, flash_attention);
+                let expected = whole(&mut context, 0);
+                let packed = ROWS.map(|(range, end)| {
+                    let mut bytes = vec![0; context.pack_size(0, range.clone()).unwrap()];
+                    context.pack_range(0, range, &mut bytes).unwrap();
+                    (bytes, end)
+                });
+                let rows: Vec<StoredRow<'_>> =
+                    packed.iter().map(|(bytes, end)| StoredRow { bytes, end: *end }).collect();
+                for scratch in [0, 100, 1 << 20] {
+                    context.device_scratch = Some(HostBuffer::plain(scratch));
+                    context.restore_begin(1, LENGTH, None).unwrap();
+                    context.restore_rows(&rows).unwrap();
+                    context.restore_finish().unwrap();
+                    assert!(whole(&mut context, 1) == expected, "{kv:?}, {flash_attention:?}, scratch of {scratch}");
+                }
+                context.device_scratch = None;
+                let joined = {
+                    let mut joined = vec![0; expected.len()];
+                    let segments: Vec<&[u8]> = packed.iter().map(|(bytes, _)| bytes.as_slice()).collect();
+                    context.joiner().unwrap().join(&segments, 0..LENGTH, &mut joined).unwrap();
+                    joined
+                };
+                assert!(joined == expected, "{kv:?}, {flash_attention:?}");
+                context.restore(Restore { seq: 2, n_tokens: LENGTH, segments: &[&joined], partial: None }).unwrap();
+                assert!(whole(&mut context, 2) == expected, "{kv:?}, {flash_attention:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_sequence_with_cells_of_its_own_takes_its_rows_in_one_call() {
+        let mut context = read(KvLayout::Split, FlashAttention::On);
+        let mut half = vec![0; context.pack_size(0, 0..20).unwrap()];
+        context.pack_range(0, 0..20, &mut half).unwrap();
+        context.restore_begin(1, LENGTH, None).unwrap();
+        assert_eq!(context.restore_rows(&[StoredRow { bytes: &half, end: 20 }]), Err(StateError::OutOfOrder));
+        assert_eq!(context.restore_finish(), Err(StateError::OutOfOrder), "the restore is over");
+        assert_eq!(context.pos_max(1), None);
+    }
+}

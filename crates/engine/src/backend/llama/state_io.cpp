@@ -67,18 +67,18 @@ struct pieces_reader final : llama_io_read_i {
 
     size_t n_bytes() override { return taken; }
 
-    void apply(uint8_t * scratch, size_t scratch_size) {
+    // What lies side by side in a tensor is copied at once as far as there is scratch memory for it: a device takes one
+    // copy sooner than many.
+    void apply(uint8_t * scratch, size_t scratch_size) const {
         for (size_t i = 0; i < copies.size();) {
-            size_t size  = copies[i].size;
-            size_t after = i + 1;
-            // A device takes one copy sooner than many.
-            if (!ggml_backend_buffer_is_host(copies[i].tensor->buffer)) {
-                while (after < copies.size() && copies[after].tensor == copies[i].tensor &&
-                       copies[after].offset == copies[i].offset + size && size + copies[after].size <= scratch_size) {
-                    size += copies[after++].size;
-                }
+            const copy & first = copies[i];
+            size_t       size  = first.size;
+            size_t       after = i + 1;
+            while (after < copies.size() && copies[after].tensor == first.tensor &&
+                   copies[after].offset == first.offset + size && size + copies[after].size <= scratch_size) {
+                size += copies[after++].size;
             }
-            const uint8_t * from = copies[i].from;
+            const uint8_t * from = first.from;
             if (after > i + 1) {
                 uint8_t * to = scratch;
                 for (size_t k = i; k < after; k++) {
@@ -87,7 +87,7 @@ struct pieces_reader final : llama_io_read_i {
                 }
                 from = scratch;
             }
-            ggml_backend_tensor_set(copies[i].tensor, from, copies[i].offset, size);
+            ggml_backend_tensor_set(first.tensor, from, first.offset, size);
             i = after;
         }
     }
@@ -180,8 +180,7 @@ struct poncho_state final : llama_io_write_i {
 
 extern "C" {
 
-// Sets a sequence to a state. Returns the bytes that were read; 0 if the state was refused. With a device, copies go
-// through `scratch`, which may be empty.
+// Sets a sequence to a state. Returns the bytes that were read; 0 if the state was refused. `scratch` may be empty.
 size_t poncho_state_set_pieces(llama_context * context, llama_seq_id seq, llama_state_seq_flags flags,
                                const poncho_piece * pieces, size_t count, uint8_t * scratch, size_t scratch_size) {
     try {
