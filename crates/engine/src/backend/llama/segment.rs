@@ -548,7 +548,7 @@ mod tests {
     proptest! {
         #[test]
         fn slices_of_scattered_cells_join_to_the_whole_in_order(
-            model in models(), n in 2u32..60, cut in 1u32..59, more in 0u32..9, seed in any::<u64>(), seq in 0usize..5,
+            model in models(), n in 2u32..60, cut in 1u32..59, more in 0u32..9, less in 0u32..9, seed in any::<u64>(), seq in 0usize..5,
         ) {
             let cut = cut.min(n - 1);
             let further = n.min(cut + more);
@@ -556,8 +556,8 @@ mod tests {
             let mut cells: Vec<u32> = (0..n).collect();
             cells.sort_by_key(|p| (u64::from(*p) + 1).wrapping_mul(seed | 1));
             let shape = model.shape();
-            // The first part reaches further than it counts.
-            let parts = [model.segment(seq, &cells, &(0..further)), model.segment(seq, &cells, &(cut..n))];
+            // The first part reaches further than it counts, the second one begins before it does.
+            let parts = [model.segment(seq, &cells, &(0..further)), model.segment(seq, &cells, &(cut.saturating_sub(less)..n))];
             let wanted = [0..cut, cut..n];
             let rows: Vec<_> =
                 parts.iter().map(|part| Segment::read(part, &shape).unwrap()).zip(wanted).collect();
