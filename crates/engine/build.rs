@@ -12,17 +12,27 @@ const SOURCE: &str = "src/backend/llama/state_io.cpp";
 const PACKAGE: &str = "llama-cpp-sys-4";
 /// Names the folder of llama.cpp's sources where cargo cannot tell.
 const OVERRIDE: &str = "PONCHO_LLAMA_CPP";
+/// With what the source file has to agree.
+const HEADERS: [&str; 2] = ["src/llama-io.h", "src/llama-memory.h"];
+/// Says which package is meant; another one may bring other headers.
+const LOCK: &str = "../../Cargo.lock";
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-changed={SOURCE}");
-    println!("cargo:rerun-if-changed=../../Cargo.lock");
     println!("cargo:rerun-if-env-changed={OVERRIDE}");
-    let llama = llama_cpp()?;
-    if !llama.join("src/llama-io.h").is_file() {
-        let message = format!("{} has no src/llama-io.h; set {OVERRIDE} to llama.cpp's sources", llama.display());
-        return Err(message.into());
+    if Path::new(LOCK).is_file() {
+        println!("cargo:rerun-if-changed={LOCK}");
     }
+    let llama = llama_cpp()?;
+    for header in HEADERS {
+        let path = llama.join(header);
+        if !path.is_file() {
+            return Err(format!("{} is not there; set {OVERRIDE} to llama.cpp's sources", path.display()).into());
+        }
+        println!("cargo:rerun-if-changed={}", path.display());
+    }
+    refuse_patches(&llama)?;
     cc::Build::new()
         .cpp(true)
         .std("c++17")
@@ -41,8 +51,9 @@ fn llama_cpp() -> Result<PathBuf, Box<dyn Error>> {
     if let Some(folder) = env::var_os(OVERRIDE) {
         return Ok(folder.into());
     }
-    let metadata = cargo_metadata(&["--offline"]).or_else(|_| cargo_metadata(&[]))?;
-    let package = format!("{{\"name\":\"{PACKAGE}\",");
+    let metadata = cargo_metadata(&["--locked", "--offline"]).or_else(|_| cargo_metadata(&["--locked"]))?;
+    // As a package is listed, not as a dependency of one.
+    let package = format!("{{\"name\":\"{PACKAGE}\",\"version\":");
     let manifest = metadata
         .split_once(&package)
         .and_then(|(_, rest)| rest.split_once("\"manifest_path\":\""))
@@ -51,6 +62,20 @@ fn llama_cpp() -> Result<PathBuf, Box<dyn Error>> {
         .ok_or_else(|| format!("cargo metadata does not name {PACKAGE}; set {OVERRIDE} to llama.cpp's sources"))?;
     let folder = Path::new(&manifest).parent().ok_or("a manifest lies in a folder")?;
     Ok(folder.join("llama.cpp"))
+}
+
+/// The package applies patches to a copy of its sources before it compiles them. Those must not be of our headers, because we
+/// read the ones that are not patched.
+fn refuse_patches(llama: &Path) -> Result<(), Box<dyn Error>> {
+    let folder = llama.parent().ok_or("the sources lie in a package")?.join("patches");
+    for patch in folder.read_dir().into_iter().flatten() {
+        let path = patch?.path();
+        let text = std::fs::read_to_string(&path)?;
+        if let Some(header) = HEADERS.iter().find(|header| text.contains(&format!("+++ b/{header}"))) {
+            return Err(format!("{} changes {header}; build against the patched headers", path.display()).into());
+        }
+    }
+    Ok(())
 }
 
 fn cargo_metadata(more: &[&str]) -> Result<String, Box<dyn Error>> {

@@ -3,6 +3,9 @@
 //! The restorer calls it for contexts that take a chain only as a whole. Two threads read. It must never hand out a row that was not
 //! read to its end.
 
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
 use bytes::Bytes;
 use poncho_cache::{PartKind, Segment};
 
@@ -22,11 +25,18 @@ pub(crate) struct Gathered<'a> {
 enum Place {
     InMemory(Bytes),
     /// So many bytes of the buffer, after those of the rows before.
-    Read(usize),
+    Read {
+        length: usize,
+        took: Duration,
+    },
 }
 
-/// A row that is to be read, and where to.
-type Job<'a> = (&'a Segment, &'a mut [u8]);
+/// A row that is to be read, where to, and how long that took.
+struct Job<'a> {
+    segment: &'a Segment,
+    into: &'a mut [u8],
+    took: &'a mut Duration,
+}
 
 impl<'a> Gathered<'a> {
     /// Reads what is not in memory.
@@ -35,34 +45,35 @@ impl<'a> Gathered<'a> {
             Some(bytes) => Ok(Place::InMemory(bytes)),
             None => {
                 let length = segment.length(PartKind::Attention).and_then(|length| usize::try_from(length).ok());
-                length.map(Place::Read).ok_or(Failure::Refused)
+                length.map(|length| Place::Read { length, took: Duration::ZERO }).ok_or(Failure::Refused)
             }
         };
-        let places: Vec<Place> = segments.iter().map(place).collect::<Result<_, _>>()?;
+        let mut places: Vec<Place> = segments.iter().map(place).collect::<Result<_, _>>()?;
         let total = places.iter().map(Place::in_buffer).sum();
         let mut read = staging.take(backend, total);
         let mut jobs: Vec<Job<'_>> = Vec::new();
         let mut rest = read.as_mut();
-        for (segment, place) in segments.iter().zip(&places) {
-            let (here, after) = rest.split_at_mut_checked(place.in_buffer()).ok_or(Failure::Refused)?;
-            rest = after;
-            if matches!(place, Place::Read(_)) {
-                jobs.push((segment, here));
+        for (segment, place) in segments.iter().zip(&mut places) {
+            if let Place::Read { length, took } = place {
+                let (into, after) = rest.split_at_mut_checked(*length).ok_or(Failure::Refused)?;
+                rest = after;
+                jobs.push(Job { segment, into, took });
             }
         }
-        read_jobs(jobs, total)?;
+        let threads = if total < WORTH_A_THREAD { 1 } else { jobs.len().min(2) };
+        read_jobs(jobs, threads)?;
         Ok(Self { places, read })
     }
 
-    /// The rows in order.
-    pub(crate) fn rows(&self) -> impl Iterator<Item = &[u8]> {
+    /// The rows in order, each with the time that reading it took.
+    pub(crate) fn rows(&self) -> impl Iterator<Item = (&[u8], Duration)> {
         let mut rest = self.read.as_ref();
         self.places.iter().map(move |place| match place {
-            Place::InMemory(bytes) => bytes.as_ref(),
-            Place::Read(length) => {
+            Place::InMemory(bytes) => (bytes.as_ref(), Duration::ZERO),
+            Place::Read { length, took } => {
                 let (here, after) = rest.split_at_checked(*length).unwrap_or_default();
                 rest = after;
-                here
+                (here, *took)
             }
         })
     }
@@ -72,36 +83,30 @@ impl Place {
     fn in_buffer(&self) -> usize {
         match self {
             Self::InMemory(_) => 0,
-            Self::Read(length) => *length,
+            Self::Read { length, .. } => *length,
         }
     }
 }
 
-/// Reads rows, half of their bytes in another thread if that pays.
-fn read_jobs(mut jobs: Vec<Job<'_>>, total: usize) -> Result<(), Failure> {
-    if total < WORTH_A_THREAD || jobs.len() < 2 {
-        return read_each(jobs);
-    }
-    let mut before = 0;
-    let half = jobs.iter().position(|(_, place)| {
-        before += place.len();
-        before >= total / 2
-    });
-    let others = jobs.split_off(half.map_or(jobs.len(), |half| (half + 1).min(jobs.len())));
+/// Reads rows with so many threads, this one among them; with fewer if no other can be had.
+fn read_jobs(jobs: Vec<Job<'_>>, threads: usize) -> Result<(), Failure> {
+    let jobs = Mutex::new(jobs.into_iter());
+    let next = || jobs.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let work = || -> Result<(), Failure> {
+        while let Some(Job { segment, into, took }) = next() {
+            let started = Instant::now();
+            segment.read(PartKind::Attention, into).map_err(|error| {
+                tracing::debug!(%error, "a row is unusable");
+                Failure::Unusable
+            })?;
+            *took = started.elapsed();
+        }
+        Ok(())
+    };
     std::thread::scope(|scope| {
-        let helper = std::thread::Builder::new().name("poncho-reader".to_owned());
-        let helper = helper.spawn_scoped(scope, move || read_each(others)).map_err(|_| Failure::Refused)?;
-        let ours = read_each(jobs);
-        helper.join().unwrap_or(Err(Failure::Refused)).and(ours)
+        let helper = || std::thread::Builder::new().name("poncho-reader".to_owned()).spawn_scoped(scope, &work).ok();
+        let helpers: Vec<_> = (1..threads).filter_map(|_| helper()).collect();
+        let ours = work();
+        helpers.into_iter().map(|helper| helper.join().unwrap_or(Err(Failure::Refused))).fold(ours, Result::and)
     })
-}
-
-fn read_each(jobs: Vec<Job<'_>>) -> Result<(), Failure> {
-    for (segment, place) in jobs {
-        segment.read(PartKind::Attention, place).map_err(|error| {
-            tracing::debug!(%error, "a row is unusable");
-            Failure::Unusable
-        })?;
-    }
-    Ok(())
 }

@@ -288,24 +288,27 @@ impl<'a> Restorer<'a> {
         let reading = started.elapsed();
         let started = Instant::now();
         let rows: Vec<StoredRow<'_>> =
-            segments.iter().zip(gathered.rows()).map(|(segment, bytes)| row(segment, bytes)).collect();
-        if rows.len() != segments.len() {
-            return Err(Failure::Refused);
-        }
+            segments.iter().zip(gathered.rows()).map(|(segment, (bytes, _))| row(segment, bytes)).collect();
         self.put_rows(&rows)?;
-        let copying = started.elapsed();
-        let of = |tier| rows.iter().zip(segments).filter(move |(_, segment)| segment.tier() == tier);
-        let total: usize = rows.iter().map(|row| row.bytes.len()).sum();
-        let in_files: usize = total - of(Tier::Ram).map(|(row, _)| row.bytes.len()).sum::<usize>();
+        self.record(segments, &gathered, reading, started.elapsed());
+        Ok(())
+    }
+
+    /// Notes what rows cost that were restored at once: a tier's share in the reading by what its rows took, for they were read
+    /// side by side, and in the copying by their bytes.
+    fn record(&mut self, segments: &[&Segment], gathered: &Gathered<'_>, reading: Duration, copying: Duration) {
+        let took = |part: Duration, whole: Duration| part.as_secs_f64() / whole.as_secs_f64().max(f64::MIN_POSITIVE);
+        let (all_bytes, all_reading) =
+            gathered.rows().fold((0, Duration::ZERO), |sum, row| (sum.0 + row.0.len(), sum.1 + row.1));
         for tier in [Tier::Ram, Tier::RamFile, Tier::Disk] {
-            let bytes: usize = of(tier).map(|(row, _)| row.bytes.len()).sum();
+            let rows = segments.iter().zip(gathered.rows()).filter(|(segment, _)| segment.tier() == tier);
+            let (bytes, read) = rows.fold((0, Duration::ZERO), |sum, (_, row)| (sum.0 + row.0.len(), sum.1 + row.1));
             if bytes > 0 {
-                let share = |time: Duration, whole: usize| time.mul_f64(bytes as f64 / whole.max(1) as f64);
-                let read = if tier == Tier::Ram { Duration::ZERO } else { share(reading, in_files) };
-                self.estimates.record_restore(tier, bytes as u64, read + share(copying, total));
+                let reading = reading.mul_f64(took(read, all_reading).min(1.0));
+                let copying = copying.mul_f64(bytes as f64 / all_bytes as f64);
+                self.estimates.record_restore(tier, bytes as u64, reading + copying);
             }
         }
-        Ok(())
     }
 
     /// Copies rows that follow each other into the context.

@@ -243,8 +243,9 @@ impl Worker {
     /// Makes `to` hold the first `keep` of the `held` tokens of `from`. After `false` it may hold anything.
     pub(crate) fn copy_live(&mut self, from: SeqId, to: SeqId, keep: usize, held: usize) -> bool {
         let info = self.context.info();
-        // Between sequences with cells of their own the library copies all cells, whether they are in use or not.
-        if info.kv == KvLayout::Unified || info.memory.has_partial() || !info.memory.can_cut() {
+        // Between sequences with cells of their own the library copies all cells, whether they are in use or not; a device does so
+        // without a detour through our memory.
+        if info.kv == KvLayout::Unified || info.on_device || info.memory.has_partial() || !info.memory.can_cut() {
             return self.context.copy(from, to) && self.cut(to, keep, held);
         }
         let copied = self.copy_tokens(from, to, keep);

@@ -1,7 +1,8 @@
 //! Buffers that stored states are read into on their way to the context, kept between requests.
 //!
 //! A fresh buffer of some tens of megabytes costs its page faults, as much as reading the bytes into it. The worker owns
-//! one of these; the restorer and its reading thread borrow buffers from it and give them back by dropping them. It must
+//! one of these; the restorer with its reading threads and copies between sequences borrow buffers from it and give them back by
+//! dropping them. It must
 //! never keep more memory than its limit.
 
 use std::sync::{Mutex, PoisonError};
@@ -146,6 +147,7 @@ mod tests {
             memory: MemoryKind::Attention,
             flash_attention: None,
             segment_bytes_per_token,
+            on_device: false,
             state_layout: Vec::new(),
         };
         assert_eq!(expected(rows(), &info(KvLayout::Unified, 3200, 10_000)), 9_000);

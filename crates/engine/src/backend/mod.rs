@@ -303,6 +303,8 @@ pub struct ContextInfo {
     pub flash_attention: Option<bool>,
     /// Bytes of attention state per token; 0 where there is none.
     pub segment_bytes_per_token: u64,
+    /// Whether the cells may lie in the memory of a device, which copies them by itself faster than through ours.
+    pub on_device: bool,
     /// Canonical description of the state's shape (types, row sizes, V layout, format version), for the context
     /// hash: two contexts with equal bytes here can exchange states.
     pub state_layout: Vec<u8>,

@@ -1,7 +1,7 @@
 //! Page-locked memory of a GPU device, for state bytes.
 //!
 //! Used by `LlamaBackend::host_buffer` and by `state.rs`. A machine without a GPU, or a device that has no such memory left, gives
-//! plain memory: a buffer is never refused.
+//! plain memory from `host_buffer`: that one is never refused.
 
 use std::ptr::NonNull;
 
@@ -17,6 +17,12 @@ pub(super) fn host_buffer(len: usize) -> HostBuffer {
 /// Page-locked memory; `None` where no GPU offers it.
 pub(super) fn page_locked(len: usize) -> Option<HostBuffer> {
     PageLocked::new(len).map(|memory| HostBuffer::from_memory(Box::new(memory)))
+}
+
+/// Whether there is a GPU that this build can use.
+pub(super) fn has_device() -> bool {
+    // SAFETY: the registry is filled when the library starts; nothing is done with the result but a comparison.
+    !unsafe { sys::ggml_backend_dev_by_type(sys::GGML_BACKEND_DEVICE_TYPE_GPU) }.is_null()
 }
 
 struct PageLocked {

@@ -3,6 +3,7 @@
 //! Used by `state.rs` to restore a chain without joining its rows first. Pure and safe: it sees only slices that
 //! `segment.rs` has checked, and hands out nothing but parts of them and of the context's own shape.
 
+use std::io::IoSlice;
 use std::ops::Range;
 
 use super::layout::{KvShape, STATE_HEADER, STATE_MAGIC, StateShape};
@@ -44,20 +45,23 @@ impl<'a> Chain<'a> {
         Self { shape, links, header, counts, tail: shape.empty_tail(shape.streams) }
     }
 
-    /// The state of the chain, in order.
+    /// The state of the chain, in order; no piece is empty.
     ///
     /// # Errors
     /// [`StateError::Malformed`] if a row is shorter than the checks before this allow.
-    pub(super) fn pieces(&self) -> Result<Vec<&[u8]>, StateError> {
-        let mut pieces: Vec<&[u8]> = vec![&self.header];
+    pub(super) fn pieces(&self) -> Result<Vec<IoSlice<'_>>, StateError> {
+        let lines = |section: &KvShape| section.tensors.iter().map(|tensor| 1 + tensor.rows.lines().0).sum::<usize>();
+        let lines: usize = self.shape.attention.iter().map(lines).sum();
+        let mut pieces = Pieces(Vec::with_capacity((lines + self.shape.attention.len() * 2) * self.links.len() + 2));
+        pieces.push(&self.header);
         for (index, section) in self.shape.attention.iter().enumerate() {
             self.section(index, section, &mut pieces)?;
         }
         pieces.push(&self.tail);
-        Ok(pieces)
+        Ok(pieces.0)
     }
 
-    fn section<'b>(&'b self, index: usize, section: &'b KvShape, pieces: &mut Vec<&'b [u8]>) -> Result<(), StateError> {
+    fn section<'b>(&'b self, index: usize, section: &'b KvShape, pieces: &mut Pieces<'b>) -> Result<(), StateError> {
         pieces.push(&self.counts);
         let links = || self.links.iter().filter_map(|link| Some((link, link.segment.sections.get(index)?)));
         for (link, view) in links() {
@@ -65,7 +69,7 @@ impl<'a> Chain<'a> {
             pieces.push(part(link, start, link.cells * section.cell_record)?);
         }
         pieces.push(&section.data_head);
-        // Bytes of a row with `cells` cells between its records and the tensor at hand.
+        // Bytes between a row's records and the tensor at hand: of the heads, and of each cell.
         let (mut heads, mut of_a_cell) = (section.data_head.len(), 0);
         for tensor in &section.tensors {
             pieces.push(&tensor.head);
@@ -81,6 +85,16 @@ impl<'a> Chain<'a> {
             of_a_cell += tensor.rows.cell_bytes();
         }
         Ok(())
+    }
+}
+
+struct Pieces<'a>(Vec<IoSlice<'a>>);
+
+impl<'a> Pieces<'a> {
+    fn push(&mut self, bytes: &'a [u8]) {
+        if !bytes.is_empty() {
+            self.0.push(IoSlice::new(bytes));
+        }
     }
 }
 

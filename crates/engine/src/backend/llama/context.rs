@@ -12,11 +12,13 @@ use std::sync::atomic::AtomicBool;
 use llama_cpp_sys_4 as sys;
 
 use super::adapter::LlamaAdapter;
+use super::buffer;
 use super::layout::{StateSamples, StateShape};
 use super::log;
 use super::model::ModelHandle;
 use super::params::{context_params, window_ring};
 use super::state::RestoreInProgress;
+use super::state_io;
 use crate::backend::{
     Adapter, AdapterError, AdapterUse, Batch, BatchRow, Context, ContextError, ContextInfo, ContextOptions,
     DecodeOutcome, HostBuffer, KvLayout, MemoryKind, ModelInfo, SegmentJoiner, SeqId, StateError, StatePart, StoredRow,
@@ -100,6 +102,7 @@ impl LlamaContext {
                 memory: MemoryKind::None,
                 flash_attention: None,
                 segment_bytes_per_token: 0,
+                on_device: options.offload_kqv && buffer::has_device(),
                 state_layout: Vec::new(),
             },
             shape: None,
@@ -371,7 +374,12 @@ impl Context for LlamaContext {
             sys::llama_memory_seq_rm(self.memory(), to, -1, -1);
             sys::llama_memory_seq_cp(self.memory(), from, to, -1, -1);
         }
-        true
+        if self.scratch.is_some() {
+            return true;
+        }
+        // SAFETY: the context is alive, and `&mut self` keeps others away.
+        let copied = unsafe { state_io::update_memory(self.context) };
+        copied.inspect_err(|error| tracing::warn!(%error, "llama.cpp could not copy a sequence")).is_ok()
     }
 
     fn pos_min(&self, seq: SeqId) -> Option<u32> {

@@ -32,12 +32,15 @@ pub(super) fn start_library() {
     });
 }
 
+/// What is said where the library said nothing.
+pub(super) const NO_REASON: &str = "llama.cpp gave no reason";
+
 /// Runs `call` and returns its value with the error lines that llama.cpp logged on this thread meanwhile.
 pub(super) fn collect<T>(call: impl FnOnce() -> T) -> (T, String) {
     let before = COLLECTOR.with(|collector| collector.replace(Some(Vec::new())));
     let value = call();
     let lines = COLLECTOR.with(|collector| collector.replace(before)).unwrap_or_default();
-    let reason = if lines.is_empty() { "llama.cpp gave no reason".to_owned() } else { lines.join("; ") };
+    let reason = if lines.is_empty() { NO_REASON.to_owned() } else { lines.join("; ") };
     (value, reason)
 }
 

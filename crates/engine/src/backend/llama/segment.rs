@@ -561,7 +561,7 @@ mod tests {
             let wanted = [0..cut, cut..n];
             let rows: Vec<_> =
                 parts.iter().map(|part| Segment::read(part, &shape).unwrap()).zip(wanted).collect();
-            let joined = Chain::new(&shape, &rows).pieces().unwrap().concat();
+            let joined = joined(&shape, &rows);
             let ordered: Vec<u32> = (0..n).collect();
             let tail = shape.empty_tail(shape.streams);
             // What llama.cpp writes for the last stream, without window and recurrent cells.
@@ -581,7 +581,20 @@ mod tests {
             let mut bad = good.clone();
             let place = at.index(bad.len());
             bad[place] = byte;
-            let _ = Segment::read(&bad, &shape);
+            if let Ok(segment) = Segment::read(&bad, &shape) {
+                // What is accepted can be taken apart.
+                let all = segment.range.clone();
+                let rows = [(segment, all)];
+                joined(&shape, &rows);
+            }
+            let mut frame = model.state_with(0, &[0, 1, 2, 3, 4], &[], true, Rows::LeftOut);
+            let place = at.index(frame.len());
+            frame[place] = byte;
+            if let Ok(Some(packed)) = Packed::find(&frame, &shape, &(1..4)) {
+                let mut out = vec![0; Packed::segment_len(&shape, &(1..4))];
+                let ranges = packed.write(&mut out).unwrap();
+                prop_assert!(ranges.iter().all(|range| range.to + range.size <= out.len()));
+            }
             prop_assert!(Segment::read(&good[..keep.index(good.len())], &shape).is_err());
             let mut partial = model.state(0, &[0, 1, 2], &[1, 2], false);
             let place = at.index(partial.len());
@@ -613,6 +626,12 @@ mod tests {
             }
             prop_assert_eq!(mirrored.first_real, n.saturating_sub(window));
         }
+    }
+
+    /// The pieces of a chain, one after the other.
+    fn joined(shape: &StateShape, rows: &[(Segment<'_>, Range<u32>)]) -> Vec<u8> {
+        let chain = Chain::new(shape, rows);
+        chain.pieces().unwrap().iter().flat_map(|piece| piece.iter().copied()).collect()
     }
 
     /// Segments carry sequence 0 in every cell.

@@ -94,7 +94,7 @@ impl LlamaContext {
         let given = out.len();
         let out = out.get_mut(..needed).ok_or(StateError::BufferTooSmall { needed, given })?;
         match self.scratch {
-            // What is not in the range is not even looked at.
+            // The state of the marked cells alone is taken apart.
             Some(scratch) => {
                 self.with_range(known, scratch, range, |context| context.pack_from(scratch, seq, range, out))?
             }
@@ -112,13 +112,13 @@ impl LlamaContext {
         out: &mut [u8],
     ) -> Result<(), StateError> {
         let refused = |reason| StateError::Refused { what: "pack", seq, reason };
-        // SAFETY: the context is alive, the sequence exists, and nothing but the view uses the context until it is dropped.
-        let (view, reason) = log::collect(|| unsafe { StateView::new(self.context, source) });
-        let view = view.ok_or_else(|| refused(reason))?;
-        let packed = Packed::find(view.frame(), self.attention_shape()?, range)?;
-        let ranges = packed.ok_or_else(|| self.range_not_held(seq, range))?.write(out)?;
-        let (is_copied, reason) = log::collect(|| view.copy_ranges(&ranges, out));
-        if is_copied { Ok(()) } else { Err(refused(reason)) }
+        let missing = self.range_not_held(seq, range);
+        let shape = attention(self.shape.as_ref())?;
+        // SAFETY: the context is alive, the sequence exists, and the view keeps the context to itself.
+        let view = unsafe { StateView::new(&mut self.context, source) }.map_err(refused)?;
+        let packed = Packed::find(view.frame(), shape, range)?.ok_or(missing)?;
+        let ranges = packed.write(out)?;
+        view.copy_ranges(&ranges, out).map_err(refused)
     }
 
     /// Marks a range of `seq` as the scratch sequence's, runs `call`, and takes the marks away again.
@@ -187,6 +187,9 @@ impl LlamaContext {
 
     fn add_checked_rows(&mut self, restore: &mut RestoreInProgress, rows: &[StoredRow<'_>]) -> Result<(), StateError> {
         let known = self.known_seq(restore.seq)?;
+        if rows.is_empty() {
+            return Err(StateError::OutOfOrder);
+        }
         let start = restore.covered;
         let mut segments = Vec::with_capacity(rows.len());
         for row in rows {
@@ -244,18 +247,19 @@ impl LlamaContext {
         {
             return self.set_data(target, 0, segment.blob);
         }
-        let mut scratch = self.device_scratch.take().or_else(|| buffer::page_locked(DEVICE_COPY));
-        let context = self.context;
-        let chain = Chain::new(self.attention_shape()?, rows);
+        let chain = Chain::new(attention(self.shape.as_ref())?, rows);
         let pieces = chain.pieces()?;
         let len: usize = pieces.iter().map(|piece| piece.len()).sum();
-        let room = scratch.as_mut().map_or(&mut [][..], |buffer| buffer.as_mut());
-        let (read, reason) = log::collect(|| {
-            // SAFETY: the context is alive and `&mut self` keeps others away, the sequence exists, and the rows were checked.
-            unsafe { state_io::set_pieces(context, target, &pieces, room) }
-        });
-        self.device_scratch = scratch;
-        self.set_whole(target, read == len, reason)
+        if self.device_scratch.is_none() && self.info.on_device {
+            self.device_scratch = buffer::page_locked(DEVICE_COPY);
+        }
+        let scratch = self.device_scratch.as_mut().map_or(&mut [][..], |buffer| buffer.as_mut());
+        // SAFETY: the context is alive and `&mut self` keeps others away, the sequence exists, and the rows were checked.
+        let set = unsafe { state_io::set_pieces(self.context, target, &pieces, scratch) };
+        match set {
+            Ok(read) => self.set_whole(target, read == len, log::NO_REASON.to_owned()),
+            Err(reason) => self.set_whole(target, false, reason),
+        }
     }
 
     /// Checks the partial state and sets what must come before the attention segments: the window. Setting a segment
@@ -398,8 +402,7 @@ impl LlamaContext {
     }
 
     fn attention_shape(&self) -> Result<&StateShape, StateError> {
-        let shape = self.shape.as_ref().filter(|shape| !shape.attention.is_empty());
-        shape.ok_or(StateError::Unsupported { part: "attention segments" })
+        attention(self.shape.as_ref())
     }
 
     fn flags(&self, part: StatePart) -> Result<sys::llama_state_seq_flags, StateError> {
@@ -411,6 +414,11 @@ impl LlamaContext {
             (StatePart::Partial, Some(_)) => sys::LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY,
         })
     }
+}
+
+/// The shape of a state that has attention segments.
+fn attention(shape: Option<&StateShape>) -> Result<&StateShape, StateError> {
+    shape.filter(|shape| !shape.attention.is_empty()).ok_or(StateError::Unsupported { part: "attention segments" })
 }
 
 /// See [`SegmentJoiner`]: all that is needed is the shape of the state.
@@ -449,7 +457,7 @@ impl SegmentJoiner for Joiner {
         for piece in chain.pieces()? {
             let (place, after) =
                 rest.split_at_mut_checked(piece.len()).ok_or(StateError::BufferTooSmall { needed, given })?;
-            place.copy_from_slice(piece);
+            place.copy_from_slice(&piece);
             rest = after;
         }
         segment::write_header(out, &self.shape, &range, needed - SEGMENT_HEADER);
@@ -482,14 +490,23 @@ mod tests {
     /// Short and long rows, and a second one that begins in the middle of the first.
     const ROWS: [(Range<u32>, u32); 4] = [(0..12, 9), (9..10, 10), (10..11, 11), (11..LENGTH, LENGTH)];
 
+    fn context(kind: ModelKind, kv: KvLayout, flash_attention: FlashAttention) -> LlamaContext {
+        log::start_library();
+        let model = LlamaModel::load(&ModelOptions::new(model_path(kind))).unwrap();
+        let options = ContextOptions { n_ctx: 64, n_seq_max: 3, kv, flash_attention, ..ContextOptions::default() };
+        model.context(&options, Arc::new(AtomicBool::new(false))).unwrap()
+    }
+
+    /// Has a sequence read positions of a text of its own.
+    fn go_on(context: &mut LlamaContext, seq: SeqId, range: Range<u32>) {
+        let row = |pos| BatchRow { token: 5 + (pos + 17 * seq) % 90, pos, seq, want_logits: false };
+        assert_eq!(context.decode(&Batch { rows: range.map(row).collect() }), DecodeOutcome::Done);
+    }
+
     /// A context whose first sequence has read some tokens.
     fn read(kv: KvLayout, flash_attention: FlashAttention) -> LlamaContext {
-        log::start_library();
-        let model = LlamaModel::load(&ModelOptions::new(model_path(ModelKind::Attention))).unwrap();
-        let options = ContextOptions { n_ctx: 64, n_seq_max: 3, kv, flash_attention, ..ContextOptions::default() };
-        let mut context = model.context(&options, Arc::new(AtomicBool::new(false))).unwrap();
-        let row = |pos| BatchRow { token: 5 + pos % 90, pos, seq: 0, want_logits: false };
-        assert_eq!(context.decode(&Batch { rows: (0..LENGTH).map(row).collect() }), DecodeOutcome::Done);
+        let mut context = context(ModelKind::Attention, kv, flash_attention);
+        go_on(&mut context, 0, 0..LENGTH);
         context
     }
 
@@ -530,6 +547,25 @@ mod tests {
                 assert!(joined == expected, "{kv:?}, {flash_attention:?}");
                 context.restore(Restore { seq: 2, n_tokens: LENGTH, segments: &[&joined], partial: None }).unwrap();
                 assert!(whole(&mut context, 2) == expected, "{kv:?}, {flash_attention:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_restored_after_a_copy_is_not_overwritten_by_it() {
+        for kind in [ModelKind::Attention, ModelKind::Window, ModelKind::Hybrid] {
+            for kv in [KvLayout::Unified, KvLayout::Split] {
+                let mut context = context(kind, kv, FlashAttention::On);
+                go_on(&mut context, 0, 0..LENGTH);
+                go_on(&mut context, 2, 0..LENGTH);
+                let expected = whole(&mut context, 2);
+                let mut state = vec![0; context.state_size(2, StatePart::Whole).unwrap()];
+                context.state_read(2, StatePart::Whole, &mut state).unwrap();
+                assert!(context.copy(0, 1));
+                assert!(whole(&mut context, 1) == whole(&mut context, 0), "{kind:?}, {kv:?}: the copy is there");
+                context.state_write(1, StatePart::Whole, &state).unwrap();
+                go_on(&mut context, 0, LENGTH..LENGTH + 1);
+                assert!(whole(&mut context, 1) == expected, "{kind:?}, {kv:?}");
             }
         }
     }

@@ -203,6 +203,7 @@ impl Model for StubModel {
             memory: kind,
             flash_attention: kind.has_segments().then_some(options.flash_attention != FlashAttention::Off),
             segment_bytes_per_token: if kind.has_segments() { state::CELL as u64 } else { 0 },
+            on_device: false,
             state_layout: format!("stub-state 1 {kind:?}").into_bytes(),
         };
         let pooling = match options.pooling {
