@@ -1,14 +1,13 @@
 //! Rule: every source file opens by saying what it holds.
 //!
-//! Rust files start with `//!`, scripts with a comment after the `#!` line. What the header says
+//! Rust files start with `//!`, C++ with `//`, scripts with a comment after the `#!` line. What the header says
 //! is for reviewers; that there is one is for this rule.
 
-use super::tree::{extension, is_source_folder};
+use super::tree::extension;
 use super::{Finding, Tree};
 
 pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
-    tree.with_extension(&["rs", "py", "sh", "js", "ts"])
-        .filter(|(path, _)| is_source_folder(path))
+    tree.sources()
         .filter_map(|(path, text)| {
             let marks = header_marks(path);
             let line = if text.starts_with("#!") && !text.starts_with("#![") { 2 } else { 1 };
@@ -34,7 +33,8 @@ fn header_marks(path: &str) -> &'static [&'static str] {
     match extension(path) {
         Some("rs") => &["//!"],
         Some("py") => &["#", "\"\"\""],
-        Some("sh") => &["#"],
+        Some("sh") | None => &["#"],
+        Some("cpp") => &["//"],
         _ => &["//", "/*"],
     }
 }
@@ -57,9 +57,15 @@ mod tests {
                 ("crates/a/tests/c.js", "'use strict';\n"),
                 ("xtask/src/empty.rs", ""),
                 ("xtask/src/attribute.rs", "#![no_std]\n//! Too late.\n"),
+                ("tests/clients/a.py", "import os\n"),
+                ("tests/clients/a.test.mjs", "import assert from \"node:assert\";\n"),
+                (".ci/run", "#!/bin/sh\nexec make test\n"),
+                ("scripts/tool", "#!/usr/bin/env python3\nimport os\n"),
+                ("crates/a/src/a.cpp", "/* Another form. */\n"),
+                ("crates/a/src/b.cpp", "#include <vector>\n// Too late.\n"),
             ],
         );
-        assert_eq!(findings.len(), 8, "{findings:#?}");
+        assert_eq!(findings.len(), 14, "{findings:#?}");
         assert!(findings.iter().any(|line| line.starts_with("scripts/a.sh:2: the file has no header")));
         assert!(findings.iter().any(|line| line.starts_with("xtask/src/attribute.rs:1:")));
     }
@@ -72,6 +78,11 @@ mod tests {
             ("scripts/b.py", "\"\"\"Compares things.\"\"\"\n"),
             ("crates/a/tests/c.js", "// Talks to the server.\n"),
             ("examples/outside.rs", "fn main() {}\n"),
+            ("tests/clients/a.test.mjs", "// Talks to the server.\n"),
+            (".ci/run", "#!/bin/sh\n# What CI runs.\n"),
+            (".ci/notes", "no program\n"),
+            ("fuzz/seeds/seed-root", "KVC1\n"),
+            ("crates/a/src/a.cpp", "// Holds states.\n#include <vector>\n"),
         ];
         assert_eq!(found(check, &files), Vec::<String>::new());
     }

@@ -2,7 +2,6 @@
 //!
 //! Only flat tables may (lists of flags, wire types), each named here with its reason.
 
-use super::tree::is_source_folder;
 use super::{Finding, Tree};
 
 /// Three hundred lines is the aim, five hundred a reason to talk, this is the end.
@@ -16,10 +15,8 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
 }
 
 fn check_with(tree: &Tree, exempt: &[(&str, &str)]) -> Vec<Finding> {
-    let too_long = tree
-        .with_extension(&["rs", "py", "sh", "js", "ts"])
-        .filter(|(path, _)| is_source_folder(path) && !exempt.iter().any(|(table, _)| table == path))
-        .filter_map(|(path, text)| {
+    let too_long =
+        tree.sources().filter(|(path, _)| !exempt.iter().any(|(table, _)| table == path)).filter_map(|(path, text)| {
             let lines = text.lines().count();
             (lines > MAX_LINES).then(|| {
                 Finding::new(
@@ -55,6 +52,19 @@ mod tests {
         let findings = found(check, &[("crates/a/src/lib.rs", &lines(801)), ("scripts/a.py", &lines(1000))]);
         assert_eq!(findings.len(), 2);
         assert!(findings[0].starts_with("crates/a/src/lib.rs:801: the file has 801 lines"), "{}", findings[0]);
+    }
+
+    #[test]
+    fn every_kind_of_source_is_counted() {
+        let long = lines(801);
+        let program = format!("#!/bin/sh\n{long}");
+        let files = [
+            ("crates/a/src/a.cpp", long.as_str()),
+            ("tests/clients/a.py", &long),
+            ("tests/clients/a.test.mjs", &long),
+            (".ci/run", &program),
+        ];
+        assert_eq!(found(check, &files).len(), files.len());
     }
 
     #[test]

@@ -11,6 +11,9 @@ use std::process::Command;
 /// Folders that hold generated files; the walk without git leaves them out.
 pub(crate) const GENERATED: [&str; 4] = [".git", ".tools", "node_modules", "target"];
 
+/// What the names of our sources end with.
+pub(crate) const SOURCE_EXTENSIONS: [&str; 7] = ["rs", "py", "sh", "js", "mjs", "ts", "cpp"];
+
 /// Path (from the root, with `/`) to text; `None` for a file that is not UTF-8 text.
 #[derive(Debug, Default)]
 pub(crate) struct Tree {
@@ -60,6 +63,18 @@ impl Tree {
         self.texts().filter(move |(path, _)| extension(path).is_some_and(|found| extensions.contains(&found)))
     }
 
+    /// Our sources: files of the known languages in the folders that hold them, and programs
+    /// without an extension.
+    pub(crate) fn sources(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.texts().filter(|(path, text)| {
+            let known = match extension(path) {
+                Some(extension) => SOURCE_EXTENSIONS.contains(&extension),
+                None => text.starts_with("#!"),
+            };
+            known && is_source_folder(path)
+        })
+    }
+
     /// Every path, text or not.
     pub(crate) fn paths(&self) -> impl Iterator<Item = &str> {
         self.files.keys().map(String::as_str)
@@ -82,7 +97,7 @@ pub(crate) fn extension(path: &str) -> Option<&str> {
 
 /// Whether the path lies in one of the folders that hold our sources.
 pub(crate) fn is_source_folder(path: &str) -> bool {
-    ["crates/", "fuzz/", "scripts/", "xtask/"].iter().any(|folder| path.starts_with(folder))
+    [".ci/", "crates/", "fuzz/", "scripts/", "tests/", "xtask/"].iter().any(|folder| path.starts_with(folder))
 }
 
 fn git_files(root: &Path) -> Option<Vec<String>> {
@@ -136,6 +151,20 @@ mod tests {
         assert_eq!(extension("a/b.rs"), Some("rs"));
         assert_eq!(extension("a.d/b"), None);
         assert_eq!(extension(".gitignore"), None);
+    }
+
+    #[test]
+    fn sources_are_known_languages_and_programs_in_our_folders() {
+        let tree = Tree::of(&[
+            (".ci/run", "#!/bin/sh\n"),
+            ("crates/a/b.cpp", ""),
+            ("crates/a/Cargo.toml", ""),
+            ("docs/a.py", ""),
+            ("fuzz/seeds/seed-root", "KVC1"),
+            ("tests/clients/a.mjs", ""),
+        ]);
+        let paths: Vec<&str> = tree.sources().map(|(path, _)| path).collect();
+        assert_eq!(paths, [".ci/run", "crates/a/b.cpp", "tests/clients/a.mjs"]);
     }
 
     #[test]
