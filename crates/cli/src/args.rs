@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
-use poncho_cache::Tier;
+use poncho_cache::{PressureConfig, PressureSourceKind, Tier};
 use poncho_engine::backend::KvLayout;
 use poncho_server::{KeepAlive, MemoryBudget};
 
@@ -205,6 +205,14 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "BYTES", default_value = "20GiB", value_parser = parse_bytes)]
     pub(crate) cache_size: u64,
 
+    /// The most that stored states may take in memory as well, from where they come back soonest
+    #[arg(long, value_name = "BYTES", default_value = "512MiB", value_parser = parse_bytes)]
+    pub(crate) cache_ram: u64,
+
+    /// Whose memory is watched, so that stored states leave it before it is full
+    #[arg(long, value_name = "SOURCE", default_value = "off")]
+    pub(crate) pressure: PressureArg,
+
     /// Tokens that one request may use, prompt and reply together
     #[arg(long, value_name = "TOKENS", default_value_t = 8192, value_parser = clap::value_parser!(u32).range(64..))]
     pub(crate) ctx_size: u32,
@@ -269,14 +277,37 @@ fn parse_memory(text: &str) -> Result<MemoryBudget, String> {
     parse_bytes(text).map(MemoryBudget::Bytes).map_err(|said| format!("{said}; or none for no limit"))
 }
 
+/// Whose memory is watched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum PressureArg {
+    /// Nobody's
+    Off,
+    /// The machine's, and that of the control group around the server
+    System,
+    /// That of all NVIDIA GPUs
+    NvidiaSmi,
+}
+
+impl PressureArg {
+    /// The watcher's settings.
+    pub(crate) fn config(self) -> PressureConfig {
+        let source = match self {
+            Self::Off => PressureSourceKind::Noop,
+            Self::System => PressureSourceKind::System,
+            Self::NvidiaSmi => PressureSourceKind::NvidiaSmi,
+        };
+        PressureConfig { enabled: self != Self::Off, source, ..PressureConfig::default() }
+    }
+}
+
 /// How the KV cells of requests that run at the same time lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum KvArg {
     /// Split if several requests may run at the same time
     Auto,
-    /// One pool: saves pack new tokens alone, and every token passes over the cells of all
+    /// One pool: every token passes over the cells of all
     Unified,
-    /// Each its own: no interference, and saves pack the whole conversation
+    /// Each its own: no interference
     Split,
 }
 
@@ -286,7 +317,7 @@ impl KvArg {
         match self {
             Self::Unified => KvLayout::Unified,
             Self::Split => KvLayout::Split,
-            // One request has the pool to itself, and saves of new tokens alone are cheaper.
+            // One request has the pool to itself, and rows from a disk are set while the next ones are read.
             Self::Auto if parallel == 1 => KvLayout::Unified,
             Self::Auto => KvLayout::Split,
         }

@@ -67,7 +67,11 @@ pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outc
         anyhow::Error::new(error).context(format!("cannot listen on {address}: {why}"))
     })?;
     let address = listener.local_addr()?;
-    let cache = Cache::open(CacheConfig::on_disk(&folder, args.cache_size))?;
+    let cache = Cache::open(CacheConfig {
+        ram_quota: args.cache_ram,
+        pressure: args.pressure.config(),
+        ..CacheConfig::on_disk(&folder, args.cache_size)
+    })?;
     warn_of_little_space(&folder);
     let engine = Arc::new(Engine::new(Arc::new(LlamaBackend), Arc::new(cache)));
     for name in &models.named {

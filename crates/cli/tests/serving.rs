@@ -55,6 +55,28 @@ fn names_aliases_and_paths_find_their_model() {
 }
 
 #[test]
+fn memory_for_stored_states_is_bounded_and_watched_as_asked() {
+    let folder = tempfile::tempdir().unwrap();
+    install(folder.path(), "small:v1");
+    let cache = |words: &[&str]| {
+        let served = serve(folder.path(), &[&["--model", "small:v1"], words].concat());
+        let (_, text) = served.ask("GET", "/api/cache");
+        terminate(served);
+        serde_json::from_str::<Value>(&text).unwrap()
+    };
+    let ram = |cache: &Value| {
+        let tiers = cache["tiers"].as_array().unwrap();
+        tiers.iter().find(|tier| tier["tier"] == "ram").unwrap()["quota"].as_u64().unwrap()
+    };
+    let plain = cache(&[]);
+    assert_eq!((ram(&plain), &plain["pressure"]["on"]), (512 << 20, &json!(false)), "{plain}");
+    let asked = cache(&["--cache-ram", "3MiB", "--pressure", "system"]);
+    assert_eq!((ram(&asked), &asked["pressure"]["on"]), (3 << 20, &json!(true)), "{asked}");
+    let sample = &asked["pressure"]["last_sample"];
+    assert!(sample["total"].as_u64().unwrap() > sample["used"].as_u64().unwrap(), "{asked}");
+}
+
+#[test]
 fn the_default_model_is_used_or_the_way_to_it_is_told() {
     let folder = tempfile::tempdir().unwrap();
     let refused = |words: &[&str]| {

@@ -5,6 +5,7 @@
 use axum::extract::State;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use poncho_cache::PressureWatcher;
 use poncho_engine::backend::{SpecialText, TokenizeMode};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -71,7 +72,7 @@ pub(crate) async fn cache(State(app): State<SharedApp>) -> Json<Value> {
         .map(|(tier, bytes, rows)| {
             let off = health.iter().find(|health| health.tier == tier).and_then(|health| health.off.clone());
             let quota = cache.config().quota(tier);
-            json!({"tier": tier.as_str(), "bytes": bytes, "quota": quota, "rows": rows, "on": off.is_none(), "off_because": off})
+            json!({"tier": tier.as_str(), "bytes": bytes, "quota": quota, "rows": rows, "on": quota > 0 && off.is_none(), "off_because": off})
         })
         .collect();
     Json(json!({
@@ -81,7 +82,21 @@ pub(crate) async fn cache(State(app): State<SharedApp>) -> Json<Value> {
         "pinned_rows": cache.pinned_rows(),
         "write_queue": cache.queue_depth(),
         "index_bytes": cache.index_bytes(),
+        "pressure": pressure(cache.pressure()),
     }))
+}
+
+/// What the pressure watcher has seen and done.
+fn pressure(watcher: &PressureWatcher) -> Value {
+    let report = watcher.report();
+    json!({
+        "on": watcher.is_enabled(),
+        "samples": report.samples,
+        "evictions": report.evictions,
+        "last_sample": report.last_sample.map(|sample| json!({"used": sample.used, "total": sample.total})),
+        "last_action": report.last_action.map(|action| json!({"wanted": action.wanted, "freed": action.freed})),
+        "last_error": report.last_error.map(|error| error.to_string()),
+    })
 }
 
 /// `POST /tokenize`.

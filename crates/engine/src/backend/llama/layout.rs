@@ -1,6 +1,6 @@
 //! The shape of the state that llama.cpp writes for one sequence, learned from samples of a context.
 //!
-//! Read by `segment.rs` (slicing and joining) and `context.rs` (what a row needs). Pure: bytes in, shape out.
+//! Read by `segment.rs`, `packed.rs` and `chain.rs` (checking, slicing and joining) and `context.rs` (what a row needs). Pure: bytes in, shape out.
 //! It never guesses: a sample that does not read exactly as described makes the state opaque, and an opaque state
 //! is only ever saved and restored as a whole.
 //!
