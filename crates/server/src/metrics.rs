@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use poncho_cache::Cache;
+use poncho_cache::{Cache, Tier};
 use poncho_engine::{Completion, Model, Phase};
 
 use self::histogram::Histogram;
@@ -187,6 +187,8 @@ fn cache_part(page: &mut Page, cache: &Cache) {
         page.sample("poncho_cache_tier_rows", &[("tier", tier.as_str())], rows);
     }
     page.head("poncho_cache_tier_on", Kind::Gauge, "1 while the tier works, 0 while it is switched off.");
+    let has_memory = cache.config().quota(Tier::Ram) > 0;
+    page.sample("poncho_cache_tier_on", &[("tier", Tier::Ram.as_str())], u8::from(has_memory));
     for health in cache.health() {
         page.sample("poncho_cache_tier_on", &[("tier", health.tier.as_str())], u8::from(health.off.is_none()));
     }
