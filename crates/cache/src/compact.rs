@@ -8,6 +8,7 @@
 use std::sync::Arc;
 
 use crate::error::CacheError;
+use crate::format::Part;
 use crate::index::{Gone, Index, Needs};
 use crate::key::Key;
 use crate::lease::Lease;
@@ -26,6 +27,8 @@ pub(crate) struct OldPlace {
     /// `None` if the row hung on nothing.
     _hold: Option<Lease>,
     give_up: Vec<Key>,
+    /// The parts of the file that it had. `None` if it had none.
+    parts: Option<Arc<[Part]>>,
 }
 
 /// A row whose chain is to become shorter.
@@ -125,7 +128,8 @@ impl Store {
             self.remove_files(&gone);
             return dropped(DropReason::NoRoom);
         }
-        let was = OldPlace { start: old_start, parent: old_parent, _hold: hold, give_up: give_up.to_vec() };
+        let parts = parts_in(&index, id, tier);
+        let was = OldPlace { start: old_start, parent: old_parent, _hold: hold, give_up: give_up.to_vec(), parts };
         index.rehang(id, start, parent);
         if tier == Tier::Ram {
             index.set_ram(id, Some(payload));
@@ -162,7 +166,13 @@ impl Store {
     /// The new file of a compacted row is in its place, or will never be.
     pub(crate) fn end_compaction(&self, job: &Job, was: OldPlace, end: JobEnd) {
         let mut index = self.index.lock();
-        if end == JobEnd::Failed {
+        // A writer may have failed with the new file in its place already; then the row is what that file is.
+        let parts = parts_in(&index, job.row, job.tier);
+        let is_replaced = match (&parts, &was.parts) {
+            (Some(now), Some(before)) => !Arc::ptr_eq(now, before),
+            _ => false,
+        };
+        if end == JobEnd::Failed && !is_replaced {
             // Its old file is what it has, unless its old chain was found damaged meanwhile.
             index.rehang(job.row, was.start, was.parent);
             let is_broken = was.parent.is_some_and(|parent| index.row(parent).is_none_or(|row| row.doomed));
@@ -179,6 +189,11 @@ impl Store {
         drop(index);
         self.remove_files(&gone);
     }
+}
+
+/// The parts of a row's file in a tier: the same ones, and not only equal ones, until the file is another.
+fn parts_in(index: &Index, id: RowId, tier: Tier) -> Option<Arc<[Part]>> {
+    index.row(id)?.spot(tier).map(|spot| Arc::clone(&spot.parts))
 }
 
 /// Whether a payload has every part that the row has.

@@ -112,24 +112,46 @@ impl Drop for Held<'_> {
     }
 }
 
-/// Removes a file whatever happens to the writer, a panic included: the temporary one always, the final one
-/// unless the row was announced.
-struct RemoveOnDrop<'a> {
+/// Removes the temporary file whatever happens to the writer, a panic included.
+struct Temporary<'a> {
     fs: &'a dyn Fs,
     path: PathBuf,
 }
 
-impl RemoveOnDrop<'_> {
-    fn keep(mut self) {
-        self.path = PathBuf::new();
+impl Drop for Temporary<'_> {
+    fn drop(&mut self) {
+        // It may never have been created; what remains is dealt with when the folder is opened next.
+        let _ = self.fs.remove(&self.path);
     }
 }
 
-impl Drop for RemoveOnDrop<'_> {
+/// How a file came to its final name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Placed {
+    /// The name was free.
+    Created,
+    /// The file that was there is this very row, and stays.
+    Adopted,
+    /// Another file was there and is gone.
+    Replaced,
+}
+
+/// The final name while the row is not announced. A writer that does not come that far, because of a panic too,
+/// takes back what it alone brought. Whatever was there before stays, or the file that took its place: the row is
+/// found in it when the folder is opened next. A row that was dropped meanwhile leaves no file, wherever it is from;
+/// the reservation keeps others from removing or writing it until then.
+struct Linked<'a> {
+    store: &'a Store,
+    row: RowId,
+    path: &'a Path,
+    is_ours: bool,
+    announced: bool,
+}
+
+impl Drop for Linked<'_> {
     fn drop(&mut self) {
-        if !self.path.as_os_str().is_empty() {
-            // It may never have been created; what remains is dealt with when the folder is opened next.
-            let _ = self.fs.remove(&self.path);
+        if !self.announced && (self.is_ours || self.store.is_dropped(self.row)) {
+            let _ = self.store.config.fs.remove(self.path);
         }
     }
 }
@@ -172,7 +194,7 @@ impl Store {
             Ok(encoded.get().map_or(&[], Vec::as_slice))
         };
         let path = tier.row_path(&key);
-        let temporary = RemoveOnDrop { fs: &*self.config.fs, path: self.tmp_path(tier, &key) };
+        let temporary = Temporary { fs: &*self.config.fs, path: self.tmp_path(tier, &key) };
         let pieces: Vec<&[u8]> = payload.iter().map(|part| &part.bytes[..]).collect();
         self.write_tmp(tier, &temporary.path, &NewFile::with_head(&pieces, length, &prefix))?;
         let prefix = prefix().map_err(|source| io_error("sum up", source))?;
@@ -184,8 +206,14 @@ impl Store {
         self.reached(Stage::Checked, &key);
 
         let file_length = prefix.len() as u64 + pieces.iter().map(|piece| piece.len() as u64).sum::<u64>();
-        self.put_in_place(&temporary.path, &path, prefix, file_length)?;
-        let linked = RemoveOnDrop { fs: &*self.config.fs, path: path.clone() };
+        let ours = format::decode_prefix(prefix, file_length)?;
+        let placed = self.put_in_place(&temporary.path, &path, &ours)?;
+        if was_published && placed != Placed::Adopted {
+            // The old file is gone, so this is where the row stands, however the rest of the stages ends.
+            self.index.lock().set_spot(row, tier.tier(), spot_of(&ours));
+        }
+        let is_ours = placed == Placed::Created && !was_published;
+        let mut linked = Linked { store: self, row, path: &path, is_ours, announced: false };
         self.reached(Stage::Linked, &key);
         drop(temporary);
         self.reached(Stage::TmpRemoved, &key);
@@ -202,14 +230,14 @@ impl Store {
 
         let written = match read_prefix(&*self.config.fs, &path) {
             // It was announced long ago, and its old place in the file is gone: what was written has to do.
-            Err(PrefixError::Io(_)) if was_published => format::decode_prefix(prefix, file_length)?,
+            Err(PrefixError::Io(_)) if was_published => ours,
             result => result.map_err(|error| PublishError::ReadBack(error.to_string()))?,
         };
         if !self.announce(row, &held, &written) {
             // The row was dropped while it was written (its parent was found damaged): the file goes too.
             return Err(PublishError::RowLost);
         }
-        linked.keep();
+        linked.announced = true;
         self.reached(Stage::Announced, &key);
         Ok(file_length)
     }
@@ -221,16 +249,15 @@ impl Store {
         if index.row(row).is_none_or(|row| row.doomed) {
             return false;
         }
-        let spot = FileSpot {
-            file_length: written.payload_offset.saturating_add(written.payload_length),
-            payload_offset: written.payload_offset,
-            parts: Arc::from(written.parts.as_slice()),
-        };
-        index.set_spot(row, held.tier, spot);
+        index.set_spot(row, held.tier, spot_of(written));
         index.reservations.release(held.key, held.tier, held.token);
         drop(index);
         self.changed.notify_all();
         true
+    }
+
+    fn is_dropped(&self, row: RowId) -> bool {
+        self.index.lock().row(row).is_none_or(|row| row.doomed)
     }
 
     fn write_tmp(&self, tier: &FileTier, path: &Path, file: &NewFile<'_>) -> Result<(), PublishError> {
@@ -250,16 +277,17 @@ impl Store {
     }
 
     /// Stage 4: an existing file is adopted if it is this very row, and replaced otherwise. Never ignored.
-    fn put_in_place(&self, from: &Path, to: &Path, prefix: &[u8], file_length: u64) -> Result<(), PublishError> {
+    fn put_in_place(&self, from: &Path, to: &Path, ours: &RowPrefix) -> Result<Placed, PublishError> {
         let fs = &*self.config.fs;
         match fs.link(from, to) {
+            Ok(()) => return Ok(Placed::Created),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            result => return result.map_err(|source| io_error("link", source)),
+            Err(source) => return Err(io_error("link", source)),
         }
         match read_prefix(fs, to) {
-            Ok(there) if is_same_row(&there, prefix, file_length) => {
+            Ok(there) if is_same_row(&there, ours) => {
                 self.counters.duplicate_dropped.increment();
-                return Ok(());
+                return Ok(Placed::Adopted);
             }
             // A later release may understand it, and only that one may touch it.
             Err(PrefixError::Format(error)) if error.leave_alone() => {
@@ -269,7 +297,7 @@ impl Store {
         }
         // In one step: the row may be published already, and then it must not be missing for a moment.
         match fs.rename(from, to) {
-            Ok(()) => Ok(()),
+            Ok(()) => Ok(Placed::Replaced),
             Err(error) if error.kind() == io::ErrorKind::IsADirectory => Err(PublishError::InTheWay(error.to_string())),
             Err(source) => Err(io_error("replace", source)),
         }
@@ -311,11 +339,17 @@ fn encode(draft: &Draft, payload: &Payload, sum: impl Fn(&[u8]) -> u32) -> Resul
     })
 }
 
-/// Whether a file holds the row that `prefix` describes: same identity, tokens and parts. The
-/// parts' checksums are part of that, so an equal file has an equal payload unless it was damaged since,
-/// which the check at loading finds.
-fn is_same_row(there: &RowPrefix, prefix: &[u8], file_length: u64) -> bool {
-    let Ok(ours) = format::decode_prefix(prefix, file_length) else { return false };
+fn spot_of(prefix: &RowPrefix) -> FileSpot {
+    FileSpot {
+        file_length: prefix.payload_offset.saturating_add(prefix.payload_length),
+        payload_offset: prefix.payload_offset,
+        parts: Arc::from(prefix.parts.as_slice()),
+    }
+}
+
+/// Whether a file holds our row: same identity, tokens and parts. The parts' checksums are part of that, so an equal
+/// file has an equal payload unless it was damaged since, which the check at loading finds.
+fn is_same_row(there: &RowPrefix, ours: &RowPrefix) -> bool {
     there.version == ours.version
         && there.namespace == ours.namespace
         && there.parent == ours.parent

@@ -2,7 +2,7 @@
 //! again, and nothing panics or hangs.
 //!
 //! Here the faults of a running cache; `damage` holds what is wrong with files, `bad_input` what is refused by name,
-//! `slow_removal` what a slow file system must not lead to.
+//! `published` what a failing save must not take away, `slow_removal` what a slow file system must not lead to.
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -19,6 +19,7 @@ use crate::support::{conversation, namespace, on_disk, reach, request, save};
 
 mod bad_input;
 mod damage;
+mod published;
 mod slow_removal;
 
 /// Disk full, device broken, read-only, no permission (as root the real one cannot be had, so it is simulated).
