@@ -112,7 +112,10 @@ impl Store {
             Tier::RamFile | Tier::Disk => file_bytes(&payload, draft.tokens.len(), 0),
         };
         let (old_start, old_parent) = (row.start, row.parent);
-        if tier != Tier::Ram && (index.reservations.is_busy(key, tier) || !self.queue.has_room(false)) {
+        if tier != Tier::Ram && index.reservations.is_taken(key, tier, self.config.clock.now()) {
+            return dropped(DropReason::Conflict);
+        }
+        if tier != Tier::Ram && !self.queue.has_room(false) {
             return dropped(DropReason::QueueFull);
         }
         let hold = old_parent.map(|parent| Lease::take(self, &mut index, vec![parent]));

@@ -28,7 +28,7 @@ pub enum Stage {
     Reserved,
     /// The temporary file is complete and synced.
     TmpWritten,
-    /// The reservation was still ours.
+    /// The reservation was still ours, and stays so.
     Checked,
     /// The final name exists; the temporary name too.
     Linked,
@@ -200,7 +200,7 @@ impl Store {
         let prefix = prefix().map_err(|source| io_error("sum up", source))?;
         self.reached(Stage::TmpWritten, &key);
 
-        if !self.index.lock().reservations.is_held(key, tier.tier(), token) {
+        if !self.index.lock().reservations.confirm(key, tier.tier(), token) {
             return Err(PublishError::ReservationLost);
         }
         self.reached(Stage::Checked, &key);

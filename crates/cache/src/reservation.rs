@@ -1,6 +1,6 @@
 //! Who may write which key in which tier: reservations with an owner and a time limit.
 //!
-//! The first stage of publishing takes one, the third checks that it still holds. Pure bookkeeping under
+//! The first stage of publishing takes one, the third checks that it still holds and makes it last. Pure bookkeeping under
 //! the store's lock; the caller brings the time. Never touches files.
 
 use std::collections::HashMap;
@@ -38,10 +38,9 @@ pub(crate) struct Reservations {
 impl Reservations {
     /// Stage 1: the right to write `key` in `tier` until `now + ttl`. An expired reservation is taken over.
     pub(crate) fn reserve(&mut self, key: Key, tier: Tier, now: Duration, ttl: Duration) -> Result<Token, Refusal> {
-        match self.held.get(&(key, tier)) {
-            Some(Holder::Remover) => return Err(Refusal::Removing),
-            Some(Holder::Writer { expires, .. }) if now < *expires => return Err(Refusal::Conflict),
-            Some(Holder::Writer { .. }) | None => {}
+        if self.is_taken(key, tier, now) {
+            let removing = matches!(self.held.get(&(key, tier)), Some(Holder::Remover));
+            return Err(if removing { Refusal::Removing } else { Refusal::Conflict });
         }
         self.last += 1;
         let token = Token(self.last);
@@ -49,8 +48,17 @@ impl Reservations {
         Ok(token)
     }
 
-    /// Stage 3: whether the reservation is still the caller's. An expired one that nobody took over is.
-    pub(crate) fn is_held(&self, key: Key, tier: Tier, token: Token) -> bool {
+    /// Stage 3: if the reservation is still the caller's, which an expired one is that nobody took over, it stays so until it is
+    /// released. Two writers that both give their file its final name could replace each other's.
+    pub(crate) fn confirm(&mut self, key: Key, tier: Tier, token: Token) -> bool {
+        let is_held = self.is_held(key, tier, token);
+        if is_held {
+            self.held.insert((key, tier), Holder::Writer { token, expires: Duration::MAX });
+        }
+        is_held
+    }
+
+    fn is_held(&self, key: Key, tier: Tier, token: Token) -> bool {
         matches!(self.held.get(&(key, tier)), Some(Holder::Writer { token: held, .. }) if *held == token)
     }
 
@@ -82,9 +90,18 @@ impl Reservations {
         self.held.iter().any(|((_, held), holder)| *held == tier && matches!(holder, Holder::Remover))
     }
 
-    /// Whether somebody writes or removes the key.
+    /// Whether somebody writes or removes the key, however long it takes: its file is not to be touched.
     pub(crate) fn is_busy(&self, key: Key, tier: Tier) -> bool {
         self.held.contains_key(&(key, tier))
+    }
+
+    /// Whether `reserve` would be refused now.
+    pub(crate) fn is_taken(&self, key: Key, tier: Tier, now: Duration) -> bool {
+        match self.held.get(&(key, tier)) {
+            Some(Holder::Remover) => true,
+            Some(Holder::Writer { expires, .. }) => now < *expires,
+            None => false,
+        }
     }
 
     #[cfg(test)]
@@ -120,6 +137,19 @@ mod tests {
         assert!(!reservations.is_held(KEY, Tier::Disk, slow));
         reservations.release(KEY, Tier::Disk, slow);
         assert!(reservations.is_held(KEY, Tier::Disk, fast), "the old owner's release must not free the new one's");
+    }
+
+    #[test]
+    fn a_confirmed_reservation_does_not_expire() {
+        let mut reservations = Reservations::default();
+        let slow = reservations.reserve(KEY, Tier::Disk, Duration::ZERO, TTL).unwrap();
+        assert!(!reservations.is_taken(KEY, Tier::Disk, TTL) && reservations.is_busy(KEY, Tier::Disk));
+        assert!(reservations.confirm(KEY, Tier::Disk, slow), "nobody took it over");
+        assert!(reservations.is_taken(KEY, Tier::Disk, TTL * 9));
+        assert_eq!(reservations.reserve(KEY, Tier::Disk, TTL * 9, TTL), Err(Refusal::Conflict));
+        reservations.release(KEY, Tier::Disk, slow);
+        assert_eq!(reservations.len(), 0);
+        assert!(!reservations.confirm(KEY, Tier::Disk, slow), "it has ended");
     }
 
     #[test]

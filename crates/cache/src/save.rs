@@ -210,7 +210,8 @@ impl Pending<'_> {
             index.touch_chain(id, self.draft.created, Use::Extended);
             return Ok(SaveOutcome::AlreadyPresent);
         }
-        if self.tier != Tier::Ram && index.reservations.is_busy(self.draft.key, self.tier) {
+        let now = store.config.clock.now();
+        if self.tier != Tier::Ram && index.reservations.is_taken(self.draft.key, self.tier, now) {
             return Ok(SaveOutcome::Dropped(DropReason::Conflict));
         }
         let mut gone = Vec::new();

@@ -2,7 +2,8 @@
 //! again, and nothing panics or hangs.
 //!
 //! Here the faults of a running cache; `damage` holds what is wrong with files, `bad_input` what is refused by name,
-//! `published` what a failing save must not take away, `slow_removal` what a slow file system must not lead to.
+//! `published` what a failing save must not take away, `slow_removal` what a slow file system must not lead to,
+//! `takeover` what becomes of a writer that takes too long.
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -21,6 +22,7 @@ mod bad_input;
 mod damage;
 mod published;
 mod slow_removal;
+mod takeover;
 
 /// Disk full, device broken, read-only, no permission (as root the real one cannot be had, so it is simulated).
 const ERRORS: [(i32, &str); 4] =
