@@ -55,6 +55,18 @@ impl<'a> NewFile<'a> {
         Self { body, head_length: length, head }
     }
 
+    /// How many bytes the head has.
+    #[must_use]
+    pub const fn head_length(&self) -> usize {
+        self.head_length
+    }
+
+    /// The pieces that follow the head, where they lie.
+    #[must_use]
+    pub const fn body(&self) -> &'a [&'a [u8]] {
+        self.body
+    }
+
     /// The head.
     ///
     /// # Errors
@@ -335,10 +347,18 @@ mod tests {
     #[test]
     fn a_head_of_another_length_than_promised_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
-        for (durable, name) in [(true, "one"), (false, "two")] {
-            let make = || Ok(&[1; 3][..]);
-            let file = NewFile::with_head(&[b"body"], 4, &make);
-            assert!(StdFs.write_new(&folder.path().join(name), &file, durable).is_err());
+        let large = vec![7; WRITE_BEHIND / 2];
+        for (number, body) in [&b"body"[..], &large].into_iter().enumerate() {
+            for durable in [true, false] {
+                let make = || Ok(&[1; 3][..]);
+                let pieces = [body];
+                let file = NewFile::with_head(&pieces, 4, &make);
+                let path = folder.path().join(format!("{number}-{durable}"));
+                let error = StdFs.write_new(&path, &file, durable).unwrap_err();
+                assert!(error.to_string().contains("4 bytes was promised, and has 3"), "{error}");
+                let head = fs::read(&path).unwrap().into_iter().take(4).collect::<Vec<u8>>();
+                assert!(head.iter().all(|byte| *byte == 0), "no part of a wrong head is written: {head:?}");
+            }
         }
     }
 

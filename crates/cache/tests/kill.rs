@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use poncho_cache::{Cache, Key, Needs, PartKind, SaveOutcome, SaveReason, SaveRequest, Tier};
 
-use self::child::{Orders, QUOTA, ballast};
+use self::child::{Orders, ballast};
 use self::death::Death;
 use crate::support::{check_plan, conversation, namespace, request};
 
@@ -192,7 +192,7 @@ fn check_folder(orders: &Orders, certain: &HashSet<Key>, context: &str) -> HashS
     assert!(others.is_empty(), "{context}: left behind {others:?}");
     let bytes: u64 = files.iter().map(|path| path.metadata().unwrap().len()).sum();
     assert_eq!(counters.tier_bytes[orders.tier.index()], bytes, "{context}");
-    assert!(bytes <= QUOTA, "{context}: {bytes} bytes in a quota of {QUOTA}");
+    assert!(bytes <= orders.quota(), "{context}: {bytes} bytes in a quota of {}", orders.quota());
 
     let present: HashSet<Key> = cache.rows().into_iter().map(|row| row.key).collect();
     let lost: Vec<&Key> = certain.difference(&present).collect();
@@ -205,6 +205,7 @@ fn check_folder(orders: &Orders, certain: &HashSet<Key>, context: &str) -> HashS
     let again = SaveRequest { reason: SaveReason::Shutdown, ..request(namespace(2), &tokens, None) };
     assert_eq!(cache.save(again).unwrap().outcome, SaveOutcome::Published, "{context}");
     assert_eq!(cache.counters().corrupt_files, 0, "{context}: a row was torn");
+    orders.shrink(&cache);
     cache.rows().into_iter().map(|row| row.key).collect()
 }
 

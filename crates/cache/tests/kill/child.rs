@@ -16,13 +16,15 @@ use poncho_cache::{
     RowInfo, SaveOutcome, SaveReason, SaveRequest, Tier,
 };
 
-use super::death::{DeadlyFs, Death, Witness, scatter};
+use super::death::{DeadlyFs, Death, LARGE_BODY, Witness, scatter};
 use crate::support::{at_end, attention, conversation, namespace, reach, request};
 
-/// No row of these tests is longer than this: tokens, state, ballast, records.
+/// No row of these tests but the large ones is longer than this: tokens, state, ballast, records.
 const LONGEST_ROW: u64 = 80 << 10;
 /// Room for some twenty of the longest rows, so that saves have to evict.
-pub(crate) const QUOTA: u64 = 20 * LONGEST_ROW;
+const QUOTA: u64 = 20 * LONGEST_ROW;
+/// No large row is longer than this.
+const LONGEST_LARGE_ROW: u64 = LARGE_BODY as u64 + LONGEST_ROW;
 /// Tokens of the longest row.
 const MOST_TOKENS: usize = 240;
 /// A child that nobody killed after so many steps is a mistake of the test.
@@ -63,9 +65,31 @@ impl Orders {
         })
     }
 
+    fn has_large_rows(&self) -> bool {
+        Death::of(self.kill, self.tier).wants_large_rows(self.tier)
+    }
+
+    /// Some large rows need room beside the others.
+    pub(crate) fn quota(&self) -> u64 {
+        if self.has_large_rows() { QUOTA + 3 * LONGEST_LARGE_ROW } else { QUOTA }
+    }
+
+    /// Takes out what has no room in the quota of the next kill: the large rows, and as many of the oldest as are still
+    /// too many.
+    pub(crate) fn shrink(&self, cache: &Cache) {
+        let large = || cache.rows().into_iter().filter(|row| is_large(&row.key)).collect::<Vec<_>>();
+        // What others build on goes after them; one may build on a row that is longer than itself.
+        while !large().is_empty() {
+            let removed = large().iter().filter(|row| cache.remove(&row.key)).count();
+            assert!(removed > 0, "nobody holds {:?}", large());
+        }
+        let used = cache.counters().tier_bytes[self.tier.index()];
+        cache.evict_bytes(used.saturating_sub(QUOTA), &[self.tier]);
+    }
+
     /// The settings that parent and child share.
     pub(crate) fn config(&self) -> CacheConfig {
-        let files = Some(FileTierConfig { folder: self.folder.clone(), quota: QUOTA });
+        let files = Some(FileTierConfig { folder: self.folder.clone(), quota: self.quota() });
         let (ram_file, disk) = if self.tier == Tier::Disk { (None, files) } else { (files, None) };
         CacheConfig { ram_quota: 0, ram_file, disk, writers: self.writers, queue: 8, ..CacheConfig::default() }
     }
@@ -76,10 +100,15 @@ pub(crate) fn say(line: &str) {
     std::io::stderr().lock().write_all(format!("{line}\n").as_bytes()).unwrap();
 }
 
-/// Bytes that follow from the key, up to 64 kB, so that writing a file takes a while.
+/// Whether the row of that name is a large one.
+fn is_large(key: &Key) -> bool {
+    key.as_bytes()[31] < 16
+}
+
+/// Bytes that follow from the key, up to 64 kB, so that writing a file takes a while; 4 MiB more for a large row.
 pub(crate) fn ballast(key: &Key) -> Vec<u8> {
     let seed = u64::from_le_bytes(*key.as_bytes().first_chunk().unwrap());
-    let length = usize::try_from(seed % (64 << 10)).unwrap();
+    let length = usize::try_from(seed % (64 << 10)).unwrap() + if is_large(key) { LARGE_BODY } else { 0 };
     (0..length as u64 / 8 + 1).flat_map(|word| scatter(seed ^ word).to_le_bytes()).take(length).collect()
 }
 
@@ -92,7 +121,11 @@ pub(crate) fn work(orders: &Orders) {
         ..orders.config()
     };
     let cache = Cache::open(config).unwrap();
-    let mut worker = Worker { cache, tier: orders.tier, random: scatter(orders.kill as u64), evictions: 0 };
+    let large = orders.has_large_rows();
+    let longest = if large { LONGEST_LARGE_ROW } else { LONGEST_ROW };
+    let quota = orders.quota();
+    let random = scatter(orders.kill as u64);
+    let mut worker = Worker { cache, tier: orders.tier, large, longest, quota, random, evictions: 0 };
     for _ in 0..STEPS {
         worker.step();
     }
@@ -101,6 +134,10 @@ pub(crate) fn work(orders: &Orders) {
 struct Worker {
     cache: Cache,
     tier: Tier,
+    /// Whether every new row is large, or none.
+    large: bool,
+    longest: u64,
+    quota: u64,
     random: u64,
     /// Evictions that were announced.
     evictions: u64,
@@ -130,7 +167,7 @@ impl Worker {
             13..17 => self.read(),
             17 => self.cache.flush(),
             18 => {
-                let bytes = self.below(10) as u64 * LONGEST_ROW / 2;
+                let bytes = self.below(10) as u64 * self.longest / 2;
                 let tier = self.tier;
                 self.evicting(|cache| cache.evict_bytes(bytes, &[tier]));
             }
@@ -154,6 +191,10 @@ impl Worker {
         let more = 1 + self.below(60);
         let topic = u32::try_from(self.below(1000)).unwrap();
         tokens.extend(conversation(topic, more));
+        // The last token decides by way of the key; one of some dozens does.
+        while is_large(&namespace(1).key(&tokens)) != self.large {
+            *tokens.last_mut().unwrap() += 1;
+        }
         let base = match self.below(10) {
             0 => None,
             _ => self.cache.base_for(&namespace(1), &tokens, None),
@@ -200,7 +241,8 @@ impl Worker {
         let waiting = self.cache.queue_depth() as u64 + 1;
         let used = self.cache.counters().tier_bytes[self.tier.index()];
         let compact = |cache: &Cache| cache.compact(Compaction { key: row.key, start, parts, give_up: &[] }).unwrap();
-        let outcome = if used + waiting * LONGEST_ROW > QUOTA { self.evicting(compact) } else { compact(&self.cache) };
+        let outcome =
+            if used + waiting * self.longest > self.quota { self.evicting(compact) } else { compact(&self.cache) };
         let fine = matches!(outcome, SaveOutcome::Queued | SaveOutcome::Dropped(_));
         assert!(fine, "{outcome:?}");
     }
@@ -217,7 +259,7 @@ impl Worker {
         // What waits may be counted twice here, never left out.
         let waiting = self.cache.queue_depth() as u64 + 1;
         let used = self.cache.counters().tier_bytes[self.tier.index()];
-        let outcome = if used + waiting * LONGEST_ROW > QUOTA {
+        let outcome = if used + waiting * self.longest > self.quota {
             self.evicting(|cache| cache.save(new).unwrap().outcome)
         } else {
             self.cache.save(new).unwrap().outcome

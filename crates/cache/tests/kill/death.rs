@@ -11,6 +11,9 @@ use poncho_cache::testing::Operation;
 use poncho_cache::{Entry, Fs, Key, NewFile, ReadFile, Stage, StageObserver, StdFs, Tier};
 use rustix::process::{Signal, getpid, kill_process};
 
+/// A durable file whose body is as large as this is written body first, head last (`write_behind` of `fs.rs`).
+pub(crate) const LARGE_BODY: usize = 4 << 20;
+
 /// Where in the life of a child its death lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Death {
@@ -26,7 +29,8 @@ pub(crate) enum Death {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Moment {
     Before,
-    /// Half of the bytes are written. For operations that write nothing: before.
+    /// Half of the bytes are written; of a large durable file those of its body, with a gap where its head will be. For
+    /// operations that write nothing: before.
     Within,
     After,
 }
@@ -49,6 +53,16 @@ impl Death {
                 Self::InOperation { operation, moment, nth }
             }
         }
+    }
+}
+
+impl Death {
+    /// Whether the rows of this kill are large: where death lies in the writing of a file, or shortly after a row.
+    pub(crate) fn wants_large_rows(self, tier: Tier) -> bool {
+        let early = matches!(self, Self::ByParent { lines: 1..3, .. });
+        let writing = matches!(self, Self::InOperation { operation: Operation::WriteNew, .. });
+        // Memory files are written head first, whatever their size.
+        tier == Tier::Disk && (early || writing)
     }
 }
 
@@ -142,7 +156,10 @@ impl Fs for DeadlyFs {
             None => StdFs.write_new(path, file, durable),
             Some(Moment::Before) => die(),
             Some(Moment::Within) => {
-                let all = file.bytes().unwrap();
+                let mut all = file.bytes().unwrap();
+                if durable && all.len() - file.head_length() >= LARGE_BODY {
+                    all[..file.head_length()].fill(0);
+                }
                 let _ = StdFs.write_new(path, &NewFile::of(&[&all[..all.len() / 2]]), false);
                 die()
             }
