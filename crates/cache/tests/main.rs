@@ -13,6 +13,9 @@ mod compaction;
 mod concurrency;
 #[cfg(test)]
 #[cfg(not(feature = "shuttle"))]
+mod economy;
+#[cfg(test)]
+#[cfg(not(feature = "shuttle"))]
 mod faults;
 #[cfg(test)]
 #[cfg(not(feature = "shuttle"))]
@@ -23,6 +26,9 @@ mod lifecycle;
 #[cfg(test)]
 #[cfg(not(feature = "shuttle"))]
 mod model;
+#[cfg(test)]
+#[cfg(not(feature = "shuttle"))]
+mod pressure;
 #[cfg(test)]
 #[cfg(feature = "shuttle")]
 mod shuttle;
