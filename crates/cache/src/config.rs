@@ -139,8 +139,8 @@ impl CacheConfig {
             return Err(CacheError::BadSetting { field: "reservation_ttl_ms", got: 0, expected: "at least 1" });
         }
         let folders = [Tier::RamFile, Tier::Disk].map(|tier| self.file_tier(tier).map(|config| &config.folder));
-        for folder in folders.into_iter().flatten() {
-            refuse_nul(folder)?;
+        for (field, folder) in ["ram_file.folder", "disk.folder"].into_iter().zip(folders) {
+            folder.map_or(Ok(()), |folder| refuse_nul(field, folder))?;
         }
         if let [Some(one), Some(two)] = folders
             && one == two
@@ -154,9 +154,9 @@ impl CacheConfig {
 }
 
 /// A NUL would end the path early in the kernel, so that another file is used than the one that was named.
-pub(crate) fn refuse_nul(path: &Path) -> Result<(), CacheError> {
+pub(crate) fn refuse_nul(field: &'static str, path: &Path) -> Result<(), CacheError> {
     if path.as_os_str().as_bytes().contains(&0) {
-        return Err(CacheError::NulInPath { path: path.to_path_buf() });
+        return Err(CacheError::NulInPath { field, path: path.to_path_buf() });
     }
     Ok(())
 }
@@ -180,7 +180,7 @@ mod tests {
         let no_writers = CacheConfig { writers: 0, ..CacheConfig::in_memory(1) };
         assert!(matches!(no_writers.check(), Err(CacheError::BadSetting { field: "writers", .. })));
         let nul = CacheConfig::on_disk("/tmp/a\0b", 1);
-        assert!(matches!(nul.check(), Err(CacheError::NulInPath { .. })));
+        assert!(matches!(nul.check(), Err(CacheError::NulInPath { field: "disk.folder", .. })));
         let ram_file = Some(FileTierConfig { folder: "/x".into(), quota: 1 });
         let shared = CacheConfig { ram_file, ..CacheConfig::on_disk("/x", 1) };
         assert!(matches!(shared.check(), Err(CacheError::SharedFolder { .. })));

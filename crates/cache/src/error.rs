@@ -22,7 +22,7 @@ pub enum CacheError {
         "cache folder {path} is in use by process {pid}: stop it, or give this process a folder of its own with --cache-dir"
     )]
     Locked {
-        /// The lock file.
+        /// The folder.
         path: PathBuf,
         /// Who holds it, as the lock file says.
         pid: String,
@@ -38,8 +38,10 @@ pub enum CacheError {
         source: io::Error,
     },
     /// A path with a NUL byte, which no system call can take.
-    #[error("path {path:?} contains a NUL byte; give a path without one")]
+    #[error("{field} is {path:?}, which contains a NUL byte; give a path without one")]
     NulInPath {
+        /// The setting or the argument.
+        field: &'static str,
         /// The path.
         path: PathBuf,
     },
@@ -78,7 +80,8 @@ pub enum CacheError {
     Pressure(#[from] PressureConfigError),
     /// One row is larger than everything the tier may hold.
     #[error(
-        "a row of {bytes} bytes does not fit into tier {tier} with a quota of {quota} bytes; raise the quota to several times the size of a row"
+        "a row of {bytes} bytes does not fit into tier {tier} with a quota of {quota} bytes; raise {setting} to several times the size of a row",
+        setting = quota_setting(*tier)
     )]
     QuotaTooSmall {
         /// The tier.
@@ -115,6 +118,15 @@ pub enum CacheError {
     },
 }
 
+/// What a tier's quota is called where it is set. Only that of the disk has a switch of the command line.
+const fn quota_setting(tier: Tier) -> &'static str {
+    match tier {
+        Tier::Ram => "ram_quota",
+        Tier::RamFile => "ram_file.quota",
+        Tier::Disk => "disk.quota (--cache-size)",
+    }
+}
+
 /// Why a save contradicts itself.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -123,16 +135,23 @@ pub enum BadSave {
     #[error("it has no tokens; a row is the state after at least one token")]
     NoTokens,
     /// More tokens than a file can say.
-    #[error("it has {tokens} tokens, more than the format's 4294967295")]
+    #[error(
+        "its {tokens} tokens and {text} bytes of text do not fit into the {limit} bytes that a file has before its payload; \
+         save fewer tokens or a shorter text"
+    )]
     TooManyTokens {
         /// How many.
         tokens: usize,
+        /// Bytes of the text.
+        text: usize,
+        /// Bytes that a file may have before its payload.
+        limit: u64,
     },
     /// No payload.
-    #[error("it has no payload parts")]
+    #[error("it has no payload parts; give at least one, the attention state as a rule")]
     NoParts,
     /// The same kind of part twice.
-    #[error("part {kind} is given twice")]
+    #[error("part {kind} is given twice; join the two or leave one out")]
     PartTwice {
         /// The kind.
         kind: PartKind,
@@ -142,8 +161,10 @@ pub enum BadSave {
         "part `whole` belongs to files of version 1, which are read and never written; pack attention and partial state apart"
     )]
     WholePart,
-    /// The range starts where or after it ends.
-    #[error("its range starts at token {start} and ends at {end}; it must cover at least one token")]
+    /// The range starts after it ends. One that starts where it ends is the row of its base with other parts.
+    #[error(
+        "its base holds {start} tokens, but it has only {end} itself; ask for the base of these very tokens (`base_for`)"
+    )]
     EmptyRange {
         /// First token of the range.
         start: usize,
@@ -151,19 +172,25 @@ pub enum BadSave {
         end: usize,
     },
     /// The range does not start at 0 and there is no parent to start from.
-    #[error("its range starts at token {start} but no parent row is given")]
+    #[error(
+        "its range starts at token {start}, but there is no row with the tokens before; ask for a base again (`base_for`), or save all tokens without one"
+    )]
     NoParent {
         /// First token of the range.
         start: usize,
     },
     /// The parent belongs to another model or context.
-    #[error("its parent {parent} belongs to another namespace")]
+    #[error(
+        "its parent {parent} belongs to another namespace; ask for a base in the namespace of the row (`base_for`), or save all tokens without one"
+    )]
     OtherNamespace {
         /// The parent.
         parent: Key,
     },
     /// The parent does not hold the tokens before the range.
-    #[error("its parent {parent} agrees with it for {agree} tokens only, but the range starts at token {start}")]
+    #[error(
+        "its parent {parent} agrees with it for {agree} tokens only, but the range starts at token {start}; ask for the base of these very tokens (`base_for`), or start at {agree} (`starting_at`)"
+    )]
     ParentDiffers {
         /// The parent.
         parent: Key,
@@ -173,7 +200,9 @@ pub enum BadSave {
         start: usize,
     },
     /// A version 1 row cannot be extended.
-    #[error("its parent {parent} is a whole row of version 1, which cannot be extended by segments")]
+    #[error(
+        "its parent {parent} is a whole row of version 1, which cannot be extended by segments; save all tokens without a base"
+    )]
     WholeParent {
         /// The parent.
         parent: Key,

@@ -55,7 +55,7 @@ pub struct FolderReport {
 /// # Errors
 /// The folder cannot be listed.
 pub fn inspect_folder(folder: &Path) -> Result<FolderReport, CacheError> {
-    refuse_nul(folder)?;
+    refuse_nul("the folder", folder)?;
     let wrap = |source| CacheError::Folder { action: "list", path: folder.to_path_buf(), source };
     let mut report = FolderReport { holder: FolderLock::holder_of(folder), ..FolderReport::default() };
     for scanned in scan(&StdFs, folder).map_err(wrap)? {
@@ -136,7 +136,7 @@ impl FolderReport {
 /// # Errors
 /// The file cannot be read or is not a usable row.
 pub fn inspect_file(path: &Path) -> Result<RowPrefix, CacheError> {
-    refuse_nul(path)?;
+    refuse_nul("the file", path)?;
     read_prefix(&StdFs, path).map_err(|error| match error {
         PrefixError::Io(source) => CacheError::Unreadable { path: path.to_path_buf(), source },
         PrefixError::Format(source) => CacheError::BadFile { path: path.to_path_buf(), source },

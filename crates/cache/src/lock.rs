@@ -37,7 +37,9 @@ impl FolderLock {
             .map_err(|source| wrap("open", source))?;
         match file.try_lock() {
             Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(CacheError::Locked { pid: holder(&mut file), path }),
+            Err(TryLockError::WouldBlock) => {
+                return Err(CacheError::Locked { pid: holder(&mut file), path: folder.to_path_buf() });
+            }
             Err(TryLockError::Error(source)) => return Err(wrap("lock", source)),
         }
         // Who holds it, for people; the lock itself is the kernel's.
@@ -77,7 +79,10 @@ mod tests {
         let lock = FolderLock::take(folder.path()).unwrap();
         let refused = FolderLock::take(folder.path()).unwrap_err();
         let pid = std::process::id().to_string();
-        assert!(matches!(&refused, CacheError::Locked { pid: held, .. } if *held == pid), "{refused}");
+        assert!(
+            matches!(&refused, CacheError::Locked { pid: held, path } if *held == pid && path == folder.path()),
+            "{refused}"
+        );
         assert!(refused.to_string().contains(&pid));
         assert_eq!(FolderLock::holder_of(folder.path()), Some(pid));
         drop(lock);

@@ -138,6 +138,7 @@ impl Store {
             return Err(CacheError::TierOff { tier });
         }
         if bytes > quota {
+            self.counters.saves_dropped.increment();
             return Err(CacheError::QuotaTooSmall { tier, bytes, quota });
         }
         let created = self.config.clock.unix_seconds();
@@ -359,7 +360,7 @@ fn check(request: &SaveRequest<'_>, start: u32) -> Result<(), BadSave> {
         return Err(BadSave::NoTokens);
     }
     if tokens as u64 * 4 + request.text.len() as u64 + 4096 > MAX_PREFIX {
-        return Err(BadSave::TooManyTokens { tokens });
+        return Err(BadSave::TooManyTokens { tokens, text: request.text.len(), limit: MAX_PREFIX });
     }
     if start as usize > tokens {
         return Err(BadSave::EmptyRange { start: start as usize, end: tokens });

@@ -6,8 +6,8 @@ use std::process::{Command, Stdio};
 
 use poncho_cache::format::{self, Field, FormatError, NewPart, NewRow};
 use poncho_cache::{
-    Cache, CacheConfig, CacheError, FingerprintMode, GateError, Gates, PartKind, SaveReason, Tier, inspect_file,
-    inspect_folder,
+    BadSave, Cache, CacheConfig, CacheError, FileTierConfig, FingerprintMode, GateError, Gates, PartKind, PayloadPart,
+    SaveReason, SaveRequest, Tier, inspect_file, inspect_folder,
 };
 
 use crate::support::{conversation, namespace, on_disk, request};
@@ -24,8 +24,12 @@ fn a_quota_smaller_than_one_row_is_refused_with_the_numbers() {
     let CacheError::QuotaTooSmall { tier: Tier::Disk, bytes, quota: 5_000 } = refused else { panic!("{refused}") };
     assert!(bytes > 8_000, "200 tokens of 40 bytes");
     let text = refused.to_string();
-    assert!(text.contains(&bytes.to_string()) && text.contains("5000") && text.contains("raise the quota"), "{text}");
-    assert_eq!(cache.len(), 0);
+    assert!(text.contains(&bytes.to_string()) && text.contains("5000"), "{text}");
+    assert!(text.contains("raise disk.quota (--cache-size)"), "{text}");
+    assert_eq!((cache.len(), cache.counters().saves_dropped), (0, 1), "refused and counted");
+    let cache = Cache::open(CacheConfig::in_memory(5_000)).unwrap();
+    let refused = cache.save(request(namespace(1), &tokens, None)).unwrap_err().to_string();
+    assert!(refused.contains("raise ram_quota"), "{refused}");
 }
 
 /// Not a test of its own: the other process that holds a folder.
@@ -57,10 +61,8 @@ fn a_folder_of_another_process_is_refused_with_its_pid_until_it_ends() {
     let pid = holder.id().to_string();
     assert!(matches!(&refused, CacheError::Locked { pid: held, .. } if *held == pid), "{refused}");
     let text = refused.to_string();
-    assert!(
-        text.contains(&pid) && text.contains(folder.path().to_str().unwrap()) && text.contains("--cache-dir"),
-        "{text}"
-    );
+    let named = format!("cache folder {} is in use by process {pid}: ", folder.path().display());
+    assert!(text.starts_with(&named) && text.contains("--cache-dir"), "{text}");
     assert_eq!(inspect_folder(folder.path()).unwrap().holder, Some(pid), "looking is allowed");
     drop(holder.stdin.take());
     assert!(holder.wait().unwrap().success());
@@ -70,15 +72,67 @@ fn a_folder_of_another_process_is_refused_with_its_pid_until_it_ends() {
 #[test]
 fn a_nul_in_a_path_is_refused_everywhere() {
     let path = PathBuf::from("/folder/a\0b");
+    let ram_file = Some(FileTierConfig { folder: path.clone(), quota: 1 << 20 });
     let errors = [
-        Cache::open(on_disk(&path, 1 << 20)).err().unwrap(),
-        inspect_folder(&path).unwrap_err(),
-        inspect_file(&path).unwrap_err(),
+        (Cache::open(on_disk(&path, 1 << 20)).err().unwrap(), "disk.folder"),
+        (Cache::open(CacheConfig { ram_file, ..CacheConfig::default() }).err().unwrap(), "ram_file.folder"),
+        (inspect_folder(&path).unwrap_err(), "the folder"),
+        (inspect_file(&path).unwrap_err(), "the file"),
     ];
-    for error in errors {
-        assert!(matches!(&error, CacheError::NulInPath { path: named } if *named == path), "{error}");
-        assert!(error.to_string().contains("NUL"), "{error}");
+    for (error, asked) in errors {
+        let names = |named: &Path, field: &str| named == path && field == asked;
+        assert!(matches!(&error, CacheError::NulInPath { path, field } if names(path, field)), "{error}");
+        let text = error.to_string();
+        assert!(text.starts_with(asked) && text.contains("/folder/a") && text.contains("NUL"), "{text}");
     }
+}
+
+/// What a save comes to that contradicts itself: the text gives the facts and says what to try.
+fn refused(cache: &Cache, request: SaveRequest<'_>) -> (BadSave, String) {
+    let error = cache.save(request).unwrap_err();
+    let text = error.to_string();
+    let CacheError::BadSave(error) = error else { panic!("{text}") };
+    assert!(text.ends_with(&error.to_string()) && text.contains("; "), "{text} says what to try");
+    (error, text)
+}
+
+#[test]
+fn a_save_that_contradicts_itself_is_refused_with_what_to_try() {
+    let cache = Cache::open(CacheConfig::in_memory(1 << 20)).unwrap();
+    let tokens = conversation(1, 60);
+    cache.save(request(namespace(1), &tokens[..40], None)).unwrap();
+    let base = || cache.base_for(&namespace(1), &tokens, None).unwrap();
+    let parent = base().key();
+    let plain = || request(namespace(1), &tokens, None);
+
+    assert_eq!(refused(&cache, SaveRequest { tokens: &[], ..plain() }).0, BadSave::NoTokens);
+    assert_eq!(refused(&cache, SaveRequest { parts: Vec::new(), ..plain() }).0, BadSave::NoParts);
+    let logits = PayloadPart { kind: PartKind::Logits, bytes: vec![1].into() };
+    let twice = SaveRequest { parts: vec![logits.clone(), logits], ..plain() };
+    assert_eq!(refused(&cache, twice).0, BadSave::PartTwice { kind: PartKind::Logits });
+
+    let long = SaveRequest { text: "a".repeat(usize::try_from(format::MAX_PREFIX).unwrap()), ..plain() };
+    let (error, text) = refused(&cache, long);
+    let limit = format::MAX_PREFIX;
+    assert!(matches!(error, BadSave::TooManyTokens { tokens: 60, .. }) && text.contains(&limit.to_string()), "{text}");
+
+    let held = base();
+    let short = SaveRequest { tokens: &tokens[..20], base: Some(&held), ..plain() };
+    let (error, text) = refused(&cache, short);
+    assert_eq!(error, BadSave::EmptyRange { start: 40, end: 20 });
+    assert!(text.contains("40 tokens") && text.contains("only 20") && text.contains("base_for"), "{text}");
+
+    let foreign = SaveRequest { namespace: namespace(2), base: Some(&held), ..plain() };
+    let (error, text) = refused(&cache, foreign);
+    assert_eq!(error, BadSave::OtherNamespace { parent });
+    assert!(text.contains("base_for"), "{text}");
+
+    let mut other = tokens.clone();
+    other[30] += 1;
+    let (error, text) = refused(&cache, SaveRequest { tokens: &other, base: Some(&held), ..plain() });
+    assert_eq!(error, BadSave::ParentDiffers { parent, agree: 30, start: 40 });
+    assert!(text.contains("start at 30"), "{text}");
+    assert_eq!(cache.len(), 1, "none of them left anything");
 }
 
 #[test]
