@@ -312,6 +312,22 @@ impl Store {
         key: &Key,
         needs: Needs,
     ) -> Option<RestorePlan> {
+        let started = Instant::now();
+        let plan = self.named_row(namespace, tokens, key, needs);
+        self.counters.lookup_nanos.add_nanos(started.elapsed());
+        if plan.is_some() {
+            self.counters.hits_resume.increment();
+        }
+        plan
+    }
+
+    fn named_row(
+        self: &Arc<Self>,
+        namespace: &Namespace,
+        tokens: &[u32],
+        key: &Key,
+        needs: Needs,
+    ) -> Option<RestorePlan> {
         self.counters.probes.increment();
         let mut index = self.index.lock();
         let id = index.by_key(key)?;
@@ -325,9 +341,7 @@ impl Store {
             return None;
         }
         let found = index.chain(id, count, needs)?;
-        let plan = self.plan(&mut index, &found, Use::Hit);
-        self.counters.hits_resume.increment();
-        Some(plan)
+        Some(self.plan(&mut index, &found, Use::Hit))
     }
 
     /// The attention state of all tokens of a row. Not a hit: nobody asked for it.

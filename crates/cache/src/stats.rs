@@ -96,7 +96,7 @@ counters! {
     saves_evict,
     /// Rows saved because the model was unloaded.
     saves_shutdown,
-    /// Saves given up because the write queue was full.
+    /// Saves given up: no room, a full write queue, a tier that is off, a failed or slow write, a key in use.
     saves_dropped,
     /// Saves that failed in a tier.
     save_failures,

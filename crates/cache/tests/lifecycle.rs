@@ -120,3 +120,22 @@ fn a_second_save_that_adds_logits_completes_the_row() {
     assert_eq!(check_plan(&plan, &tokens).unwrap(), 60);
     assert_eq!(fs.paths().len(), 1);
 }
+
+#[test]
+fn the_time_of_every_kind_of_lookup_is_counted() {
+    let cache = Cache::open(CacheConfig::in_memory(1 << 20)).unwrap();
+    let tokens = conversation(1, 60);
+    let key = save(&cache, namespace(1), &tokens).key;
+    let counted = |before: u64| {
+        let now = cache.counters().lookup_nanos;
+        assert!(now > before, "{now} after {before}");
+        now
+    };
+    let wait = std::time::Duration::ZERO;
+    assert!(cache.lookup(&namespace(1), &tokens, Needs::ATTENTION).is_some());
+    let before = counted(0);
+    assert!(cache.resume(&namespace(1), &tokens, &key, Needs::ATTENTION, wait).is_some());
+    let before = counted(before);
+    assert!(cache.resume(&namespace(2), &tokens, &key, Needs::ATTENTION, wait).is_none());
+    counted(before);
+}
