@@ -104,7 +104,7 @@ fn read_jobs(jobs: Vec<Job<'_>>, threads: usize) -> Result<(), Failure> {
         Ok(())
     };
     std::thread::scope(|scope| {
-        let helper = || std::thread::Builder::new().name("poncho-reader".to_owned()).spawn_scoped(scope, &work).ok();
+        let helper = || std::thread::Builder::new().name("poncho-reader".to_owned()).spawn_scoped(scope, work).ok();
         let helpers: Vec<_> = (1..threads).filter_map(|_| helper()).collect();
         let ours = work();
         helpers.into_iter().map(|helper| helper.join().unwrap_or(Err(Failure::Refused))).fold(ours, Result::and)
