@@ -59,6 +59,12 @@ struct copies {
     std::vector<size_t>        places;
 
     void add(ggml_tensor * tensor, size_t offset, size_t size, size_t place) {
+        // What lies side by side on both sides is one copy.
+        if (!tensors.empty() && tensors.back() == tensor && offsets.back() + sizes.back() == offset &&
+            places.back() + sizes.back() == place) {
+            sizes.back() += size;
+            return;
+        }
         tensors.push_back(tensor);
         offsets.push_back(offset);
         sizes.push_back(size);
