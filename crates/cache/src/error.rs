@@ -118,10 +118,10 @@ pub enum CacheError {
     },
 }
 
-/// What a tier's quota is called where it is set. Only that of the disk has a switch of the command line.
+/// What a tier's quota is called where it is set, in a program and on the command line.
 const fn quota_setting(tier: Tier) -> &'static str {
     match tier {
-        Tier::Ram => "ram_quota",
+        Tier::Ram => "ram_quota (--cache-ram)",
         Tier::RamFile => "ram_file.quota",
         Tier::Disk => "disk.quota (--cache-size)",
     }

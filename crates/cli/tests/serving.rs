@@ -7,6 +7,7 @@ use poncho_testkit::{ModelKind, model_path};
 use serde_json::{Value, json};
 
 use crate::served::{Served, serve_without_model};
+use crate::stopping::until;
 use crate::support::{poncho, run};
 
 /// A server with a folder of models.
@@ -60,9 +61,13 @@ fn memory_for_stored_states_is_bounded_and_watched_as_asked() {
     install(folder.path(), "small:v1");
     let cache = |words: &[&str]| {
         let served = serve(folder.path(), &[&["--model", "small:v1"], words].concat());
-        let (_, text) = served.ask("GET", "/api/cache");
+        let mut told = Value::Null;
+        until("the watcher's first look", || {
+            told = serde_json::from_str(&served.ask("GET", "/api/cache").1).unwrap();
+            told["pressure"]["on"] == false || told["pressure"]["samples"].as_u64().unwrap() > 0
+        });
         terminate(served);
-        serde_json::from_str::<Value>(&text).unwrap()
+        told
     };
     let ram = |cache: &Value| {
         let tiers = cache["tiers"].as_array().unwrap();

@@ -8,7 +8,7 @@ use crate::served::Served;
 
 /// Waits until something holds, for as long as any machine may need.
 #[track_caller]
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
+pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let started = Instant::now();
     while !holds() {
         assert!(started.elapsed() < Duration::from_secs(120), "it never came to this: {what}");

@@ -1,7 +1,7 @@
 //! All rows of a chain at hand at once: by reference where they are in memory, read into one buffer where they are not.
 //!
-//! The restorer calls it for contexts that take a chain only as a whole. Two threads read. It must never hand out a row that was not
-//! read to its end.
+//! The restorer calls it for chains that are set as a whole: those in memory, and all where a sequence has cells of its own. Two
+//! threads read. It must never hand out a row that was not read to its end.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -109,4 +109,86 @@ fn read_jobs(jobs: Vec<Job<'_>>, threads: usize) -> Result<(), Failure> {
         let ours = work();
         helpers.into_iter().map(|helper| helper.join().unwrap_or(Err(Failure::Refused))).fold(ours, Result::and)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use poncho_cache::{
+        Cache, CacheConfig, FingerprintMode, Namespace, Needs, PayloadPart, QuantType, SaveOutcome, SaveReason,
+        SaveRequest,
+    };
+
+    use super::*;
+    use crate::backend::MemoryKind;
+    use crate::backend::stub::StubBackend;
+
+    const NAMESPACE: Namespace = Namespace { fingerprint: [1; 32], quant: QuantType::F16, context_hash: [2; 32] };
+    /// Two of these are worth a second thread.
+    const ROW: usize = WORTH_A_THREAD / 2 + 7;
+    const ROWS: u32 = 5;
+
+    /// A chain of rows of ten tokens each, with their numbers in their bytes.
+    fn saved(cache: &Cache) -> Vec<u32> {
+        let tokens: Vec<u32> = (0..ROWS * 10).collect();
+        for row in 0..ROWS {
+            let tokens = &tokens[..(row as usize + 1) * 10];
+            let base = cache.base_for(&NAMESPACE, tokens, None);
+            assert_eq!(base.as_ref().map_or(0, |base| base.start()), row * 10);
+            let bytes = vec![u8::try_from(row).unwrap(); ROW + row as usize].into();
+            let request = SaveRequest {
+                namespace: NAMESPACE,
+                mode: FingerprintMode::Safe,
+                tokens,
+                base: base.as_ref(),
+                parts: vec![PayloadPart { kind: PartKind::Attention, bytes }],
+                reason: SaveReason::Evict,
+                reason_detail: None,
+                flags: 0,
+                context_size: 100,
+                text: String::new(),
+                tier: None,
+            };
+            assert_eq!(cache.save(request).unwrap().outcome, SaveOutcome::Published);
+        }
+        tokens
+    }
+
+    #[test]
+    fn rows_from_files_and_from_memory_come_in_order_and_whole() {
+        let backend = StubBackend::new(MemoryKind::Attention);
+        for in_memory in [0, 2] {
+            let folder = tempfile::tempdir().unwrap();
+            let ram_quota = (in_memory * (ROW + 100)) as u64;
+            let config = CacheConfig { ram_quota, ..CacheConfig::on_disk(folder.path(), 1 << 30) };
+            let cache = Cache::open(config).unwrap();
+            let tokens = saved(&cache);
+            let plan = cache.lookup(&NAMESPACE, &tokens, Needs::ATTENTION).unwrap();
+            let segments: Vec<&Segment> = plan.segments().iter().collect();
+            let held = segments.iter().filter(|segment| segment.bytes(PartKind::Attention).is_some()).count();
+            assert_eq!((segments.len(), held), (ROWS as usize, in_memory));
+            let staging = Staging::default();
+            let gathered = Gathered::read(&backend, &staging, &segments).unwrap();
+            assert_eq!(gathered.rows().count(), ROWS as usize);
+            for (row, (bytes, took)) in gathered.rows().enumerate() {
+                let is_held = segments[row].bytes(PartKind::Attention).is_some();
+                assert_eq!((bytes.len(), took.is_zero()), (ROW + row, is_held), "row {row}");
+                assert!(bytes.iter().all(|byte| usize::from(*byte) == row), "row {row}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_row_that_cannot_be_read_is_not_handed_out() {
+        let backend = StubBackend::new(MemoryKind::Attention);
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::open(CacheConfig { ram_quota: 0, ..CacheConfig::on_disk(folder.path(), 1 << 30) }).unwrap();
+        let tokens = saved(&cache);
+        let plan = cache.lookup(&NAMESPACE, &tokens, Needs::ATTENTION).unwrap();
+        let segments: Vec<&Segment> = plan.segments().iter().collect();
+        let key = NAMESPACE.key(&tokens[..20]);
+        let file = poncho_cache::format::row_path(folder.path(), &key);
+        std::fs::OpenOptions::new().write(true).open(file).unwrap().set_len(ROW as u64 / 2).unwrap();
+        let staging = Staging::default();
+        assert!(matches!(Gathered::read(&backend, &staging, &segments), Err(Failure::Unusable)));
+    }
 }

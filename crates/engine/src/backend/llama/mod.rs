@@ -1,9 +1,10 @@
 //! llama.cpp behind the backend traits: the only folder with `unsafe`.
 //!
-//! `model.rs` loads, `context.rs` computes, `state.rs` packs and restores with the help of `layout.rs`,
-//! `segment.rs`, `packed.rs`, `chain.rs` and `partial.rs` (all safe) and `state_io.rs`, `grammar.rs` constrains, `chat.rs` renders and parses, `adapter.rs` holds LoRA adapters,
-//! `gguf_check.rs` looks at a file before llama.cpp does, `cpu.rs` at the CPU, `log.rs` keeps its words. No C++ exception and no failed
-//! assertion may reach this folder's callers: input is checked before it crosses the line.
+//! `model.rs` loads, `context.rs` computes, `state.rs` packs and restores with the help of `layout.rs`, `segment.rs`,
+//! `packed.rs`, `chain.rs` and `partial.rs` (all safe) and of `state_io.rs`, `grammar.rs` constrains, `chat.rs` renders and
+//! parses, `adapter.rs` holds LoRA adapters, `gguf_check.rs` looks at a file before llama.cpp does, `cpu.rs` at the CPU,
+//! `log.rs` keeps its words. No C++ exception and no failed assertion may reach this folder's callers: input is checked
+//! before it crosses the line.
 //!
 //! # What each memory kind needs, and how it is put back
 //!
