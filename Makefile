@@ -26,10 +26,11 @@ run: NEEDS := $(if $(MODEL)$(wildcard $(DEFAULT_MODEL)),,pip)
 # What needs no compiled llama.cpp comes first: a stray space must not cost a build.
 define CHECKS
 $(STEP) 'format' cargo fmt --all --check
-$(STEP) 'format of the fuzz targets' cargo fmt --manifest-path fuzz/Cargo.toml --check
 $(STEP) 'tidy' cargo xtask tidy
+$(STEP) 'dependencies' cargo xtask deny
 $(STEP) 'one build of llama.cpp' scripts/one_llama_build.py
 $(STEP) 'clippy' cargo clippy --workspace --all-targets --release -- -D warnings
+$(STEP) 'clippy of the fuzz targets' cargo clippy -p poncho-fuzz --features libfuzzer --release -- -D warnings
 $(STEP) 'documentation' env RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --release
 endef
 
@@ -56,7 +57,7 @@ test: bootstrap ## Everything that CI checks: format, lints, docs, all tests, a 
 	$(STEP) 'clients: SDKs, contract, soak' tests/clients/run.py
 	$(STEP) 'examples in the documentation' cargo test --doc --workspace --release
 	$(STEP) 'schedules of the cache (shuttle)' cargo nextest run -p poncho-cache --features shuttle --release -E 'test(shuttle)'
-	$(STEP) 'fuzz, $(FUZZ_SECONDS) s each' fuzz/run.sh $(FUZZ_SECONDS)
+	$(STEP) 'fuzz, $(FUZZ_SECONDS) s each' fuzz/run.sh $(FUZZ_SECONDS) $(FUZZ_TARGETS)
 
 check: bootstrap ## Static checks only: format, tidy, clippy, docs
 	$(CHECKS)
@@ -68,8 +69,8 @@ bench: bootstrap model ## Run the benchmarks
 doc: bootstrap ## Build the API documentation into target/doc
 	$(STEP) 'documentation' env RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --release
 
-fuzz: bootstrap ## Fuzz the parsers of cache files, FUZZ_SECONDS for each target
-	$(STEP) 'fuzz, $(FUZZ_SECONDS) s each' fuzz/run.sh $(FUZZ_SECONDS)
+fuzz: bootstrap ## Fuzz all parsers of outside input, FUZZ_SECONDS for each target (FUZZ_TARGETS names some)
+	$(STEP) 'fuzz, $(FUZZ_SECONDS) s each' fuzz/run.sh $(FUZZ_SECONDS) $(FUZZ_TARGETS)
 
 model: bootstrap ## Fetch the default model, SmolLM2-135M-Instruct, into .tools/models
 	$(STEP) 'default model' scripts/fetch_model.py

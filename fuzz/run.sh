@@ -1,27 +1,34 @@
 #!/bin/sh
-# Builds the fuzz targets with coverage feedback and runs each for SECONDS (default 60); fails on a crash.
-# Stable Rust and a C++ compiler are enough: rustc's own LLVM puts the counters in that libFuzzer reads.
+# Builds the fuzz targets with coverage feedback and runs each for SECONDS (default 60); fails on a crash, a hang and
+# a leak of memory beyond the limit.
+#
+# usage: fuzz/run.sh [SECONDS [TARGET...]]
+#
+# FUZZ_SEED   the seed of the mutations: 1 unless it is set, so that two runs of CI try the same; `random` for another
+#             one each time.
+#
+# Stable Rust and a C++ compiler are enough: rustc's own LLVM puts the counters in that libFuzzer reads. The target
+# folder and llama.cpp's build are those of every other cargo call (counters.sh).
 set -eu
 cd "$(dirname "$0")"
 seconds=${1:-60}
+[ $# -gt 0 ] && shift
+targets=${*:-kvc_prefix kvc_tlv bodies schema template gguf rows}
+case ${FUZZ_SEED:=1} in random) FUZZ_SEED=0 ;; esac
 
-host=$(rustc -vV | sed -n 's/^host: //p')
-RUSTFLAGS="-Cpasses=sancov-module"
-for option in level=4 inline-8bit-counters pc-table trace-compares; do
-    RUSTFLAGS="$RUSTFLAGS -Cllvm-args=-sanitizer-coverage-$option"
-done
-export RUSTFLAGS="$RUSTFLAGS -Ccodegen-units=1 --cfg fuzzing"
-export CARGO_TARGET_DIR="$PWD/target"
+RUSTC_WORKSPACE_WRAPPER="$PWD/counters.sh" cargo build --release -p poncho-fuzz --features libfuzzer
+built=${CARGO_TARGET_DIR:-$PWD/../target}/release
 
-# With --target the flags reach the fuzzed code only: build scripts have no libFuzzer to link to.
-cargo build --release --target "$host" --bin kvc_prefix --bin kvc_tlv
-
-mkdir -p artifacts
-for target in kvc_prefix kvc_tlv; do
-    mkdir -p "corpus/$target"
+mkdir -p target/artifacts
+for target in $targets; do
+    corpus=target/corpus/$target
+    mkdir -p "$corpus" "seeds/$target"
+    dictionary=''
+    [ -f "$target.dict" ] && dictionary=-dict=$target.dict
     echo "fuzz: $target for $seconds s"
-    "target/$host/release/$target" "corpus/$target" "seeds/$target" \
-        -max_total_time="$seconds" -rss_limit_mb=2048 -max_len=4096 -timeout=10 \
-        -print_final_stats=1 -artifact_prefix="artifacts/$target-"
+    # shellcheck disable=SC2086
+    "$built/fuzz_$target" "$corpus" "seeds/$target" $dictionary \
+        -max_total_time="$seconds" -seed="$FUZZ_SEED" -rss_limit_mb=3072 -max_len=8192 -timeout=10 -verbosity=0 \
+        -print_final_stats=1 -artifact_prefix="target/artifacts/$target-"
 done
 echo "fuzz: no crash"
