@@ -73,6 +73,14 @@ pub(crate) enum ApiError {
         "{host:?} is no name of this server; use localhost, or start the server with --allow-host or with an API key"
     )]
     Host { host: String },
+    /// A page in a browser wants to change something, and nobody let it.
+    #[error(
+        "pages of {origin:?} may not use this server; to let them, start it with --cors ORIGIN, or with an API key"
+    )]
+    Page { origin: String },
+    /// More files arrive than may at once.
+    #[error("{limit} files are being sent already; try again when one of them is here")]
+    TooManyUploads { limit: usize },
     /// The request took longer than it may.
     #[error("the request took longer than {} s; ask for fewer tokens or raise the server's limit", limit.as_secs())]
     Timeout { limit: Duration },
@@ -318,6 +326,10 @@ impl ApiError {
             Self::NotBuilt { .. } => Facts::new(StatusCode::NOT_IMPLEMENTED, Server).code("not_implemented"),
             Self::Unauthorized => Facts::new(StatusCode::UNAUTHORIZED, Authentication).code("invalid_api_key"),
             Self::Host { .. } => Facts::new(StatusCode::FORBIDDEN, Kind::Permission).code("host_not_allowed"),
+            Self::Page { .. } => Facts::new(StatusCode::FORBIDDEN, Kind::Permission).code("origin_not_allowed"),
+            Self::TooManyUploads { .. } => {
+                Facts::new(StatusCode::TOO_MANY_REQUESTS, Kind::Overloaded).code("too_many_uploads").retry()
+            }
             Self::Timeout { .. } => Facts::new(StatusCode::GATEWAY_TIMEOUT, Kind::Timeout).code("request_timeout"),
             Self::Load { .. } => Facts::new(StatusCode::INTERNAL_SERVER_ERROR, Server).code("load_failed"),
             Self::NoMemory { .. } => {

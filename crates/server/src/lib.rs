@@ -46,8 +46,8 @@
 //!
 //! Ollama's generate and chat take `session_id` and `poncho` too; the object comes with the last line. Their options
 //! have the model's defaults as well. Two things differ from Ollama: `num_ctx` of a request is ignored, because a context
-//! is as large as it was loaded and a prompt that does not fit is refused; and what a page in a
-//! browser sends must be announced as `application/json`.
+//! is as large as it was loaded and a prompt that does not fit is refused; and pages in a
+//! browser may not use the server unless their origin was allowed.
 //!
 //! A request that names a model of the library ([`ModelLibrary`]) which is not loaded loads it, within a memory budget;
 //! models that were loaded so go when nobody used them for [`ServerConfig::keep_alive`], with their state saved.
