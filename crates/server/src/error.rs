@@ -343,6 +343,10 @@ impl ApiError {
                     Facts::new(StatusCode::NOT_FOUND, NotFound).code("model_not_found").param("model")
                 }
                 LibraryError::Refused { .. } => bad().code("invalid_value"),
+                LibraryError::TooLarge { .. } => {
+                    Facts::new(StatusCode::PAYLOAD_TOO_LARGE, TooLarge).code("upload_too_large")
+                }
+                LibraryError::NoRoom { .. } => Facts::new(StatusCode::INSUFFICIENT_STORAGE, Server).code("disk_full"),
                 LibraryError::Interrupted { .. } => {
                     Facts::new(StatusCode::SERVICE_UNAVAILABLE, Unavailable).code("cancelled").retry()
                 }
@@ -388,6 +392,10 @@ fn engine_facts(error: &EngineError) -> Facts {
         EngineError::NoRoom { .. } => busy().code("no_room"),
         EngineError::ShuttingDown { .. } => {
             Facts::new(StatusCode::SERVICE_UNAVAILABLE, Kind::Unavailable).code("shutting_down").retry()
+        }
+        // The next request loads it again.
+        EngineError::FileChanged { .. } => {
+            Facts::new(StatusCode::SERVICE_UNAVAILABLE, Kind::Unavailable).code("model_changed").retry()
         }
         EngineError::WorkerDied { .. } => failed().code("worker_died"),
         EngineError::Watchdog { .. } => failed().code("watchdog"),

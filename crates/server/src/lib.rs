@@ -94,12 +94,16 @@ mod timed_stream;
 mod times;
 mod tools;
 mod trace;
+mod uploads;
 
 pub use config::{ConfigError, ServerConfig, check_bind};
 pub use hygiene::HygieneRule;
 pub use keep_alive::KeepAlive;
-pub use library::{LibraryError, LibraryFacts, LibraryModel, ModelDefaults, ModelLibrary, PullStep, Recipe};
+pub use library::{
+    LibraryError, LibraryFacts, LibraryModel, ModelDefaults, ModelLibrary, PullStep, Recipe, UploadLimits,
+};
 pub use manager::budget::MemoryBudget;
 pub use manager::load_model;
 pub use registry_library::{ModelSettings, RegistryLibrary};
 pub use serve::serve;
+pub use uploads::UploadRules;
