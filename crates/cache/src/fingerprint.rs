@@ -5,6 +5,7 @@
 //! `fast_unsafe` reads nothing. A memo that does not fit the files exactly must never be used.
 
 mod memo;
+mod stamp;
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -20,6 +21,8 @@ use crate::key::to_hex;
 use crate::words::FingerprintMode;
 
 use memo::{FingerprintMemo, PartIdentity};
+
+pub use stamp::FileStamp;
 
 /// Large enough that a disk streams, small enough to stay in the processor's cache while it is hashed.
 const READ_BYTES: usize = 1 << 20;
@@ -101,8 +104,17 @@ impl Fingerprint {
         memo_folder: Option<&Path>,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, FingerprintError> {
+        Self::safe_at(parts, memo_folder, progress, SystemTime::now())
+    }
+
+    /// The same, begun at `started`.
+    fn safe_at(
+        parts: &[PathBuf],
+        memo_folder: Option<&Path>,
+        progress: &mut dyn FnMut(u64, u64),
+        started: SystemTime,
+    ) -> Result<Self, FingerprintError> {
         let first = parts.first().ok_or(FingerprintError::NoFiles)?;
-        let started = SystemTime::now();
         let identities = parts
             .iter()
             .map(|path| PartIdentity::of(path).map_err(|source| read_error(path, source)))

@@ -249,6 +249,14 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = parse_wait)]
     pub(crate) write_timeout: Duration,
 
+    /// The largest file that a client may send for a model of its own; 0 takes none
+    #[arg(long, value_name = "BYTES", default_value = "64GiB", value_parser = parse_bytes)]
+    pub(crate) max_upload: u64,
+
+    /// How long a client may take to send such a file
+    #[arg(long, value_name = "DURATION", default_value = "6h", value_parser = parse_wait)]
+    pub(crate) upload_timeout: Duration,
+
     /// An origin whose pages may use the server, such as https://chat.example; may be given several times
     #[arg(long, value_name = "ORIGIN")]
     pub(crate) cors: Vec<String>,

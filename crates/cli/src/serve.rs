@@ -110,11 +110,13 @@ fn warn_of_little_space(folder: &Path) {
     }
 }
 
-/// Who may look in from a browser, how long clients are waited for, and who gets traces.
+/// Who may look in from a browser, how long clients are waited for, what they may send, and who gets traces.
 fn observe(args: &ServeArgs, config: &mut ServerConfig) {
     config.allowed_hosts.clone_from(&args.allow_host);
     config.cors.clone_from(&args.cors);
     config.write_timeout = args.write_timeout;
+    config.uploads.most_bytes = args.max_upload;
+    config.uploads.time = args.upload_timeout;
     if args.no_hygiene {
         config.hygiene.clear();
     }

@@ -98,3 +98,23 @@ fn a_model_that_is_none_or_does_not_fit_is_broken() {
     let (code, finding) = examine(folder.path(), &huge, "memory");
     assert_eq!((code, &finding["level"]), (Some(1), &"broken".into()), "{finding}");
 }
+
+/// Hardening 4: earlier releases gave a pulled file a second name instead of a copy.
+#[test]
+fn a_model_that_shares_its_file_is_reported_and_verifying_repairs_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let (models, kv) = (folder.path().join("models"), folder.path().join("kv"));
+    let model = model_path(ModelKind::Attention);
+    let pulled = run(poncho().arg("pull").arg(&model).args(["--name", "tiny:1", "--models-dir"]).arg(&models));
+    assert_eq!(pulled.code, Some(0), "{}", pulled.stderr);
+    let words = ["--models-dir", models.to_str().unwrap()];
+    assert!(examine(&kv, &words, "models folder").1.is_null());
+    let mut blobs = std::fs::read_dir(models.join("blobs")).unwrap();
+    std::fs::hard_link(blobs.next().unwrap().unwrap().path(), folder.path().join("outside.gguf")).unwrap();
+    let (_, finding) = examine(&kv, &words, "models folder");
+    assert_eq!(finding["level"], "warning", "{finding}");
+    assert!(finding["advice"].as_str().unwrap().contains("poncho show tiny:1 --verify"), "{finding}");
+    let verified = run(poncho().args(["show", "tiny:1", "--verify", "--models-dir"]).arg(&models));
+    assert_eq!(verified.code, Some(0), "{}", verified.stderr);
+    assert!(examine(&kv, &words, "models folder").1.is_null(), "it has a file of its own now");
+}

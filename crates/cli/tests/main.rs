@@ -32,6 +32,8 @@ mod models_document;
 #[cfg(test)]
 mod newcomer;
 #[cfg(test)]
+mod packaged_files;
+#[cfg(test)]
 mod packaging;
 #[cfg(test)]
 mod piping;

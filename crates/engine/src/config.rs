@@ -6,7 +6,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use poncho_cache::{Gates, Policy, Tier};
+use poncho_cache::{FileStamp, Gates, Policy, Tier};
 
 use crate::backend::{Backend, ContextOptions, FlashAttention, KvLayout, ModelOptions};
 use crate::batch::Budget;
@@ -26,6 +26,14 @@ pub enum FingerprintSource {
     },
     /// The metadata block and the first weight tensor are hashed.
     GgufChunked,
+    /// The caller hashed every byte of the one file and says how the file was then. A file that is still so is not read
+    /// again; any other one is, and is refused if it has another hash.
+    Hashed {
+        /// SHA-256 of the file.
+        sha256: [u8; 32],
+        /// The file right after it was hashed; `None` if nobody remembers.
+        stamp: Option<FileStamp>,
+    },
     /// The caller knows best.
     FastUnsafe([u8; 32]),
 }

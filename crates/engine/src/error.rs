@@ -141,6 +141,12 @@ pub enum EngineError {
         /// How long the tick had run.
         waited: Duration,
     },
+    /// The model's file is not the one that was loaded any more.
+    #[error("the file of {model} was changed while the model was loaded; load the model again")]
+    FileChanged {
+        /// The model.
+        model: String,
+    },
     /// The model is being unloaded.
     #[error("{model} is shutting down; load it again or use another model")]
     ShuttingDown {
@@ -313,6 +319,7 @@ mod tests {
             (EngineError::NoRoom { needed: 512, free: 17 }, ["17", "enlarge"]),
             (EngineError::Load { path: "/models/a.gguf".into(), reason: "cut short".into() }, ["a.gguf", "cut short"]),
             (EngineError::Watchdog { model: "m".into(), waited: Duration::from_secs(3) }, ["3000 ms", "again"]),
+            (EngineError::FileChanged { model: "m".into() }, ["changed", "load the model again"]),
             (RequestError::NothingToGenerate.into(), ["max_tokens", "prefill_only"]),
         ];
         for (error, words) in cases {

@@ -6,8 +6,8 @@
 use std::collections::BTreeMap;
 
 use poncho_cache::{
-    AdapterIdentity, ContextFacts, Fingerprint, FingerprintMode, Namespace, QuantType, effective_fingerprint, identify,
-    split_parts, to_hex,
+    AdapterIdentity, ContextFacts, FileStamp, Fingerprint, FingerprintMode, Namespace, QuantType,
+    effective_fingerprint, identify, split_parts, to_hex,
 };
 
 use crate::backend::{ContextInfo, ContextOptions, KvLayout, ModelInfo, ModelOptions};
@@ -53,9 +53,24 @@ impl FileIdentity {
         let fingerprint = match source {
             FingerprintSource::Safe { memo_folder } => Fingerprint::safe(&parts, memo_folder.as_deref(), progress),
             FingerprintSource::GgufChunked => Fingerprint::gguf_chunked(&parts),
+            FingerprintSource::Hashed { sha256, stamp: Some(stamp) }
+                if FileStamp::of(&options.path).is_ok_and(|now| now == *stamp) =>
+            {
+                Ok(Fingerprint { bytes: *sha256, mode: FingerprintMode::Safe })
+            }
+            FingerprintSource::Hashed { .. } => Fingerprint::safe(&parts, None, progress),
             FingerprintSource::FastUnsafe(bytes) => Ok(Fingerprint::fast_unsafe(*bytes)),
         }
         .map_err(|error| load_error(error.to_string()))?;
+        if let FingerprintSource::Hashed { sha256, .. } = source
+            && *sha256 != fingerprint.bytes
+        {
+            let (now, then) = (to_hex(&fingerprint.bytes), to_hex(sha256));
+            return Err(load_error(format!(
+                "the file was changed after it was installed: its SHA-256 is {now} instead of {then}; remove the model \
+                 with `poncho rm` and pull it again"
+            )));
+        }
         let identity = identify(&options.path).map_err(|error| load_error(error.to_string()))?;
         let quant = identity.file_type.map_or(QuantType::Other, QuantType::from_file_type);
         Ok(Self { fingerprint: fingerprint.bytes, mode: fingerprint.mode, quant })

@@ -84,6 +84,7 @@ mod config;
 mod engine;
 mod exact;
 mod extras;
+mod file_watch;
 mod follow;
 mod footprint;
 mod gathered;

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
-use poncho_cache::{Cache, Key, Namespace};
+use poncho_cache::{Cache, FileStamp, Key, Namespace};
 use sha2::{Digest, Sha256};
 use tokio::sync::oneshot;
 
@@ -23,6 +23,7 @@ use crate::config::{Exactness, ModelConfig};
 use crate::detokenize::Utf8Stream;
 use crate::error::EngineError;
 use crate::event::Completion;
+use crate::file_watch::FileWatch;
 use crate::identity::FileIdentity;
 use crate::request::{Grammar, GrammarSource, Mode, ModelLimits, Request, RequestId, Trigger};
 use crate::shared::Shared;
@@ -77,9 +78,15 @@ impl Model {
             .check()
             .map_err(|error| EngineError::Config { setting: "context".to_owned(), reason: error.to_string() })?;
         let path = config.model.path.clone();
+        // Before the backend opens them: what it maps and what is hashed must be the same bytes.
+        let watch = FileWatch::new(&config.model);
         let model =
             backend.load_model(&config.model).map_err(|error| EngineError::Load { path, reason: error.to_string() })?;
         let file = FileIdentity::of(&config.model, &config.fingerprint, progress)?;
+        if let Some(path) = watch.look() {
+            let reason = "it was changed while it was being loaded; wait until it is complete and load it again";
+            return Err(EngineError::Load { path, reason: reason.to_owned() });
+        }
         let probe = model.info();
         // The worker creates the context; what one request may use is known from the settings.
         let context = if config.context.n_ctx == 0 { probe.n_ctx_train } else { config.context.n_ctx } as usize;
@@ -90,6 +97,7 @@ impl Model {
             model,
             cache,
             file,
+            watch,
             limits,
             status: Status::default(),
             streams: Arc::new(Streams::default()),
@@ -136,6 +144,34 @@ impl Model {
     #[must_use]
     pub fn file(&self) -> FileIdentity {
         self.shared().file
+    }
+
+    /// Whether its file was changed since it was loaded, as far as anybody looked. It takes no requests then: unload it
+    /// and load it again.
+    #[must_use]
+    pub fn is_file_changed(&self) -> bool {
+        self.shared().watch.is_changed()
+    }
+
+    /// Whether nobody looked at its file for a second.
+    #[must_use]
+    pub fn is_file_look_due(&self) -> bool {
+        self.shared().watch.is_due()
+    }
+
+    /// Looks whether its file was changed since it was loaded. May block as long as the disk does.
+    #[must_use]
+    pub fn look_at_file(&self) -> bool {
+        self.shared().watch.look().is_some()
+    }
+
+    /// Refuses work whose results would be those of other weights.
+    fn check_file(&self) -> Result<(), EngineError> {
+        let watch = &self.shared().watch;
+        if watch.is_changed() || (watch.is_due() && watch.look().is_some()) {
+            return Err(EngineError::FileChanged { model: self.id().to_owned() });
+        }
+        Ok(())
     }
 
     /// The namespace of its rows without adapters.
@@ -253,6 +289,7 @@ impl Model {
     /// The request is wrong in itself, its grammar does not compile, or too many wait already.
     pub fn submit(&self, mut request: Request) -> Result<Stream, EngineError> {
         let shared = self.shared();
+        self.check_file()?;
         request.exact |= self.config().exactness == Exactness::Always;
         request.validate(&shared.limits)?;
         let grammar = request.grammar.as_ref().map(|grammar| self.compile(grammar)).transpose()?;
@@ -347,6 +384,7 @@ impl Model {
     /// # Errors
     /// An input is too long, or the model cannot embed.
     pub fn embed(&self, inputs: Vec<Vec<u32>>, normalise: bool) -> Result<Vec<Vec<f32>>, EngineError> {
+        self.check_file()?;
         for input in &inputs {
             Request::new(input.clone()).validate(&self.limits())?;
         }
@@ -383,8 +421,13 @@ impl Model {
     /// The file cannot be read or was made for another model.
     pub fn load_adapter(&self, path: &Path) -> Result<AdapterId, EngineError> {
         let failed = |reason: String| EngineError::AdapterLoad { path: path.to_path_buf(), reason };
+        let before = FileStamp::of(path).map_err(|error| failed(error.to_string()))?;
         let adapter = self.shared().model.load_adapter(path).map_err(|error| failed(error.to_string()))?;
         let sha256 = file_hash(path).map_err(|error| failed(error.to_string()))?;
+        if FileStamp::of(path).map_err(|error| failed(error.to_string()))? != before {
+            let reason = "it was changed while it was being loaded; wait until it is complete and load it again";
+            return Err(failed(reason.to_owned()));
+        }
         let id = AdapterId(NEXT_ID.fetch_add(1, Ordering::Relaxed));
         let info = AdapterInfo { id, path: path.to_path_buf(), sha256, scale: 1.0 };
         self.ask(|reply| Command::LoadAdapter { info, adapter, reply })

@@ -14,6 +14,7 @@ use poncho_cache::{
 
 use crate::backend::{Backend, Context, MemoryKind, SeqId, StateError, StatePart};
 use crate::exact::Grid;
+use crate::file_watch::FileWatch;
 
 /// What saving needs of the worker.
 pub(crate) struct Saver<'a> {
@@ -23,6 +24,7 @@ pub(crate) struct Saver<'a> {
     pub(crate) policy: &'a Policy,
     pub(crate) tier: Option<Tier>,
     pub(crate) mode: FingerprintMode,
+    pub(crate) watch: &'a FileWatch,
 }
 
 /// A boundary worth saving.
@@ -49,6 +51,10 @@ impl Saver<'_> {
         let key = boundary.namespace.key(boundary.tokens);
         if self.is_stored(&key, memory, !boundary.logits.is_empty()) {
             return Some(key);
+        }
+        // The weights that made this state may be others than those of its namespace.
+        if self.watch.is_changed() || self.watch.look().is_some() {
+            return None;
         }
         let started = Instant::now();
         let base = memory

@@ -375,6 +375,7 @@ impl Worker {
             policy,
             tier: shared.config.tier,
             mode: shared.file.mode,
+            watch: &shared.watch,
         };
         let key = saver.save(&Boundary {
             seq: task.seq,

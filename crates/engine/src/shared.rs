@@ -12,6 +12,7 @@ use crate::backend::{Backend, Model};
 use crate::config::ModelConfig;
 use crate::error::EngineError;
 use crate::event::StreamEvent;
+use crate::file_watch::FileWatch;
 use crate::identity::FileIdentity;
 use crate::request::{ModelLimits, RequestId};
 use crate::status::Status;
@@ -24,6 +25,8 @@ pub(crate) struct Shared {
     pub(crate) model: Arc<dyn Model>,
     pub(crate) cache: Arc<Cache>,
     pub(crate) file: FileIdentity,
+    /// Whether its files are still those.
+    pub(crate) watch: FileWatch,
     pub(crate) limits: ModelLimits,
     pub(crate) status: Status,
     pub(crate) streams: Arc<Streams>,

@@ -349,6 +349,7 @@ impl Worker {
             policy: &self.policy,
             tier: self.shared.config.tier,
             mode: self.shared.file.mode,
+            watch: &self.shared.watch,
         }
     }
 }

@@ -5,6 +5,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,6 +15,7 @@ use crate::digest::{Hasher, Sha256, for_each_piece};
 use crate::error::RegistryError;
 use crate::lock::{self, HeldLock};
 use crate::progress::{Progress, ProgressSink};
+use crate::stamp::Stamp;
 
 /// A file by its content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,6 +43,21 @@ impl Layout {
 
     pub(crate) fn incoming(&self) -> PathBuf {
         self.root.join("incoming")
+    }
+
+    /// How the files in `blobs/` were when they were hashed.
+    pub(crate) fn stamp(&self, digest: &Sha256) -> PathBuf {
+        self.hashed().join(blob_name(digest))
+    }
+
+    pub(crate) fn hashed(&self) -> PathBuf {
+        self.root.join("hashed")
+    }
+
+    /// Bytes that may still be written; `None` if the file system does not say.
+    pub(crate) fn free_bytes(&self) -> Option<u64> {
+        let facts = rustix::fs::statvfs(&self.root).ok()?;
+        Some(facts.f_bavail.saturating_mul(facts.f_frsize))
     }
 
     /// Interrupted downloads, kept to go on with.
@@ -138,42 +155,69 @@ impl Drop for Incoming {
     }
 }
 
-/// Brings a file of this machine into `incoming`: by sharing its blocks, else by a second name for it, else by a copy.
-pub(crate) fn bring(from: &Path, incoming: &Incoming, progress: ProgressSink<'_>) -> Result<(), RegistryError> {
+/// Brings a file of this machine into `incoming`: by sharing its blocks, else by a copy. Never by a second name for it:
+/// a file in `blobs/` is never changed, and the user's own may be.
+pub(crate) fn bring(
+    layout: &Layout,
+    from: &Path,
+    incoming: &Incoming,
+    progress: ProgressSink<'_>,
+) -> Result<(), RegistryError> {
     let to = incoming.data();
-    // A second name for a link would be a link; the file itself is wanted.
-    let from = fs::canonicalize(from).map_err(|source| RegistryError::io("find", from, source))?;
-    if clone_blocks(&from, &to).is_ok() {
-        return Ok(());
+    let source = File::open(from).map_err(|source| RegistryError::io("open", from, source))?;
+    let stamp = |file: &File| {
+        let metadata = file.metadata().map_err(|source| RegistryError::io("look at", from, source))?;
+        Ok::<_, RegistryError>(Stamp::of(&metadata))
+    };
+    let before = stamp(&source)?;
+    let target = File::create(&to).map_err(|source| RegistryError::io("create", &to, source))?;
+    if clone_blocks(&source, &target).is_err() {
+        check_room(layout, before.bytes)?;
+        copy(&source, from, target, &to, progress)?;
     }
-    // A failed attempt leaves an empty file.
-    let _ = fs::remove_file(&to);
-    if fs::hard_link(&from, &to).is_ok() {
-        return Ok(());
+    // Half of one file and half of another would be a model of its own.
+    if stamp(&source)? != before {
+        return Err(RegistryError::SourceChanged { path: from.to_owned() });
     }
-    copy(&from, &to, progress)
+    Ok(())
 }
 
 #[cfg(target_os = "linux")]
-fn clone_blocks(from: &Path, to: &Path) -> io::Result<()> {
-    let (from, to) = (File::open(from)?, File::create(to)?);
-    Ok(rustix::fs::ioctl_ficlone(&to, &from)?)
+fn clone_blocks(from: &File, to: &File) -> io::Result<()> {
+    Ok(rustix::fs::ioctl_ficlone(to, from)?)
 }
 
 #[cfg(not(target_os = "linux"))]
-fn clone_blocks(_from: &Path, _to: &Path) -> io::Result<()> {
+fn clone_blocks(_from: &File, _to: &File) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
-fn copy(from: &Path, to: &Path, progress: ProgressSink<'_>) -> Result<(), RegistryError> {
-    let source = File::open(from).map_err(|source| RegistryError::io("open", from, source))?;
+/// Whether so many bytes fit into the registry's folder.
+pub(crate) fn check_room(layout: &Layout, needed: u64) -> Result<(), RegistryError> {
+    match layout.free_bytes() {
+        Some(free) if free < needed => Err(RegistryError::NoRoom { needed, free, folder: layout.root.clone() }),
+        _ => Ok(()),
+    }
+}
+
+fn copy(
+    source: &File,
+    from: &Path,
+    mut target: File,
+    to: &Path,
+    progress: ProgressSink<'_>,
+) -> Result<(), RegistryError> {
     let total = source.metadata().map_or(0, |metadata| metadata.len());
-    let mut target = File::create(to).map_err(|source| RegistryError::io("create", to, source))?;
     pieces(source, from, |piece, done| {
         target.write_all(piece).map_err(|source| RegistryError::io("write", to, source))?;
         tell(progress, Progress::Copying { done, total })
     })?;
     Ok(())
+}
+
+/// Whether a file has a second name, under which somebody may change it.
+pub(crate) fn is_linked(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|metadata| metadata.nlink() > 1)
 }
 
 /// Reads a file piece by piece with errors that name it.
@@ -201,16 +245,32 @@ pub(crate) fn tell(progress: ProgressSink<'_>, step: Progress) -> Result<(), Reg
     if progress(step).is_break() { Err(RegistryError::Stopped) } else { Ok(()) }
 }
 
-/// The hash and size of a file.
-pub(crate) fn hash_file(path: &Path, progress: ProgressSink<'_>) -> Result<Blob, RegistryError> {
+/// A file's hash and size, and how the file was.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Hashed {
+    pub(crate) blob: Blob,
+    pub(crate) stamp: Stamp,
+}
+
+/// The hash and size of a file that does not change meanwhile.
+pub(crate) fn hash_file(path: &Path, progress: ProgressSink<'_>) -> Result<Hashed, RegistryError> {
+    let look = |file: &File| {
+        let metadata = file.metadata().map_err(|source| RegistryError::io("look at", path, source))?;
+        Ok::<_, RegistryError>(Stamp::of(&metadata))
+    };
     let file = File::open(path).map_err(|source| RegistryError::io("open", path, source))?;
-    let total = file.metadata().map_or(0, |metadata| metadata.len());
+    let stamp = look(&file)?;
+    let total = stamp.bytes;
     let mut hasher = Hasher::default();
-    let bytes = pieces(file, path, |piece, done| {
+    let bytes = pieces(&file, path, |piece, done| {
         hasher.update(piece);
         tell(progress, Progress::Verifying { done, total })
     })?;
-    Ok(Blob { sha256: hasher.finish(), bytes })
+    // The change time aside: another process may give the name to a new file meanwhile, which takes it from this one.
+    if !look(&file)?.is_renamed(&stamp) {
+        return Err(RegistryError::SourceChanged { path: path.to_owned() });
+    }
+    Ok(Hashed { blob: Blob { sha256: hasher.finish(), bytes }, stamp })
 }
 
 /// Makes a file's bytes last.
@@ -224,10 +284,29 @@ pub(crate) fn sync_folder(path: &Path) -> Result<(), RegistryError> {
     sync_file(path)
 }
 
-/// Gives a whole, checked file its name. The caller holds the folder's lock and has synced the file. A file that has the
-/// name already is replaced: the new bytes were just checked, the old ones were not.
-pub(crate) fn place(layout: &Layout, data: &Path, blob: &Blob) -> Result<(), RegistryError> {
+/// Gives a whole, checked file its name, and remembers how it was when it was hashed (`None` if that was not seen). The
+/// caller holds the folder's lock and has synced the file. A file that has the name already is replaced: the new bytes
+/// were just checked, the old ones were not.
+pub(crate) fn place(layout: &Layout, data: &Path, blob: &Blob, hashed: Option<&Stamp>) -> Result<(), RegistryError> {
     let target = layout.blob(&blob.sha256);
-    fs::rename(data, &target).map_err(|source| RegistryError::io("rename", &target, source))?;
-    sync_folder(&layout.blobs())
+    match fs::rename(data, &target) {
+        Ok(()) => {}
+        // An upload that another model took meanwhile: it has its name.
+        Err(error) if error.kind() == io::ErrorKind::NotFound && target.is_file() => return Ok(()),
+        Err(source) => return Err(RegistryError::io("rename", &target, source)),
+    }
+    sync_folder(&layout.blobs())?;
+    // Taken again: the rename changed it.
+    let now = fs::metadata(&target).map(|metadata| Stamp::of(&metadata));
+    let stamp_path = layout.stamp(&blob.sha256);
+    match (now, hashed) {
+        (Ok(now), Some(hashed)) if hashed.is_renamed(&now) => {
+            // Without it the file is read once more when it is loaded.
+            let _ = now.write(&stamp_path);
+        }
+        _ => {
+            let _ = fs::remove_file(&stamp_path);
+        }
+    }
+    Ok(())
 }

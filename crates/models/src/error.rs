@@ -121,6 +121,32 @@ pub enum RegistryError {
         /// What was written.
         path: PathBuf,
     },
+    /// Not enough room, found out before the disk is full.
+    #[error(
+        "{needed} bytes are needed in {} and {free} are free for it; free some space, or choose another folder with --models-dir", .folder.display()
+    )]
+    NoRoom {
+        /// Bytes that are still to come.
+        needed: u64,
+        /// Bytes that may be used for them.
+        free: u64,
+        /// Where.
+        folder: PathBuf,
+    },
+    /// A file that a client sends is larger than it may be.
+    #[error(
+        "the file has more than the {limit} bytes that an upload may have; raise the limit with --max-upload, or bring the file in with `poncho pull` on the server"
+    )]
+    TooLarge {
+        /// The most that it may have.
+        limit: u64,
+    },
+    /// A file was written to while it was being read.
+    #[error("{} changed while it was being read; wait until it is complete and try again", .path.display())]
+    SourceChanged {
+        /// The file.
+        path: PathBuf,
+    },
     /// The caller stopped it.
     #[error("stopped before it was done; what was fetched is kept, and the same command goes on from there")]
     Stopped,

@@ -19,6 +19,7 @@ mod progress;
 mod pull;
 mod reference;
 mod registry;
+mod stamp;
 
 pub use blobs::Blob;
 pub use catalogue::{CATALOGUE, CatalogueEntry, DEFAULT_MODEL, KnownFile, PackageFile};
@@ -32,4 +33,5 @@ pub use parameters::{ParameterError, Parameters};
 pub use progress::{Progress, ProgressSink, ignore_progress};
 pub use pull::{PullError, PullOptions};
 pub use reference::{HubChoice, HubReference, Reference, ReferenceError};
-pub use registry::{Damaged, Installed, PathRule, Registry, Removed, Resolved};
+pub use registry::{Damaged, Installed, PathRule, Registry, Removed, Resolved, Upload};
+pub use stamp::Stamp;

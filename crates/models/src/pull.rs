@@ -111,7 +111,7 @@ impl Registry {
         let name = options.name.clone().or_else(|| reference.default_name());
         let name = name.ok_or_else(|| PullError::NoName { reference: reference.to_string() })?;
         match reference {
-            Reference::Path(path) => Ok(self.import(path, &name, progress)?),
+            Reference::Path(path) => Ok(self.import_checked(path, &name, options.sha256, progress)?),
             Reference::Url(url) => {
                 let source = Source { kind: SourceKind::Url, reference: without_secrets(url) };
                 let remote = Remote { url: url.clone(), token: None, sha256: options.sha256, bytes: None };
@@ -196,13 +196,14 @@ impl Registry {
             return Ok(self.install(name, source, &ready, progress)?);
         }
         let data = download::fetch(&folder, remote, options, progress)?;
-        let blob = hash_file(&data, progress)?;
-        if let Some(expected) = remote.sha256.filter(|expected| *expected != blob.sha256) {
+        let hashed = hash_file(&data, progress)?;
+        let got = hashed.blob.sha256;
+        if let Some(expected) = remote.sha256.filter(|expected| *expected != got) {
             folder.forget();
-            return Err(PullError::WrongHash { url: without_secrets(&remote.url), expected, got: blob.sha256 });
+            return Err(PullError::WrongHash { url: without_secrets(&remote.url), expected, got });
         }
         crate::blobs::sync_file(&data)?;
-        let ready = match Ready::fetched(data, blob) {
+        let ready = match Ready::fetched(data, hashed) {
             Ok(ready) => ready,
             Err(error) => {
                 folder.forget();
@@ -225,7 +226,7 @@ impl Registry {
         if !path.is_file() {
             return Ok(None);
         }
-        match self.bring(&path, progress) {
+        match self.own_model(&path, progress) {
             Ok(ready) if ready.blob.sha256 == *digest => Ok(Some(ready)),
             Err(RegistryError::Stopped) => Err(RegistryError::Stopped),
             // Damaged, or removed since: fetched anew.

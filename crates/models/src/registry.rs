@@ -12,7 +12,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::blobs::{Layout, hash_file};
+use crate::blobs::{Layout, hash_file, is_linked};
 use crate::catalogue::{self, CATALOGUE};
 use crate::error::RegistryError;
 use crate::gguf::{Facts, GgufError, read_facts};
@@ -21,8 +21,10 @@ use crate::name::ModelName;
 use crate::nearest::nearest;
 use crate::progress::ProgressSink;
 use crate::reference::Reference;
+use crate::stamp::Stamp;
 
 pub(crate) use create::Ready;
+pub use create::Upload;
 
 /// A registry folder.
 #[derive(Debug, Clone)]
@@ -193,7 +195,31 @@ impl Registry {
         }
     }
 
-    /// Reads every byte of a model's files and compares their hashes.
+    /// How a model's file was when it was hashed; `None` if nobody wrote that down.
+    #[must_use]
+    pub fn stamp(&self, installed: &Installed) -> Option<Stamp> {
+        Stamp::read(&self.layout.stamp(&installed.manifest.model.sha256))
+    }
+
+    /// Files of models that have a second name, under which they may be changed: releases before this one made one for a
+    /// file that was pulled by its path. [`Registry::verify`] gives such a model a file of its own.
+    ///
+    /// # Errors
+    /// When the folder cannot be read.
+    pub fn linked(&self) -> Result<Vec<Installed>, RegistryError> {
+        let is_shared =
+            |model: &Installed| std::iter::once(&model.model).chain(&model.adapters).any(|path| is_linked(path));
+        Ok(self.list()?.into_iter().filter(is_shared).collect())
+    }
+
+    /// Removes what a crash left and uploads that no model was made of within a day, as [`Registry::open`] does; nothing
+    /// that is in use.
+    pub fn sweep(&self) {
+        clean::clean(&self.layout);
+    }
+
+    /// Reads every byte of a model's files and compares their hashes. A file with a second name is copied, so that
+    /// nobody can change it under that name any longer.
     ///
     /// # Errors
     /// When a file is missing or damaged.
@@ -202,9 +228,15 @@ impl Registry {
         let paths = std::iter::once(&installed.model).chain(&installed.adapters);
         for (path, blob) in paths.zip(installed.manifest.blobs()) {
             let found = hash_file(path, progress)?;
-            if found != *blob {
-                let found = format!("its SHA-256 is {}", found.sha256);
+            if found.blob != *blob {
+                let found = format!("its SHA-256 is {}", found.blob.sha256);
                 return Err(RegistryError::Damaged { path: path.clone(), found });
+            }
+            if is_linked(path) {
+                self.detach(path, blob, progress)?;
+            } else if let Ok(_writing) = self.layout.lock_for_writing() {
+                // Where nothing can be written, the file is read again when it is loaded.
+                let _ = found.stamp.write(&self.layout.stamp(&blob.sha256));
             }
         }
         Ok(installed)

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use poncho_models::{Modelfile, PathRule, RegistryError, Role, Sha256, SourceKind, ignore_progress};
+use poncho_models::{Modelfile, PathRule, RegistryError, Role, Sha256, SourceKind, Upload, ignore_progress};
 use serde_json::json;
 
 use crate::support::{Place, gguf, name};
@@ -95,15 +95,17 @@ fn files_that_a_client_sent_are_named_by_their_hash() {
     let bytes = gguf("model", 5);
     let digest = Sha256::of(&bytes);
     assert!(!registry.has_blob(&digest));
-    let wrong = registry.add_blob(&digest, &b"other bytes"[..]).unwrap_err();
+    let wrong = registry.add_blob(&digest, &b"other bytes"[..], &Upload::default()).unwrap_err();
     assert!(matches!(wrong, RegistryError::WrongHash { .. }), "{wrong}");
     assert!(!registry.has_blob(&digest));
-    registry.add_blob(&digest, &bytes[..]).unwrap();
+    registry.add_blob(&digest, &bytes[..], &Upload::default()).unwrap();
     let modelfile = Modelfile::parse(&format!("FROM @sha256:{digest}")).unwrap();
     // It outlives an opening in between.
     let registry = place.open();
     let made = registry.create(&name("sent"), &modelfile, PathRule::Refused, &mut ignore_progress).unwrap();
     assert_eq!(std::fs::read(made.model).unwrap(), bytes);
+    assert!(registry.has_blob(&digest) && place.names_in("uploads").is_empty(), "it is the model's file now");
+    registry.create(&name("twice"), &modelfile, PathRule::Refused, &mut ignore_progress).unwrap();
     let unknown = Modelfile::parse(&format!("FROM @sha256:{}", Sha256::of(b"none"))).unwrap();
     let refused = registry.create(&name("x"), &unknown, PathRule::Refused, &mut ignore_progress).unwrap_err();
     assert!(matches!(refused, RegistryError::NoBlob { .. }), "{refused}");

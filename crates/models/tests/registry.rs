@@ -2,9 +2,11 @@
 
 use std::fs;
 use std::ops::ControlFlow;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{MetadataExt, symlink};
 
-use poncho_models::{Progress, RegistryError, Resolved, Sha256, SourceKind, ignore_progress};
+use poncho_models::{
+    Progress, PullError, PullOptions, Reference, RegistryError, Resolved, Sha256, SourceKind, Upload, ignore_progress,
+};
 
 use crate::support::{Place, gguf, name};
 
@@ -146,6 +148,131 @@ fn texts_resolve_to_names_files_and_advice() {
     for hostile in ["", "../../etc/passwd", "/etc/passwd", "a\0b", "..", "https://", "hf:x"] {
         registry.resolve(hostile).unwrap_err();
     }
+}
+
+/// Hardening 4: a pulled file was a second name of the user's own, and changed with it.
+#[test]
+fn a_file_that_is_overwritten_after_its_import_leaves_the_model_as_it_was() {
+    let place = Place::new();
+    let path = place.file("mine.gguf", &gguf("model", 1));
+    let registry = place.open();
+    let mut copied = Vec::new();
+    let installed = registry
+        .import(&path, &name("mine"), &mut |step| {
+            if let Progress::Copying { done, total } = step {
+                copied.push((done, total));
+            }
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+    assert_ne!(fs::metadata(&installed.model).unwrap().ino(), fs::metadata(&path).unwrap().ino());
+    let size = gguf("model", 1).len() as u64;
+    // A file system that shares blocks copies nothing.
+    assert!(copied.is_empty() || copied.last() == Some(&(size, size)), "{copied:?}");
+    // In place: the same inode, another content of the same size.
+    fs::write(&path, gguf("model", 2)).unwrap();
+    assert_eq!(fs::read(&installed.model).unwrap(), gguf("model", 1));
+    registry.verify(&name("mine"), &mut ignore_progress).unwrap();
+    assert!(registry.linked().unwrap().is_empty());
+}
+
+/// Hardening 4: registries of earlier releases hold such second names.
+#[test]
+fn a_file_with_a_second_name_is_reported_and_verifying_gives_it_its_own() {
+    let place = Place::new();
+    let installed = place.import("old", 1);
+    let outside = place.folder.path().join("outside.gguf");
+    fs::hard_link(&installed.model, &outside).unwrap();
+    let registry = place.open();
+    assert_eq!(registry.linked().unwrap(), std::slice::from_ref(&installed));
+    registry.verify(&name("old"), &mut ignore_progress).unwrap();
+    assert!(registry.linked().unwrap().is_empty());
+    fs::write(&outside, gguf("model", 9)).unwrap();
+    assert_eq!(fs::read(&installed.model).unwrap(), gguf("model", 1));
+    assert_eq!(place.names_in("incoming"), Vec::<String>::new());
+    let stamp = registry.stamp(&installed).unwrap();
+    assert_eq!(stamp.inode, fs::metadata(&installed.model).unwrap().ino(), "what is remembered is the new file");
+    // One that was changed under its other name is found, and stays as it is.
+    fs::hard_link(&installed.model, place.folder.path().join("again.gguf")).unwrap();
+    fs::write(place.folder.path().join("again.gguf"), gguf("model", 9)).unwrap();
+    let refused = registry.verify(&name("old"), &mut ignore_progress).unwrap_err().to_string();
+    assert!(refused.contains("is damaged"), "{refused}");
+}
+
+/// Hardening 4: nobody remembered what the file was like when it was hashed.
+#[test]
+fn what_was_hashed_is_remembered_and_goes_with_the_file() {
+    let place = Place::new();
+    let installed = place.import("tiny", 1);
+    let registry = place.open();
+    let metadata = fs::metadata(&installed.model).unwrap();
+    let stamp = registry.stamp(&installed).unwrap();
+    assert_eq!((stamp.bytes, stamp.inode), (metadata.len(), metadata.ino()));
+    assert_eq!((stamp.modified_seconds, stamp.modified_nanos), (metadata.mtime(), metadata.mtime_nsec()));
+    assert_eq!((stamp.changed_seconds, stamp.changed_nanos), (metadata.ctime(), metadata.ctime_nsec()));
+    assert_eq!(place.names_in("hashed").len(), 1);
+    // The engine's memo of a file that it had to hash again.
+    let memo = format!("{}.poncho-fingerprint", installed.model.display());
+    fs::write(&memo, "x").unwrap();
+    registry.remove(&name("tiny")).unwrap();
+    assert_eq!((place.names_in("hashed"), place.names_in("blobs")), (vec![], vec![]));
+    let installed = place.import("tiny", 1);
+    for torn in ["", "{\"bytes\": 1}"] {
+        fs::write(place.root().join("hashed").join(installed.model.file_name().unwrap()), torn).unwrap();
+        assert_eq!(registry.stamp(&installed), None);
+    }
+    registry.verify(&name("tiny"), &mut ignore_progress).unwrap();
+    assert!(registry.stamp(&installed).is_some(), "verifying writes it again");
+}
+
+/// Hardening 4: a file that was written to while it was copied became a model of two halves.
+#[test]
+fn a_file_that_changes_while_it_is_brought_in_is_refused() {
+    let place = Place::new();
+    let path = place.file("m.gguf", &gguf("model", 1));
+    let longer = [gguf("model", 2), vec![0; 32]].concat();
+    let refused = place.open().import(&path, &name("m"), &mut |step| {
+        if matches!(step, Progress::Copying { .. }) {
+            fs::write(&path, &longer).unwrap();
+        }
+        ControlFlow::Continue(())
+    });
+    // A file system that shares blocks takes all of it at one moment.
+    match refused {
+        Err(error) => assert!(matches!(error, RegistryError::SourceChanged { .. }), "{error}"),
+        Ok(installed) => assert_eq!(fs::read(installed.model).unwrap(), gguf("model", 1)),
+    }
+    assert_eq!(place.names_in("incoming"), Vec::<String>::new());
+}
+
+/// Hardening 4: `--sha256` was not looked at for files of this machine.
+#[test]
+fn a_file_of_this_machine_must_have_the_hash_that_was_asked_for() {
+    let place = Place::new();
+    let path = place.file("m.gguf", &gguf("model", 1));
+    let mut options = PullOptions::default();
+    options.sha256 = Some(Sha256::of(&gguf("model", 2)));
+    let reference = Reference::Path(path);
+    let refused = place.open().pull(&reference, &options, &mut ignore_progress).unwrap_err();
+    assert!(matches!(refused, PullError::Registry(RegistryError::WrongHash { .. })), "{refused}");
+    options.sha256 = Some(Sha256::of(&gguf("model", 1)));
+    place.open().pull(&reference, &options, &mut ignore_progress).unwrap();
+}
+
+/// Hardening 10: uploads that no model was made of stayed until the next start.
+#[test]
+fn an_upload_without_a_model_goes_while_the_registry_is_open() {
+    let place = Place::new();
+    let registry = place.open();
+    let (old, new) = (gguf("model", 1), gguf("model", 2));
+    for bytes in [&old, &new] {
+        registry.add_blob(&Sha256::of(bytes), &bytes[..], &Upload::default()).unwrap();
+    }
+    let path = place.root().join(format!("uploads/sha256-{}", Sha256::of(&old)));
+    let yesterday = std::time::SystemTime::now() - std::time::Duration::from_secs(25 * 3600);
+    fs::File::options().write(true).open(&path).unwrap().set_modified(yesterday).unwrap();
+    registry.sweep();
+    assert!(!registry.has_blob(&Sha256::of(&old)) && registry.has_blob(&Sha256::of(&new)));
 }
 
 #[test]

@@ -12,7 +12,7 @@ use std::task::{Context, Poll};
 use axum::body::{Body, Bytes};
 use http_body::{Frame, SizeHint};
 use poncho_engine::Engine;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 use crate::auth::Keys;
 use crate::browser::Gate;
@@ -24,6 +24,7 @@ use crate::pulls::Pulls;
 use crate::replay::Replay;
 use crate::served::Conversations;
 use crate::trace::export::Exporter;
+use crate::uploads;
 
 /// How handlers hold it.
 pub(crate) type SharedApp = Arc<App>;
@@ -40,6 +41,8 @@ pub(crate) struct App {
     pub(crate) metrics: Arc<Metrics>,
     /// Downloads that are going on.
     pub(crate) pulls: Pulls,
+    /// Files that may arrive at the same time.
+    pub(crate) uploads: Semaphore,
     /// Whose pages and names may come in.
     pub(crate) gate: Gate,
     /// Where spans go, if somebody collects them.
@@ -64,6 +67,7 @@ impl App {
             keys: Keys::new(&config.keys),
             metrics: Arc::default(),
             pulls: Pulls::default(),
+            uploads: uploads::places(&config.uploads),
             gate: Gate::new(&config, address),
             exporter,
             responses: ResponseStore::default(),

@@ -1,4 +1,5 @@
-//! API keys: one of them must come with every request but the health probes, and it says whose the request is.
+//! API keys: one of them must come with every request but those to the open paths (`routes.rs`: a probe, or a document
+//! that says nothing of this server), and it says whose the request is.
 //!
 //! Keys are kept as digests of equal length and compared in constant time, all of them, so that neither the time nor
 //! the length tells anything. A key must never be logged or put into an error.

@@ -1,8 +1,10 @@
 //! What pages in a browser may do: nothing, unless their origin was allowed.
 //!
 //! A middleware for all routes. A server on the loopback without keys is open to every program of the machine, and a page
-//! could reach it too if its name were made to point here (DNS rebinding): so it answers to its own names only. Pages of
-//! allowed origins get the CORS headers that browsers ask for; nobody else does. It must never widen what a key guards.
+//! could reach it too if its name were made to point here (DNS rebinding): so it answers to its own names only. Without
+//! keys, requests of pages that change something or compute (every method but the safe ones) are refused for all routes
+//! at once, unless the page's origin was allowed: browsers send some of them without asking first. Pages of allowed
+//! origins get the CORS headers that browsers ask for; nobody else does. It must never widen what a key guards.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -19,6 +21,8 @@ use crate::error::ApiError;
 const METHODS: &str = "GET, POST, DELETE, HEAD";
 /// Headers of answers that a page may read beside the usual ones.
 const EXPOSED: &str = "x-request-id, request-id, retry-after";
+/// Characters of an origin that an error repeats.
+const MOST_SHOWN: usize = 200;
 /// Seconds for which a browser need not ask again.
 const MAX_AGE: u32 = 600;
 
@@ -27,6 +31,8 @@ pub(crate) struct Gate {
     /// Names besides those of the loopback; `None` if any name will do.
     hosts: Option<Vec<String>>,
     origins: Vec<HeaderValue>,
+    /// Whether pages of other origins are refused; with keys, the key decides.
+    refuses_pages: bool,
 }
 
 impl Gate {
@@ -34,7 +40,24 @@ impl Gate {
     pub(crate) fn new(config: &ServerConfig, address: Option<SocketAddr>) -> Self {
         let is_loopback = address.is_some_and(|address| address.ip().to_canonical().is_loopback());
         let hosts = (is_loopback && config.keys.is_empty()).then(|| config.allowed_hosts.clone());
-        Self { hosts, origins: config.cors.iter().filter_map(|origin| origin.parse().ok()).collect() }
+        Self {
+            hosts,
+            origins: config.cors.iter().filter_map(|origin| origin.parse().ok()).collect(),
+            refuses_pages: config.keys.is_empty(),
+        }
+    }
+
+    /// The origin of a page that wants more than to look, if it is neither allowed nor this server's own.
+    fn foreign_page(&self, request: &Request) -> Option<String> {
+        let headers = request.headers();
+        if !self.refuses_pages || request.method().is_safe() || !is_from_page(headers) {
+            return None;
+        }
+        if self.allowed_origin(headers).is_some() || is_same_origin(headers) {
+            return None;
+        }
+        let origin = headers.get(header::ORIGIN).map(|origin| String::from_utf8_lossy(origin.as_bytes()).into_owned());
+        Some(origin.unwrap_or_else(|| "unknown".to_owned()).chars().take(MOST_SHOWN).collect())
     }
 
     /// The name that a request was sent to, if it is not one of ours. No browser leaves it out.
@@ -73,10 +96,26 @@ pub(crate) fn is_from_page(headers: &HeaderMap) -> bool {
     headers.contains_key(header::ORIGIN) || site.is_some_and(|site| site != "none")
 }
 
+/// Whether the page came from the server itself, such as one that a proxy serves under the same name. Browsers say so;
+/// those that do not still name the page's origin, which then is the name that the request was sent to.
+fn is_same_origin(headers: &HeaderMap) -> bool {
+    if let Some(site) = headers.get("sec-fetch-site") {
+        return site == "same-origin";
+    }
+    let text = |name: header::HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
+    match (text(header::ORIGIN).and_then(|origin| origin.split_once("://")), text(header::HOST)) {
+        (Some((_, page)), Some(host)) => page.eq_ignore_ascii_case(host),
+        _ => false,
+    }
+}
+
 /// Middleware: see the module.
 pub(crate) async fn guard(State(app): State<SharedApp>, request: Request, next: Next) -> Response {
     if let Some(host) = app.gate.foreign_host(&request) {
         return ApiError::Host { host }.into_response();
+    }
+    if let Some(origin) = app.gate.foreign_page(&request) {
+        return ApiError::Page { origin }.into_response();
     }
     let origin = app.gate.allowed_origin(request.headers());
     let asked = request.headers().get(header::ACCESS_CONTROL_REQUEST_METHOD);

@@ -15,6 +15,7 @@ use crate::keep_alive::KeepAlive;
 use crate::library::ModelLibrary;
 use crate::manager::budget::MemoryBudget;
 use crate::trace::export::Endpoint;
+use crate::uploads::UploadRules;
 
 /// Everything that can be set. `ServerConfig::default()` is right for a private server on the loopback.
 #[derive(Clone)]
@@ -37,6 +38,8 @@ pub struct ServerConfig {
     pub keep_alive: KeepAlive,
     /// Longest request body in bytes.
     pub max_body: usize,
+    /// What clients that send files of models may take.
+    pub uploads: UploadRules,
     /// Connections served at the same time; further ones wait to be accepted.
     pub max_connections: usize,
     /// How long a client may take to send the head of a request; also closes idle connections.
@@ -78,6 +81,7 @@ impl Default for ServerConfig {
             keep_alive: KeepAlive::For(Duration::from_secs(300)),
             // A context of a million tokens is a few megabytes of text; the rest is room for JSON escapes.
             max_body: 32 << 20,
+            uploads: UploadRules::default(),
             max_connections: 1024,
             header_timeout: Duration::from_secs(30),
             body_timeout: Duration::from_secs(60),
@@ -108,6 +112,7 @@ impl fmt::Debug for ServerConfig {
             .field("memory", &self.memory)
             .field("keep_alive", &self.keep_alive)
             .field("max_body", &self.max_body)
+            .field("uploads", &self.uploads)
             .field("max_connections", &self.max_connections)
             .field("header_timeout", &self.header_timeout)
             .field("body_timeout", &self.body_timeout)
@@ -189,6 +194,8 @@ impl ServerConfig {
         let zero = [
             ("max_body", self.max_body == 0),
             ("max_connections", self.max_connections == 0),
+            ("uploads.time", self.uploads.time.is_zero()),
+            ("uploads.sweep_every", self.uploads.sweep_every.is_zero()),
             ("header_timeout", self.header_timeout.is_zero()),
             ("body_timeout", self.body_timeout.is_zero()),
             ("write_timeout", self.write_timeout.is_zero()),

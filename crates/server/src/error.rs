@@ -73,6 +73,14 @@ pub(crate) enum ApiError {
         "{host:?} is no name of this server; use localhost, or start the server with --allow-host or with an API key"
     )]
     Host { host: String },
+    /// A page in a browser wants to change something, and nobody let it.
+    #[error(
+        "pages of {origin:?} may not use this server; to let them, start it with --cors ORIGIN, or with an API key"
+    )]
+    Page { origin: String },
+    /// More files arrive than may at once.
+    #[error("{limit} files are being sent already; try again when one of them is here")]
+    TooManyUploads { limit: usize },
     /// The request took longer than it may.
     #[error("the request took longer than {} s; ask for fewer tokens or raise the server's limit", limit.as_secs())]
     Timeout { limit: Duration },
@@ -318,6 +326,10 @@ impl ApiError {
             Self::NotBuilt { .. } => Facts::new(StatusCode::NOT_IMPLEMENTED, Server).code("not_implemented"),
             Self::Unauthorized => Facts::new(StatusCode::UNAUTHORIZED, Authentication).code("invalid_api_key"),
             Self::Host { .. } => Facts::new(StatusCode::FORBIDDEN, Kind::Permission).code("host_not_allowed"),
+            Self::Page { .. } => Facts::new(StatusCode::FORBIDDEN, Kind::Permission).code("origin_not_allowed"),
+            Self::TooManyUploads { .. } => {
+                Facts::new(StatusCode::TOO_MANY_REQUESTS, Kind::Overloaded).code("too_many_uploads").retry()
+            }
             Self::Timeout { .. } => Facts::new(StatusCode::GATEWAY_TIMEOUT, Kind::Timeout).code("request_timeout"),
             Self::Load { .. } => Facts::new(StatusCode::INTERNAL_SERVER_ERROR, Server).code("load_failed"),
             Self::NoMemory { .. } => {
@@ -331,6 +343,10 @@ impl ApiError {
                     Facts::new(StatusCode::NOT_FOUND, NotFound).code("model_not_found").param("model")
                 }
                 LibraryError::Refused { .. } => bad().code("invalid_value"),
+                LibraryError::TooLarge { .. } => {
+                    Facts::new(StatusCode::PAYLOAD_TOO_LARGE, TooLarge).code("upload_too_large")
+                }
+                LibraryError::NoRoom { .. } => Facts::new(StatusCode::INSUFFICIENT_STORAGE, Server).code("disk_full"),
                 LibraryError::Interrupted { .. } => {
                     Facts::new(StatusCode::SERVICE_UNAVAILABLE, Unavailable).code("cancelled").retry()
                 }
@@ -376,6 +392,10 @@ fn engine_facts(error: &EngineError) -> Facts {
         EngineError::NoRoom { .. } => busy().code("no_room"),
         EngineError::ShuttingDown { .. } => {
             Facts::new(StatusCode::SERVICE_UNAVAILABLE, Kind::Unavailable).code("shutting_down").retry()
+        }
+        // The next request loads it again.
+        EngineError::FileChanged { .. } => {
+            Facts::new(StatusCode::SERVICE_UNAVAILABLE, Kind::Unavailable).code("model_changed").retry()
         }
         EngineError::WorkerDied { .. } => failed().code("worker_died"),
         EngineError::Watchdog { .. } => failed().code("watchdog"),

@@ -46,8 +46,8 @@
 //!
 //! Ollama's generate and chat take `session_id` and `poncho` too; the object comes with the last line. Their options
 //! have the model's defaults as well. Two things differ from Ollama: `num_ctx` of a request is ignored, because a context
-//! is as large as it was loaded and a prompt that does not fit is refused; and what a page in a
-//! browser sends must be announced as `application/json`.
+//! is as large as it was loaded and a prompt that does not fit is refused; and pages in a
+//! browser may not use the server unless their origin was allowed.
 //!
 //! A request that names a model of the library ([`ModelLibrary`]) which is not loaded loads it, within a memory budget;
 //! models that were loaded so go when nobody used them for [`ServerConfig::keep_alive`], with their state saved.
@@ -94,12 +94,16 @@ mod timed_stream;
 mod times;
 mod tools;
 mod trace;
+mod uploads;
 
 pub use config::{ConfigError, ServerConfig, check_bind};
 pub use hygiene::HygieneRule;
 pub use keep_alive::KeepAlive;
-pub use library::{LibraryError, LibraryFacts, LibraryModel, ModelDefaults, ModelLibrary, PullStep, Recipe};
+pub use library::{
+    LibraryError, LibraryFacts, LibraryModel, ModelDefaults, ModelLibrary, PullStep, Recipe, UploadLimits,
+};
 pub use manager::budget::MemoryBudget;
 pub use manager::load_model;
 pub use registry_library::{ModelSettings, RegistryLibrary};
 pub use serve::serve;
+pub use uploads::UploadRules;

@@ -66,13 +66,27 @@ pub trait ModelLibrary: Send + Sync {
         Err(LibraryError::ReadOnly { name: digest.to_owned() })
     }
 
-    /// Takes a file that must have that hash.
+    /// Takes a file that must have that hash, within these limits.
     ///
     /// # Errors
-    /// It has another hash, cannot be read or kept, or the library takes no files.
-    fn add_blob(&self, digest: &str, _bytes: &mut dyn Read) -> Result<(), LibraryError> {
+    /// It has another hash, is too large, cannot be read or kept, or the library takes no files.
+    fn add_blob(&self, digest: &str, _bytes: &mut dyn Read, _limits: &UploadLimits) -> Result<(), LibraryError> {
         Err(LibraryError::ReadOnly { name: digest.to_owned() })
     }
+
+    /// Removes files that clients sent and nobody made a model of. Called from time to time while the server runs.
+    fn sweep(&self) {}
+}
+
+/// What a file that a client sends may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UploadLimits {
+    /// Bytes that the client announced, if it did.
+    pub announced: Option<u64>,
+    /// The most bytes that it may have.
+    pub most_bytes: u64,
+    /// Bytes of the disk that must stay free.
+    pub reserve: u64,
 }
 
 /// A model that can be loaded.
@@ -203,6 +217,18 @@ pub enum LibraryError {
     #[error("{message}")]
     Refused {
         /// What is wrong, with what to try.
+        message: String,
+    },
+    /// A file is larger than it may be.
+    #[error("{message}")]
+    TooLarge {
+        /// What is wrong, with what to try.
+        message: String,
+    },
+    /// The disk has no room for it.
+    #[error("{message}")]
+    NoRoom {
+        /// What is missing, with what to try.
         message: String,
     },
     /// It was ended before it was done.

@@ -216,6 +216,14 @@ impl Manager {
     ) -> Result<Option<Held>, ApiError> {
         loop {
             match self.shared.step(id, &mut found, keep_alive)? {
+                // A model whose file is another one now leaves, and the next step finds it gone.
+                Step::Use(held) if held.model.is_file_look_due() => {
+                    let model = held.model.clone();
+                    let is_changed = spawn_blocking(move || model.look_at_file()).await.unwrap_or(false);
+                    if !is_changed {
+                        return Ok(Some(held));
+                    }
+                }
                 Step::Use(held) => return Ok(Some(held)),
                 Step::Absent => return Ok(None),
                 Step::Until(mut change) => {
@@ -342,6 +350,15 @@ impl Shared {
         if let Some(entry) = state.entries.get_mut(id) {
             if matches!(entry.phase, Phase::Unloading) {
                 return Ok(Step::Until(self.changes.subscribe()));
+            }
+            if matches!(&entry.phase, Phase::Ready(model) if model.is_file_changed()) && !entry.is_held {
+                // Requests that run may end first; the last of them lets it go.
+                entry.keep_alive = KeepAlive::For(std::time::Duration::ZERO);
+                let change = self.changes.subscribe();
+                let leaving = state.begin_unload(id);
+                drop(state);
+                self.spawn_unloads(leaving);
+                return Ok(Step::Until(change));
             }
             entry.users += 1;
             entry.last_used = used;

@@ -8,14 +8,17 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
+use poncho_cache::FileStamp;
 use poncho_engine::{FingerprintSource, ModelConfig};
 use poncho_models::{
     Installed, Message, ModelName, Modelfile, PathRule, Progress, PullError, PullOptions, Reference, Registry,
-    RegistryError, Role, Sha256, ignore_progress,
+    RegistryError, Role, Sha256, Stamp, Upload, ignore_progress,
 };
 
 use crate::defaults::ServedDefaults;
-use crate::library::{LibraryError, LibraryFacts, LibraryModel, ModelDefaults, ModelLibrary, PullStep, Recipe};
+use crate::library::{
+    LibraryError, LibraryFacts, LibraryModel, ModelDefaults, ModelLibrary, PullStep, Recipe, UploadLimits,
+};
 use crate::ollama::names::other_form;
 
 /// How a model of the registry is loaded, by its name and its file.
@@ -52,11 +55,12 @@ impl RegistryLibrary {
     }
 
     fn model(&self, installed: Installed) -> LibraryModel {
+        let stamp = self.registry.stamp(&installed).map(file_stamp);
         let manifest = installed.manifest;
         let mut config = (self.settings)(&installed.name.short(), &installed.model);
-        // The file's name is its hash, which was compared when it came; reading all of it again would tell nothing new.
-        if let Some(hash) = hash_bytes(&manifest.model.sha256) {
-            config.fingerprint = FingerprintSource::FastUnsafe(hash);
+        // The file's name is its hash, which was compared when it came. It is read again only if it is not as it was then.
+        if let Some(sha256) = hash_bytes(&manifest.model.sha256) {
+            config.fingerprint = FingerprintSource::Hashed { sha256, stamp };
         }
         let message = |message: &Message| (message.role.word().to_owned(), message.content.clone());
         LibraryModel {
@@ -121,6 +125,8 @@ impl RegistryLibrary {
             | RegistryError::PathRefused { .. }
             | RegistryError::NoBlob { .. }
             | RegistryError::WrongHash { .. } => LibraryError::Refused { message },
+            RegistryError::TooLarge { .. } => LibraryError::TooLarge { message },
+            RegistryError::NoRoom { .. } | RegistryError::DiskFull { .. } => LibraryError::NoRoom { message },
             RegistryError::Stopped => LibraryError::Interrupted { name: name.to_owned() },
             _ => LibraryError::Failed { message },
         }
@@ -169,6 +175,7 @@ impl ModelLibrary for RegistryLibrary {
             PullError::NoName { .. } | PullError::NotAModel { .. } | PullError::Denied { .. } => {
                 refused(error.to_string())
             }
+            PullError::NoRoom { .. } => LibraryError::NoRoom { message: error.to_string() },
             PullError::Stopped => LibraryError::Interrupted { name: name.to_owned() },
             _ => LibraryError::Failed { message: error.to_string() },
         })
@@ -202,10 +209,22 @@ impl ModelLibrary for RegistryLibrary {
         Ok(self.registry.has_blob(&hash(digest)?))
     }
 
-    fn add_blob(&self, digest: &str, bytes: &mut dyn Read) -> Result<(), LibraryError> {
+    fn add_blob(&self, digest: &str, bytes: &mut dyn Read, limits: &UploadLimits) -> Result<(), LibraryError> {
         let hash = hash(digest)?;
-        self.registry.add_blob(&hash, bytes).map(|_| ()).map_err(|error| self.told(digest, &error))
+        let UploadLimits { announced, most_bytes, reserve } = *limits;
+        let upload = Upload { announced, most_bytes, reserve };
+        self.registry.add_blob(&hash, bytes, &upload).map(|_| ()).map_err(|error| self.told(digest, &error))
     }
+
+    fn sweep(&self) {
+        self.registry.sweep();
+    }
+}
+
+/// The registry's words in the engine's.
+fn file_stamp(stamp: Stamp) -> FileStamp {
+    let Stamp { bytes, modified_seconds, modified_nanos, changed_seconds, changed_nanos, inode } = stamp;
+    FileStamp { bytes, modified_seconds, modified_nanos, changed_seconds, changed_nanos, inode }
 }
 
 /// What clients hear of; a step that has no words of its own is the search for the files.

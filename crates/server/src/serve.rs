@@ -25,6 +25,7 @@ use crate::config::{ConfigError, ServerConfig};
 use crate::routes;
 use crate::timed_stream::TimedStream;
 use crate::trace::export::{Endpoint, Exporter};
+use crate::uploads;
 
 /// Bytes at a time that a connection reads. A head that did not end within two of them, more than any honest client sends,
 /// is answered with 431; so are more than a hundred headers, which is the limit of the HTTP library.
@@ -53,6 +54,10 @@ pub async fn serve(
     };
     let app: SharedApp = Arc::new(App::new(engine, config, listener.local_addr().ok(), exporter).await);
     let mut connections = Connections::new(&app);
+    let mut background = JoinSet::new();
+    if let Some(library) = app.models.manager().library() {
+        background.spawn(uploads::sweep(Arc::clone(library), app.config.uploads.sweep_every));
+    }
     let mut shutdown = pin!(shutdown);
     tokio::select! {
         () = connections.accept(&listener) => {}
@@ -72,6 +77,7 @@ pub async fn serve(
     }
     drop(listener);
     connections.close(end).await;
+    background.shutdown().await;
     app.models.close(end).await;
     if let Some(sending) = sending {
         sending.stop().await;

@@ -66,6 +66,7 @@ async fn pages_get_nothing_unless_their_origin_is_allowed() {
     let asked = closed.send(Method::OPTIONS, PATH, &preflight(PAGE), Vec::new()).await;
     assert_eq!(asked.status, 405);
     let answered = closed.send(Method::POST, PATH, &[JSON, ("origin", PAGE)], short()).await;
+    assert_eq!(answered.status, 403, "{}", answered.text);
     let is_cors = |name: &str| name.starts_with("access-control-") || name == "vary";
     for answer in [asked, answered] {
         assert!(!answer.headers.keys().any(|name| is_cors(name.as_str())), "{:?}", answer.headers);
@@ -117,11 +118,16 @@ async fn ollamas_clients_need_not_announce_json_and_pages_must() {
         assert_eq!(answer.status, 200, "{careless:?}: {}", answer.text);
     }
     assert_eq!(send("/api/show", &[form]).await.status, 200);
+    for headers in [
+        &[form, ("origin", "https://evil.example")][..],
+        &[("origin", "null")],
+        &[form, ("sec-fetch-site", "cross-site")],
+    ] {
+        let answer = send("/api/generate", headers).await;
+        assert_eq!(answer.status, 403, "{headers:?}: {}", answer.text);
+    }
     for (path, headers) in [
-        ("/api/generate", &[form, ("origin", "https://evil.example")][..]),
-        ("/api/generate", &[("origin", "null")]),
-        ("/api/generate", &[form, ("sec-fetch-site", "cross-site")]),
-        ("/api/generate", &[("content-type", "text/plain")]),
+        ("/api/generate", &[("content-type", "text/plain")][..]),
         (PATH, &[form]),
         (PATH, &[]),
         ("/v1/messages", &[form]),
@@ -134,4 +140,68 @@ async fn ollamas_clients_need_not_announce_json_and_pages_must() {
         let message = error["message"].as_str().or(error.as_str()).unwrap();
         assert!(message.contains("application/json"), "{message}");
     }
+}
+
+/// Hardening 10: each route looked at pages by itself or not at all, and uploads did not.
+#[tokio::test]
+async fn a_page_of_another_origin_changes_nothing_on_any_route() {
+    let server = Server::plain().await;
+    let (evil, text) = (("origin", "https://evil.example"), ("content-type", "text/plain"));
+    let site = ("sec-fetch-site", "cross-site");
+    let mut tried = 0;
+    for (method, path) in documented(&server).await.into_iter().filter(|(method, _)| !method.is_safe()) {
+        for headers in [&[evil, site, text][..], &[evil, JSON], &[evil], &[site], &[("origin", "null"), text]] {
+            let answer = server.send(method.clone(), &path, headers, b"{}".to_vec()).await;
+            assert_eq!(answer.status, 403, "{method} {path} {headers:?}: {}", answer.text);
+        }
+        tried += 1;
+    }
+    assert!(tried > 20, "the document was not read: {tried}");
+    // Also where no route is yet, and where the method is not one of the route's.
+    for (method, path) in [(Method::POST, "/nowhere"), (Method::PUT, PATH), (Method::PATCH, "/health")] {
+        assert_eq!(server.send(method.clone(), path, &[evil], Vec::new()).await.status, 403, "{method} {path}");
+    }
+    // Looking stays possible, without the headers that would let the page read the answer.
+    let looked = server.send(Method::GET, "/health", &[evil, site], Vec::new()).await;
+    assert_eq!((looked.status, looked.headers.get("access-control-allow-origin")), (200, None));
+}
+
+#[tokio::test]
+async fn pages_of_the_server_itself_and_of_allowed_origins_may_use_it() {
+    let server = configured(ServerConfig { cors: vec![PAGE.into()], ..ServerConfig::default() }).await;
+    let site = |value| ("sec-fetch-site", value);
+    for (headers, status) in [
+        (&[JSON, ("origin", PAGE), site("cross-site")][..], 200),
+        (&[JSON, ("origin", "http://localhost:8080"), site("same-origin")], 200),
+        (&[JSON, ("origin", "http://localhost")], 200),
+        (&[JSON, site("none")], 200),
+        (&[JSON], 200),
+        (&[JSON, ("origin", "http://localhost:3000")], 403),
+        (&[JSON, ("origin", "http://localhost"), site("same-site")], 403),
+        (&[JSON, ("origin", "https://chat.example.evil")], 403),
+    ] {
+        let answer = server.send(Method::POST, PATH, headers, short()).await;
+        assert_eq!(answer.status, status, "{headers:?}: {}", answer.text);
+    }
+    let error = server.send(Method::POST, PATH, &[JSON, ("origin", "null")], short()).await.json()["error"].clone();
+    assert_eq!((&error["code"], &error["type"]), (&json!("origin_not_allowed"), &json!("permission_error")));
+    // With a key the key decides: a page that knows it was given it.
+    let keyed = configured(ServerConfig { keys: vec!["k".into()], ..ServerConfig::default() }).await;
+    let key = ("authorization", "Bearer k");
+    let foreign = ("origin", "https://other.example");
+    assert_eq!(keyed.send(Method::POST, PATH, &[JSON, key, foreign], short()).await.status, 200);
+    assert_eq!(keyed.send(Method::POST, PATH, &[JSON, foreign], short()).await.status, 401);
+}
+
+/// Every method and path of the API's document, which a test holds against the table of routes.
+async fn documented(server: &Server) -> Vec<(Method, String)> {
+    let document = server.get("/openapi.json").await.json();
+    let mut found = Vec::new();
+    for (path, operations) in document["paths"].as_object().unwrap() {
+        for method in operations.as_object().unwrap().keys() {
+            let path = path.replace("{id}", "x").replace("{digest}", "sha256:x");
+            found.push((method.to_uppercase().parse().unwrap(), path));
+        }
+    }
+    found
 }

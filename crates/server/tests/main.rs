@@ -56,6 +56,8 @@ mod pulled;
 #[cfg(test)]
 mod pulling;
 #[cfg(test)]
+mod replaced;
+#[cfg(test)]
 mod replay;
 #[cfg(test)]
 mod response_fields;
@@ -79,5 +81,7 @@ mod template_families;
 mod tools;
 #[cfg(test)]
 mod traces;
+#[cfg(test)]
+mod uploads;
 #[cfg(test)]
 mod worker_death;

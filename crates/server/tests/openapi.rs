@@ -32,6 +32,37 @@ async fn the_document_needs_no_key_and_what_it_lists_does() {
     }
 }
 
+/// Hardening 21: the documents said that only health probes need no key.
+#[tokio::test]
+async fn exactly_the_paths_that_the_document_names_answer_without_a_key() {
+    let config = ServerConfig { keys: vec!["secret".to_owned()], ..ServerConfig::default() };
+    let server = Server::start(Setup { config, ..Setup::default() }).await;
+    server.until_ready().await;
+    let mut open = Vec::new();
+    for (path, operations) in server.get(PATH).await.json()["paths"].as_object().unwrap() {
+        for method in operations.as_object().unwrap().keys() {
+            let method: Method = method.to_uppercase().parse().unwrap();
+            let answer = server.send(method.clone(), &filled(path), &[], Vec::new()).await;
+            match answer.status {
+                401 => {}
+                200 => open.push(format!("{method} {path}")),
+                status => panic!("{method} {path} answers {status}: {}", answer.text),
+            }
+        }
+    }
+    open.sort();
+    let guide = include_str!("../../../docs/browsers-and-limits.md");
+    let (_, table) = guide.split_once("| Open without a key |").expect("the guide has a table of open paths");
+    let (table, _) = table.split_once("\n\n").unwrap();
+    let mut named: Vec<String> =
+        table.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next().map(str::to_owned)).collect();
+    named.sort();
+    assert_eq!(open, named, "routes on the left, docs/browsers-and-limits.md on the right");
+    for path in ["/nowhere", "/v1", "/api"] {
+        assert_eq!(server.get(path).await.status, 404, "{path}: says nothing of this server");
+    }
+}
+
 #[tokio::test]
 async fn every_entry_leads_to_a_handler_with_a_documented_answer() {
     let server = Server::plain().await;

@@ -1,7 +1,7 @@
 //! A remembered fingerprint: a small text file beside the model that spares reading gigabytes at every start.
 //!
-//! Used by `Fingerprint::safe` alone. It holds path, size, modification time and inode of every part, the hash, and a
-//! checksum over itself. A memo that is damaged or does not describe the files exactly is ignored and written
+//! Used by `Fingerprint::safe` alone. It holds the path and the stamp (size, both times, inode) of every part, the hash,
+//! and a checksum over itself. A memo that is damaged or does not describe the files exactly is ignored and written
 //! again; failing to read or write one must never fail or change a fingerprint.
 
 use std::ffi::OsString;
@@ -9,20 +9,19 @@ use std::fmt::Write as _;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write as _};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use sha2::{Digest, Sha256};
 
 use crate::key::{Key, to_hex};
 
-const VERSION_LINE: &str = "poncho-fingerprint 1";
+use super::stamp::FileStamp;
+
+/// Version 1 had no change time, so its memos are not believed.
+const VERSION_LINE: &str = "poncho-fingerprint 2";
 const SUFFIX: &str = ".poncho-fingerprint";
-/// The coarsest modification times in use (FAT) tick every two seconds: a file younger than that could be changed
-/// again without a trace, so it is not remembered yet.
-const SETTLED_AFTER: Duration = Duration::from_secs(2);
 /// Far more than the memo of a model with hundreds of parts; a larger file is not ours.
 const MAX_MEMO_BYTES: u64 = 1 << 20;
 
@@ -30,21 +29,13 @@ const MAX_MEMO_BYTES: u64 = 1 << 20;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct PartIdentity {
     canonical: PathBuf,
-    stamp: Stamp,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Stamp {
-    bytes: u64,
-    modified_seconds: i64,
-    modified_nanos: i64,
-    inode: u64,
+    stamp: FileStamp,
 }
 
 impl PartIdentity {
     pub(super) fn of(path: &Path) -> io::Result<Self> {
         let canonical = fs::canonicalize(path)?;
-        let stamp = Stamp::of(&fs::metadata(&canonical)?);
+        let stamp = FileStamp::of(&canonical)?;
         Ok(Self { canonical, stamp })
     }
 
@@ -54,27 +45,12 @@ impl PartIdentity {
 
     /// Whether the opened file is the one that was looked at, unchanged until now.
     pub(super) fn still_describes(&self, file: &File) -> bool {
-        file.metadata().is_ok_and(|metadata| Stamp::of(&metadata) == self.stamp)
+        FileStamp::of_file(file).is_ok_and(|stamp| stamp == self.stamp)
     }
 
-    /// Whether any later change would show in the modification time.
+    /// Whether any later change would show in the stamp.
     pub(super) fn is_settled(&self, at: SystemTime) -> bool {
-        let modified = u64::try_from(self.stamp.modified_seconds).ok().and_then(|seconds| {
-            let nanos = u64::try_from(self.stamp.modified_nanos).ok()?;
-            SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds))?.checked_add(Duration::from_nanos(nanos))
-        });
-        modified.is_some_and(|modified| at.duration_since(modified).is_ok_and(|age| age > SETTLED_AFTER))
-    }
-}
-
-impl Stamp {
-    fn of(metadata: &fs::Metadata) -> Self {
-        Self {
-            bytes: metadata.len(),
-            modified_seconds: metadata.mtime(),
-            modified_nanos: metadata.mtime_nsec(),
-            inode: metadata.ino(),
-        }
+        self.stamp.is_settled(at)
     }
 }
 
@@ -104,11 +80,14 @@ impl FingerprintMemo {
         }
         let mut description = format!("{VERSION_LINE}\n");
         for PartIdentity { canonical, stamp } in parts {
-            let Stamp { bytes, modified_seconds, modified_nanos, inode } = stamp;
+            let FileStamp { bytes, modified_seconds, modified_nanos, changed_seconds, changed_nanos, inode } = stamp;
             // Escaped, because a path may hold a line break or bytes that are no text.
             let path = canonical.as_os_str().as_bytes().escape_ascii();
             // Writing to a string cannot fail.
-            let _ = writeln!(description, "part {bytes} {modified_seconds}.{modified_nanos:09} {inode} {path}");
+            let _ = writeln!(
+                description,
+                "part {bytes} {modified_seconds}.{modified_nanos:09} {changed_seconds}.{changed_nanos:09} {inode} {path}"
+            );
         }
         Self { places, description }
     }
@@ -176,8 +155,15 @@ fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::fingerprint::Fingerprint;
+
+    /// Long enough after every write of these tests that a file counts as settled.
+    fn later() -> SystemTime {
+        SystemTime::now() + Duration::from_secs(10)
+    }
 
     struct Model {
         folder: tempfile::TempDir,
@@ -204,7 +190,7 @@ mod tests {
         fn fingerprint(&self, memo_folder: Option<&Path>) -> ([u8; 32], bool) {
             let mut read = false;
             let paths = std::slice::from_ref(&self.path);
-            let fingerprint = Fingerprint::safe(paths, memo_folder, &mut |_, _| read = true).unwrap();
+            let fingerprint = Fingerprint::safe_at(paths, memo_folder, &mut |_, _| read = true, later()).unwrap();
             (fingerprint.bytes, read)
         }
 
@@ -286,11 +272,39 @@ mod tests {
     #[test]
     fn file_that_may_still_be_changing_is_not_remembered() {
         let model = Model::new();
-        fs::write(&model.path, b"fresh").unwrap();
-        assert!(model.fingerprint(None).1);
+        // An old modification time alone does not help: the change time is fresh.
+        model.write(b"fresh", 0);
+        let paths = std::slice::from_ref(&model.path);
+        Fingerprint::safe(paths, None, &mut |_, _| {}).unwrap();
         assert!(!model.memo().exists());
         let identity = PartIdentity::of(&model.path).unwrap();
-        assert!(identity.is_settled(SystemTime::now() + Duration::from_secs(10)));
+        assert!(!identity.is_settled(SystemTime::now()) && identity.is_settled(later()));
+    }
+
+    /// Hardening 4: a file that was overwritten in place and got its old modification time back was taken for the one
+    /// that had been hashed.
+    #[test]
+    fn a_backdated_file_is_read_again() {
+        let model = Model::new();
+        assert_eq!(model.fingerprint(None), (sha256(b"weights"), true));
+        let hashed = FileStamp::of(&model.path).unwrap();
+        // The change time has ticks of some milliseconds; the write that counts is in a later one.
+        while FileStamp::of(&model.path).unwrap().changed_nanos == hashed.changed_nanos {
+            model.write(b"WEIGHTS", 100);
+        }
+        let now = FileStamp::of(&model.path).unwrap();
+        assert_eq!((now.modified_nanos, now.bytes, now.inode), (hashed.modified_nanos, hashed.bytes, hashed.inode));
+        assert_eq!(model.fingerprint(None), (sha256(b"WEIGHTS"), true));
+    }
+
+    #[test]
+    fn a_memo_without_change_times_is_not_believed() {
+        let model = Model::new();
+        model.fingerprint(None);
+        let old = fs::read_to_string(model.memo()).unwrap().replace("fingerprint 2", "fingerprint 1");
+        let (body, _) = old.split_once("check ").unwrap();
+        fs::write(model.memo(), format!("{body}check {}\n", to_hex(&Sha256::digest(body.as_bytes())))).unwrap();
+        assert!(model.fingerprint(None).1);
     }
 
     #[test]

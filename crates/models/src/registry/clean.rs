@@ -25,6 +25,7 @@ pub(super) fn clean(layout: &Layout) {
     {
         let _ = clean_incoming(layout);
         let _ = clean_blobs(layout);
+        let _ = clean_hashed(layout);
         let _ = clean_uploads(layout);
     }
 }
@@ -51,7 +52,17 @@ fn clean_blobs(layout: &Layout) -> Result<(), RegistryError> {
     // A manifest that cannot be read may need any of them.
     let Some(needed) = store::read_all(layout)?.needed() else { return Ok(()) };
     for_each_name(&layout.blobs(), |path, name| {
-        if digest_of_name(name).is_some_and(|digest| !needed.contains(&digest)) {
+        if let Some(digest) = digest_of_name(name).filter(|digest| !needed.contains(digest)) {
+            let _ = fs::remove_file(path);
+            store::forget(layout, &digest);
+        }
+    })
+}
+
+/// What is remembered about files that are gone.
+fn clean_hashed(layout: &Layout) -> Result<(), RegistryError> {
+    for_each_name(&layout.hashed(), |path, name| {
+        if digest_of_name(name).is_none_or(|digest| !layout.blob(&digest).exists()) {
             let _ = fs::remove_file(path);
         }
     })

@@ -7,7 +7,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
-use crate::blobs::{self, Blob, Incoming, hash_file, pieces, sync_file, sync_folder, tell};
+use crate::blobs::{self, Blob, Hashed, Incoming, hash_file, is_linked, pieces, sync_file, sync_folder, tell};
 use crate::digest::{Hasher, Sha256};
 use crate::error::RegistryError;
 use crate::gguf::Facts;
@@ -16,6 +16,7 @@ use crate::modelfile::Modelfile;
 use crate::name::ModelName;
 use crate::progress::{Progress, ProgressSink};
 use crate::reference::Reference;
+use crate::stamp::Stamp;
 
 use super::{Installed, PathRule, Registry, facts_of, usable_model};
 
@@ -24,6 +25,8 @@ use super::{Installed, PathRule, Registry, facts_of, usable_model};
 pub(crate) struct Ready {
     data: PathBuf,
     pub(crate) blob: Blob,
+    /// The file when it was hashed.
+    stamp: Option<Stamp>,
     facts: Facts,
     /// Removed when this is dropped; `None` for a file that lies elsewhere.
     _incoming: Option<Incoming>,
@@ -31,16 +34,22 @@ pub(crate) struct Ready {
 
 impl Ready {
     /// A file that was fetched to where it can be renamed from, with its hash known.
-    pub(crate) fn fetched(data: PathBuf, blob: Blob) -> Result<Self, RegistryError> {
+    pub(crate) fn fetched(data: PathBuf, hashed: Hashed) -> Result<Self, RegistryError> {
         let facts = usable_file(&data, &data)?;
-        Ok(Self { data, blob, facts, _incoming: None })
+        Ok(Self { data, blob: hashed.blob, stamp: Some(hashed.stamp), facts, _incoming: None })
     }
 
-    /// The same for one that arrived in a folder of its own.
+    /// The same for one that was hashed on its way into a folder of its own.
     pub(crate) fn incoming(incoming: Incoming, blob: Blob) -> Result<Self, RegistryError> {
         let data = incoming.data();
         let facts = usable_file(&data, &data)?;
-        Ok(Self { data, blob, facts, _incoming: Some(incoming) })
+        let stamp = fs::metadata(&data).ok().map(|metadata| Stamp::of(&metadata));
+        Ok(Self { data, blob, stamp, facts, _incoming: Some(incoming) })
+    }
+
+    /// Gives the file its name. The caller holds the folder's lock.
+    fn place(&self, registry: &Registry) -> Result<(), RegistryError> {
+        blobs::place(&registry.layout, &self.data, &self.blob, self.stamp.as_ref())
     }
 }
 
@@ -60,8 +69,7 @@ impl Part {
 }
 
 impl Registry {
-    /// Installs a GGUF file of this machine. Its blocks are shared where the file system can, else it gets a second name,
-    /// else it is copied.
+    /// Installs a GGUF file of this machine. Its blocks are shared where the file system can, else it is copied.
     ///
     /// # Errors
     /// When the file is no model or the folder cannot be written.
@@ -71,7 +79,21 @@ impl Registry {
         name: &ModelName,
         progress: ProgressSink<'_>,
     ) -> Result<Installed, RegistryError> {
+        self.import_checked(path, name, None, progress)
+    }
+
+    /// The same; the file must have that hash, if one is given.
+    pub(crate) fn import_checked(
+        &self,
+        path: &Path,
+        name: &ModelName,
+        sha256: Option<Sha256>,
+        progress: ProgressSink<'_>,
+    ) -> Result<Installed, RegistryError> {
         let ready = self.bring(path, progress)?;
+        if let Some(expected) = sha256.filter(|expected| *expected != ready.blob.sha256) {
+            return Err(RegistryError::WrongHash { expected, got: ready.blob.sha256 });
+        }
         let source = Source { kind: SourceKind::File, reference: absolute(path) };
         self.install(name, source, &ready, progress)
     }
@@ -87,7 +109,7 @@ impl Registry {
         tell(progress, Progress::Installing)?;
         let manifest = Manifest::new(name, source, ready.blob, ready.facts.clone());
         let _writing = self.layout.lock_for_writing()?;
-        blobs::place(&self.layout, &ready.data, &ready.blob)?;
+        ready.place(self)?;
         self.replace(manifest)
     }
 
@@ -126,7 +148,7 @@ impl Registry {
         let _writing = self.layout.lock_for_writing()?;
         for part in std::iter::once(&model).chain(&adapters) {
             match part {
-                Part::Ready(ready) => blobs::place(&self.layout, &ready.data, &ready.blob)?,
+                Part::Ready(ready) => ready.place(self)?,
                 // The name it was found by may have been removed since.
                 Part::Here(blob) if self.layout.blob(&blob.sha256).exists() => {}
                 Part::Here(blob) => return Err(RegistryError::NoBlob { digest: blob.sha256 }),
@@ -199,12 +221,38 @@ impl Registry {
         // Looked at before anything is copied, and again in the copy, which is what counts.
         facts_of(path)?;
         let incoming = self.layout.receive()?;
-        blobs::bring(path, &incoming, progress)?;
+        blobs::bring(&self.layout, path, &incoming, progress)?;
         let data = incoming.data();
-        let blob = hash_file(&data, progress)?;
+        let Hashed { blob, stamp } = hash_file(&data, progress)?;
         sync_file(&data)?;
         let facts = facts_of(&data)?;
-        Ok(Ready { data, blob, facts, _incoming: Some(incoming) })
+        Ok(Ready { data, blob, stamp: Some(stamp), facts, _incoming: Some(incoming) })
+    }
+
+    /// A model's file of this folder, as [`Registry::own_file`] takes it.
+    pub(crate) fn own_model(&self, path: &Path, progress: ProgressSink<'_>) -> Result<Ready, RegistryError> {
+        usable_file(path, path)?;
+        self.own_file(path, progress)
+    }
+
+    /// A file of this folder, read again where it lies: nobody else has a name for it, so no copy is needed.
+    fn own_file(&self, path: &Path, progress: ProgressSink<'_>) -> Result<Ready, RegistryError> {
+        if is_linked(path) {
+            return self.bring_any(path, progress);
+        }
+        let Hashed { blob, stamp } = hash_file(path, progress)?;
+        let facts = facts_of(path)?;
+        Ok(Ready { data: path.to_owned(), blob, stamp: Some(stamp), facts, _incoming: None })
+    }
+
+    /// Puts a copy in the place of a file that has a second name.
+    pub(super) fn detach(&self, path: &Path, blob: &Blob, progress: ProgressSink<'_>) -> Result<(), RegistryError> {
+        let ready = self.bring_any(path, progress)?;
+        if ready.blob != *blob {
+            return Err(RegistryError::SourceChanged { path: path.to_owned() });
+        }
+        let _writing = self.layout.lock_for_writing()?;
+        ready.place(self)
     }
 
     /// Whether a file with this hash is here, as a model's file or as one that a client sent.
@@ -216,13 +264,43 @@ impl Registry {
     /// Takes a file from a client, for a Modelfile that names it as `@sha256:HEX` within a day.
     ///
     /// # Errors
-    /// When the bytes do not have that hash, or cannot be stored.
-    pub fn add_blob(&self, digest: &Sha256, reader: impl Read) -> Result<Blob, RegistryError> {
+    /// When the bytes do not have that hash, are more than they may be, leave too little room, or cannot be stored.
+    pub fn add_blob(&self, digest: &Sha256, reader: impl Read, upload: &Upload) -> Result<Blob, RegistryError> {
+        self.layout.prepare()?;
+        self.add_blob_within(digest, reader, upload, &|| self.layout.free_bytes())
+    }
+
+    fn add_blob_within(
+        &self,
+        digest: &Sha256,
+        reader: impl Read,
+        upload: &Upload,
+        free_bytes: &dyn Fn() -> Option<u64>,
+    ) -> Result<Blob, RegistryError> {
+        let check_room = |needed: u64| match free_bytes().map(|free| free.saturating_sub(upload.reserve)) {
+            Some(free) if free < needed => {
+                Err(RegistryError::NoRoom { needed, free, folder: self.layout.root.clone() })
+            }
+            _ => Ok(()),
+        };
+        if upload.announced.is_some_and(|bytes| bytes > upload.most_bytes) {
+            return Err(RegistryError::TooLarge { limit: upload.most_bytes });
+        }
+        check_room(upload.announced.unwrap_or(1))?;
         let incoming = self.layout.receive()?;
         let data = incoming.data();
         let mut file = fs::File::create(&data).map_err(|source| RegistryError::io("create", &data, source))?;
         let mut hasher = Hasher::default();
-        let bytes = pieces(reader, &data, |piece, _| {
+        let mut checked = 0_u64;
+        let bytes = pieces(reader, &data, |piece, done| {
+            if done > upload.most_bytes {
+                return Err(RegistryError::TooLarge { limit: upload.most_bytes });
+            }
+            // Others write too, so room that was there at the beginning may be gone.
+            if done.saturating_sub(checked) >= LOOK_AT_ROOM_EVERY {
+                checked = done;
+                check_room(upload.announced.map_or(1, |bytes| bytes.saturating_sub(done)))?;
+            }
             hasher.update(piece);
             file.write_all(piece).map_err(|source| RegistryError::io("write", &data, source))
         })?;
@@ -237,11 +315,37 @@ impl Registry {
         Ok(Blob { sha256: got, bytes })
     }
 
-    /// A file that a client sent, or one of a model, by its hash.
+    /// A file that a client sent, or one of a model, by its hash. The upload itself becomes the model's file; other
+    /// models find it there.
     fn take_upload(&self, digest: &Sha256, progress: ProgressSink<'_>) -> Result<Ready, RegistryError> {
         let found = [self.layout.upload(digest), self.layout.blob(digest)].into_iter().find(|path| path.is_file());
-        // A second name for it: the upload itself waits for other models, and goes after a day.
-        self.bring_any(&found.ok_or(RegistryError::NoBlob { digest: *digest })?, progress)
+        let path = found.ok_or(RegistryError::NoBlob { digest: *digest })?;
+        let ready = self.own_file(&path, progress)?;
+        if ready.blob.sha256 != *digest {
+            return Err(RegistryError::Damaged { path, found: format!("its SHA-256 is {}", ready.blob.sha256) });
+        }
+        Ok(ready)
+    }
+}
+
+/// How often free room is looked at while a file arrives.
+const LOOK_AT_ROOM_EVERY: u64 = 16 << 20;
+
+/// What a file that a client sends may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Upload {
+    /// Bytes that the client announced, if it did.
+    pub announced: Option<u64>,
+    /// The most bytes that it may have.
+    pub most_bytes: u64,
+    /// Bytes of the disk that must stay free.
+    pub reserve: u64,
+}
+
+impl Default for Upload {
+    /// Nothing announced, no bounds.
+    fn default() -> Self {
+        Self { announced: None, most_bytes: u64::MAX, reserve: 0 }
     }
 }
 
@@ -285,5 +389,81 @@ fn fits(adapter: &str, part: &Part, below: &Manifest) -> Result<(), RegistryErro
             model: model.clone(),
         }),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    fn registry() -> (tempfile::TempDir, Registry) {
+        let folder = tempfile::tempdir().unwrap();
+        let registry = Registry::open(folder.path()).unwrap();
+        registry.layout.prepare().unwrap();
+        (folder, registry)
+    }
+
+    fn left_behind(registry: &Registry) -> usize {
+        let count = |folder: PathBuf| fs::read_dir(folder).unwrap().count();
+        count(registry.layout.incoming()) + count(registry.layout.uploads())
+    }
+
+    /// Hardening 10: an upload could be of any size.
+    #[test]
+    fn an_upload_larger_than_allowed_is_refused_and_leaves_nothing() {
+        let (_folder, registry) = registry();
+        let bytes = vec![7; 3 << 20];
+        let digest = Sha256::of(&bytes);
+        for announced in [None, Some(bytes.len() as u64), Some(10)] {
+            let upload = Upload { announced, most_bytes: 1 << 20, ..Upload::default() };
+            let refused = registry.add_blob(&digest, &bytes[..], &upload).unwrap_err();
+            assert!(matches!(refused, RegistryError::TooLarge { limit: 0x10_0000 }), "{refused}");
+            assert!(refused.to_string().contains("--max-upload"), "{refused}");
+        }
+        assert_eq!(left_behind(&registry), 0);
+        let upload = Upload { most_bytes: bytes.len() as u64, ..Upload::default() };
+        assert_eq!(registry.add_blob(&digest, &bytes[..], &upload).unwrap().bytes, bytes.len() as u64);
+    }
+
+    /// Hardening 10: an upload could fill the disk.
+    #[test]
+    fn an_upload_ends_before_it_takes_the_reserve() {
+        let (_folder, registry) = registry();
+        let bytes = vec![7; 40 << 20];
+        let digest = Sha256::of(&bytes);
+        let upload = Upload { reserve: 100 << 20, ..Upload::default() };
+        let looks = Cell::new(0);
+        // Half of what is free goes to somebody else between two looks.
+        let free = || {
+            looks.set(looks.get() + 1);
+            Some((160_u64 << 20) >> (looks.get() - 1))
+        };
+        let read = Cell::new(0);
+        let counted = Counted { rest: &bytes, read: &read };
+        let refused = registry.add_blob_within(&digest, counted, &upload, &free).unwrap_err();
+        assert!(matches!(refused, RegistryError::NoRoom { free: 0, .. }), "{refused}");
+        assert!(looks.get() == 2 && read.get() < bytes.len(), "it did not wait for the end");
+        let announced = Upload { announced: Some(bytes.len() as u64), ..upload };
+        read.set(0);
+        let counted = Counted { rest: &bytes, read: &read };
+        let refused = registry.add_blob_within(&digest, counted, &announced, &|| Some(120 << 20)).unwrap_err();
+        assert!(matches!(refused, RegistryError::NoRoom { needed: 0x280_0000, free: 0x140_0000, .. }), "{refused}");
+        assert_eq!(read.get(), 0, "what cannot fit is not read at all");
+        assert_eq!(left_behind(&registry), 0);
+    }
+
+    struct Counted<'a> {
+        rest: &'a [u8],
+        read: &'a Cell<usize>,
+    }
+
+    impl Read for Counted<'_> {
+        fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+            let count = self.rest.read(buffer)?;
+            self.read.set(self.read.get() + count);
+            Ok(count)
+        }
     }
 }

@@ -127,12 +127,22 @@ pub(super) fn collect(layout: &Layout, candidates: &[Blob]) -> Result<Removed, R
     let mut gone = BTreeSet::new();
     for blob in candidates.iter().filter(|blob| !needed.contains(&blob.sha256) && gone.insert(blob.sha256)) {
         if remove_file(&layout.blob(&blob.sha256))? {
+            forget(layout, &blob.sha256);
             removed.files += 1;
             removed.bytes = removed.bytes.saturating_add(blob.bytes);
         }
     }
     Ok(removed)
 }
+
+/// Removes what was remembered about a file that is gone: its stamp, and the engine's memo of its hash.
+pub(super) fn forget(layout: &Layout, digest: &Sha256) {
+    let _ = fs::remove_file(layout.stamp(digest));
+    let _ = fs::remove_file(layout.blobs().join(format!("sha256-{digest}{MEMO_SUFFIX}")));
+}
+
+/// What the engine writes beside a file that it had to hash again.
+const MEMO_SUFFIX: &str = ".poncho-fingerprint";
 
 /// Removes a file; `false` if it was not there.
 pub(super) fn remove_file(path: &Path) -> Result<bool, RegistryError> {

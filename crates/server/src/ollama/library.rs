@@ -6,18 +6,16 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;
-use std::io::Read;
 use std::sync::Arc;
 
-use axum::body::{Body, Bytes};
+use axum::body::Body;
 use axum::extract::{Path, Request, State};
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream::{self, Stream};
-use http_body_util::BodyExt;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 
 use super::names;
 use super::types::MessageBody;
@@ -28,9 +26,7 @@ use crate::error::{ApiError, Family};
 use crate::library::{LibraryError, ModelDefaults, ModelLibrary, PullStep, Recipe};
 use crate::openai::types::Texts;
 use crate::pulls::{Pull, PullState};
-
-/// Pieces of an uploaded file that wait for the disk.
-const WAITING_PIECES: usize = 16;
+use crate::uploads;
 
 /// `POST /api/pull`.
 #[derive(Deserialize)]
@@ -282,59 +278,13 @@ pub(crate) async fn has_blob(State(app): State<SharedApp>, Path(digest): Path<St
     Ok(if is_here { StatusCode::OK } else { StatusCode::NOT_FOUND })
 }
 
-/// Takes a file. It goes to the disk as it comes: it may be larger than the memory.
+/// Takes a file.
 pub(crate) async fn add_blob(
     State(app): State<SharedApp>,
     Path(digest): Path<String>,
     request: Request,
 ) -> Result<StatusCode, ApiError> {
     let library = library(&app, &digest)?;
-    let (send, receive) = mpsc::channel(WAITING_PIECES);
-    let mut pieces = Pieces { receive, piece: Bytes::new() };
-    let keeping = blocking("kept a file", move || Ok(library.add_blob(&digest, &mut pieces)?));
-    let wait = app.config.body_timeout;
-    let sending = async move {
-        let mut body = request.into_body();
-        loop {
-            let frame = match tokio::time::timeout(wait, body.frame()).await {
-                Err(_) => Err(ApiError::SlowBody { limit: wait }),
-                Ok(None) => return Ok(()),
-                Ok(Some(Err(error))) => Err(ApiError::BodyBroken { reason: error.to_string() }),
-                Ok(Some(Ok(frame))) => Ok(frame),
-            };
-            let failed = frame.as_ref().err().cloned();
-            let piece = frame.map(|frame| frame.into_data().unwrap_or_default());
-            // A library that stopped reading has an error of its own.
-            if send.send(piece.map_err(|error| error.to_string())).await.is_err() {
-                return Ok(());
-            }
-            if let Some(error) = failed {
-                return Err(error);
-            }
-        }
-    };
-    let (sent, kept) = tokio::join!(sending, keeping);
-    sent.and(kept).map(|()| StatusCode::CREATED)
-}
-
-/// The pieces of a body as a file; a piece that did not come is an error, so that half a file is never taken for one.
-struct Pieces {
-    receive: mpsc::Receiver<Result<Bytes, String>>,
-    piece: Bytes,
-}
-
-impl Read for Pieces {
-    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-        while self.piece.is_empty() {
-            match self.receive.blocking_recv() {
-                None => return Ok(0),
-                Some(piece) => self.piece = piece.map_err(std::io::Error::other)?,
-            }
-        }
-        let taken = self.piece.split_to(buffer.len().min(self.piece.len()));
-        for (place, byte) in buffer.iter_mut().zip(&taken) {
-            *place = *byte;
-        }
-        Ok(taken.len())
-    }
+    let (parts, body) = request.into_parts();
+    uploads::receive(&app, library, digest, &parts.headers, body).await.map(|()| StatusCode::CREATED)
 }

