@@ -294,6 +294,21 @@ pub enum ChatError {
         /// What is wrong with it.
         reason: String,
     },
+    /// The template runs longer than a render may.
+    #[error(
+        "the chat template did not end within {} ms; use another template, or tell who runs the server",
+        waited.as_millis()
+    )]
+    TooSlow {
+        /// How long it was waited for.
+        waited: std::time::Duration,
+    },
+    /// As many renders as may run at once are running.
+    #[error("{running} chat templates of this model are being rendered already; try again later")]
+    Busy {
+        /// How many.
+        running: usize,
+    },
     /// The template refused these messages.
     #[error("the chat template refused the request: {reason}; check roles and their order")]
     Refused {

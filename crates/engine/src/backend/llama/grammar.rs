@@ -181,16 +181,19 @@ pub(super) fn json_schema_to_grammar(schema: &str) -> Result<String, GrammarErro
 
 /// Calls a shim that says how many bytes it needs, then writes them; the error is the shim's own.
 pub(super) fn sized_text(call: impl FnMut(*mut c_char, usize, *mut usize) -> i32) -> Result<String, String> {
-    let mut bytes = sized_bytes(call)?;
+    let mut bytes = sized_bytes(4096, call)?;
     // The shims end their texts with a NUL.
     bytes.pop();
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// As [`sized_text`], with the raw bytes.
-pub(super) fn sized_bytes(mut call: impl FnMut(*mut c_char, usize, *mut usize) -> i32) -> Result<Vec<u8>, String> {
+/// As [`sized_text`], with the raw bytes, and a guess of how many there will be.
+pub(super) fn sized_bytes(
+    guess: usize,
+    mut call: impl FnMut(*mut c_char, usize, *mut usize) -> i32,
+) -> Result<Vec<u8>, String> {
     let mut needed = 0;
-    let mut buffer = vec![0u8; 4096];
+    let mut buffer = vec![0u8; guess];
     for _ in 0..2 {
         let status = call(buffer.as_mut_ptr().cast(), buffer.len(), &raw mut needed);
         match status {

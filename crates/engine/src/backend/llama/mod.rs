@@ -40,6 +40,7 @@ mod model;
 mod packed;
 mod params;
 mod partial;
+mod render;
 mod segment;
 mod state;
 mod state_io;
