@@ -298,8 +298,14 @@ fn reply_form(answer: ChatPrompt, generic: bool) -> ReplyForm {
 /// Renders; if the template cannot, because of a tool's schema, the error names that tool.
 fn apply_template(model: &ServedModel, turn: &ChatTurn, request: &ChatRequest) -> Result<ChatPrompt, ApiError> {
     model.apply_chat_template(request).map_err(|error| {
-        let blamed = Some(turn).filter(|_| !request.tools_json.is_empty());
-        blamed.and_then(|turn| tools::bad_schema(model, turn)).unwrap_or_else(|| error.into())
+        if request.tools_json.is_empty() {
+            return error.into();
+        }
+        tools::bad_schema(model, turn).unwrap_or_else(|| match error {
+            // Each is right, and all of them together are too much.
+            EngineError::GrammarInvalid { reason } => ApiError::field("tools", reason),
+            error => error.into(),
+        })
     })
 }
 

@@ -274,6 +274,11 @@ pub enum GrammarError {
     /// No token of the vocabulary can follow.
     #[error("the grammar cannot go on: no token fits; relax the grammar or use a model with another vocabulary")]
     Stuck,
+    /// The grammar stands for too many ways to go on.
+    #[error(
+        "the grammar allows too many ways to go on at once and was given up; use fewer alternatives, and none that begin alike"
+    )]
+    TooCostly,
 }
 
 /// Why messages were not rendered or an answer not parsed.
