@@ -1,9 +1,9 @@
-//! Schemas that would take a server's time or its stack, on every way by which one can come.
+//! Schemas that would take a server's time or its stack, on every way by which one can come; and replies with one call.
 
 use poncho_engine::backend::stub::StubTemplate;
 use serde_json::{Map, Value, json};
 
-use crate::support::{Server, Setup, with};
+use crate::support::{Answer, Server, Setup, with};
 
 fn wide(count: usize) -> Value {
     let property = |at: usize| (format!("property_{at}"), json!({"type": "string"}));
@@ -83,5 +83,63 @@ async fn many_tools_count_together_and_the_refusal_says_so() {
         let answer = server.post("/v1/chat/completions", &body).await;
         assert_eq!(answer.status, 400, "{}", answer.text);
         assert_eq!(answer.json()["error"]["param"], "tools", "{}", answer.text);
+    }
+}
+
+/// The names of the calls in an answer, and why it ended.
+fn calls(path: &str, answer: &Answer) -> (Vec<String>, String) {
+    assert_eq!(answer.status, 200, "{path}: {}", answer.text);
+    let answer = answer.json();
+    let name = |value: &Value| value["name"].as_str().unwrap().to_owned();
+    let found: Vec<String> = match path {
+        "/v1/messages" => {
+            let blocks = answer["content"].as_array().unwrap().iter();
+            blocks.filter(|block| block["type"] == "tool_use").map(name).collect()
+        }
+        "/v1/responses" => {
+            let items = answer["output"].as_array().unwrap().iter();
+            items.filter(|item| item["type"] == "function_call").map(name).collect()
+        }
+        _ => {
+            let calls = answer["choices"][0]["message"]["tool_calls"].as_array().cloned().unwrap_or_default();
+            calls.iter().map(|call| name(&call["function"])).collect()
+        }
+    };
+    let end = [&answer["choices"][0]["finish_reason"], &answer["stop_reason"], &answer["status"]];
+    (found, end.iter().find_map(|end| end.as_str()).unwrap_or_default().to_owned())
+}
+
+fn moon(shape: &str) -> Value {
+    let parameters = json!({"type": "object", "properties": {"phase": {"enum": ["new", "full"]}}});
+    match shape {
+        "/v1/messages" => json!({"name": "moon", "input_schema": parameters}),
+        "/v1/responses" => json!({"type": "function", "name": "moon", "parameters": parameters}),
+        _ => json!({"type": "function", "function": {"name": "moon", "parameters": parameters}}),
+    }
+}
+
+/// Hardening 14.28: further calls followed until the length limit.
+#[tokio::test]
+async fn a_named_function_is_called_exactly_once() {
+    let ways = [
+        ("/v1/chat/completions", "max_tokens", json!({"type": "function", "function": {"name": "moon"}}), "tool_calls"),
+        ("/v1/messages", "max_tokens", json!({"type": "tool", "name": "moon"}), "tool_use"),
+        ("/v1/responses", "max_output_tokens", json!({"type": "function", "name": "moon"}), "completed"),
+    ];
+    for template in [StubTemplate::Full, StubTemplate::WithoutTools] {
+        let server = Server::start(Setup { template, ..Setup::default() }).await;
+        for (path, most, choice, end) in &ways {
+            // The stub writes what the grammar allows; a few questions make sure that it would go on for some.
+            for question in ["How is it?", "And now?", "Tell me.", "Look at it, please.", "What?", "Go on."] {
+                let asked = if *path == "/v1/responses" {
+                    json!({"input": question})
+                } else {
+                    json!({"messages": [{"role": "user", "content": question}]})
+                };
+                let fields = json!({"model": "stub", "tools": [moon(path)], "tool_choice": choice, *most: 1_000});
+                let answer = server.post(path, &with(asked, &fields)).await;
+                assert_eq!(calls(path, &answer), (vec!["moon".to_owned()], (*end).to_owned()), "{path} {question}");
+            }
+        }
     }
 }

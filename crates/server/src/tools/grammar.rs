@@ -62,7 +62,7 @@ pub(crate) fn generic_grammar(
     }
     let (open, close) = (literal(&format!("{CALL_OPEN}\n")), literal(&format!("\n{CALL_CLOSE}")));
     let _ = writeln!(rules, "call ::= {open} ({}) {close}", names.join(" | "));
-    let calls = if turn.parallel_calls { r#"call ("\n" call)*"# } else { "call" };
+    let calls = if turn.wants_one_call() { "call" } else { r#"call ("\n" call)*"# };
     let must_call = turn.choice.must_call();
     let (root, triggers) = match turn.json_schema.as_deref().filter(|_| !must_call) {
         Some(schema) => {
