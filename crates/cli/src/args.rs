@@ -185,6 +185,10 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "NAME=MODEL", value_parser = parse_alias)]
     pub(crate) alias: Vec<(String, String)>,
 
+    /// Let clients create models with Jinja templates, which are programs; without it only those in Go's notation are taken
+    #[arg(long)]
+    pub(crate) client_templates: bool,
+
     /// What clients call a model that is given by its path [default: the file's name]
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,

@@ -87,7 +87,7 @@ pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outc
     };
     greet(args, address, &id, &folder, out)?;
     config.default_model = Some(id);
-    config.library = Some(Arc::new(models.library));
+    config.library = Some(Arc::new(models.library.with_client_templates(args.client_templates)));
     runtime.block_on(poncho_server::serve(listener, Arc::clone(&engine), config, signals.told()))?;
     writeln!(out, "saving what the models hold")?;
     out.flush()?;

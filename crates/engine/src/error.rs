@@ -96,6 +96,12 @@ pub enum EngineError {
         /// What the grammar parser said, with what to try.
         reason: String,
     },
+    /// Following the grammar costs more than one request may; nobody else waits for it.
+    #[error("{reason}")]
+    GrammarTooCostly {
+        /// What the grammar said, with what to try.
+        reason: String,
+    },
     /// The chat template could not be rendered.
     #[error("{reason}")]
     Template {

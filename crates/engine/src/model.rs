@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 
 use crate::adapters::{AdapterId, AdapterInfo};
 use crate::backend::{
-    Backend, ChatPrompt, ChatRequest, Grammar as CompiledGrammar, GrammarOptions, GrammarTrigger, ModelInfo,
+    Backend, ChatError, ChatPrompt, ChatRequest, Grammar as CompiledGrammar, GrammarOptions, GrammarTrigger, ModelInfo,
     SpecialText, TokenizeMode,
 };
 use crate::command::{Command, Reply, SessionInfo, Verified};
@@ -26,6 +26,7 @@ use crate::event::Completion;
 use crate::file_watch::FileWatch;
 use crate::identity::FileIdentity;
 use crate::request::{Grammar, GrammarSource, Mode, ModelLimits, Request, RequestId, Trigger};
+use crate::schema;
 use crate::shared::Shared;
 use crate::status::{Phase, Status, StatusReport};
 use crate::stream::{Stream, Streams};
@@ -253,10 +254,14 @@ impl Model {
     /// Renders messages with the model's template.
     ///
     /// # Errors
-    /// The request is malformed or the template refuses it.
+    /// The request is malformed, a schema in it is too large, or the template refuses it.
     pub fn apply_chat_template(&self, request: &ChatRequest) -> Result<ChatPrompt, EngineError> {
+        check_schemas(request)?;
         let rendered = self.shared().model.apply_chat_template(request);
-        rendered.map_err(|error| EngineError::Template { reason: error.to_string() })
+        rendered.map_err(|error| match error {
+            ChatError::Busy { running } => EngineError::Overloaded { queued: running, limit: running },
+            error => EngineError::Template { reason: error.to_string() },
+        })
     }
 
     /// The tokens of a rendered prompt: what came from the request never becomes a special token.
@@ -279,8 +284,17 @@ impl Model {
     /// # Errors
     /// It is no schema, or one that cannot be turned into rules.
     pub fn json_schema_to_grammar(&self, schema: &str) -> Result<String, EngineError> {
+        schema::check_text(schema, &mut schema::Used::default()).map_err(bad_schema)?;
         let rules = self.shared().model.json_schema_to_grammar(schema);
         rules.map_err(|error| EngineError::GrammarInvalid { reason: error.to_string() })
+    }
+
+    /// Whether the parameters of all tools of a request, in OpenAI's shape, can be turned into rules in good time.
+    ///
+    /// # Errors
+    /// One of their schemas is too large, or all together are.
+    pub fn check_tools(&self, tools_json: &str) -> Result<(), EngineError> {
+        check_tools(tools_json, &mut schema::Used::default())
     }
 
     /// Hands a request to the worker. The stream yields its events; dropping it cancels the request.
@@ -337,10 +351,7 @@ impl Model {
         let model = &self.shared().model;
         let (text, root) = match &grammar.source {
             GrammarSource::Gbnf { text, root } => (text.clone(), root.clone()),
-            GrammarSource::JsonSchema(schema) => {
-                let text = model.json_schema_to_grammar(schema).map_err(|error| invalid(error.to_string()))?;
-                (text, "root".to_owned())
-            }
+            GrammarSource::JsonSchema(schema) => (self.json_schema_to_grammar(schema)?, "root".to_owned()),
         };
         let triggers: Vec<GrammarTrigger> = grammar.triggers.iter().map(backend_trigger).collect();
         let options = GrammarOptions { text, root, lazy: !triggers.is_empty(), triggers };
@@ -490,6 +501,28 @@ impl Shared {
         })?;
         self.file.namespace(hash, &[])
     }
+}
+
+/// llama.cpp converts these while it renders.
+fn check_schemas(request: &ChatRequest) -> Result<(), EngineError> {
+    let mut used = schema::Used::default();
+    if !request.json_schema.is_empty() {
+        schema::check_text(&request.json_schema, &mut used).map_err(bad_schema)?;
+    }
+    if request.tools_json.is_empty() {
+        return Ok(());
+    }
+    check_tools(&request.tools_json, &mut used)
+}
+
+fn check_tools(tools_json: &str, used: &mut schema::Used) -> Result<(), EngineError> {
+    schema::check_tools(tools_json, used).map_err(|(tool, error)| EngineError::GrammarInvalid {
+        reason: format!("the schema of the tool {tool:?} cannot be used: {error}"),
+    })
+}
+
+fn bad_schema(error: schema::SchemaError) -> EngineError {
+    EngineError::GrammarInvalid { reason: format!("the JSON schema cannot be used: {error}") }
 }
 
 fn backend_trigger(trigger: &Trigger) -> GrammarTrigger {

@@ -57,6 +57,9 @@ pub enum SampleError {
     /// The grammar allows no token that the bias left.
     #[error("the grammar allows no token here; relax the grammar or the logit bias")]
     GrammarStuck,
+    /// The grammar is too costly to follow.
+    #[error(transparent)]
+    GrammarTooCostly(GrammarError),
     /// There are no logits, or all are minus infinity.
     #[error("no token can be drawn: every logit is minus infinity; remove bans from the logit bias")]
     NothingLeft,
@@ -127,7 +130,7 @@ impl Sampler {
                     filters.draw(candidates, random.next_unit())
                 })
             }
-            Err(_) => Ok(None),
+            Err(error) => Err(grammar_end(error)),
         };
         let chosen = chosen.and_then(|token| token.ok_or(SampleError::GrammarStuck));
         self.stuck = chosen == Err(SampleError::GrammarStuck);
@@ -195,6 +198,11 @@ fn change_row<'a>(
     changed
 }
 
+/// Why a grammar answers no more questions.
+fn grammar_end(error: GrammarError) -> SampleError {
+    if error == GrammarError::TooCostly { SampleError::GrammarTooCostly(error) } else { SampleError::GrammarStuck }
+}
+
 fn is_allowed(grammar: &mut dyn Grammar, token: Token) -> Result<bool, GrammarError> {
     let mut asked = [Candidate { token, logit: 0.0, p: 0.0 }];
     grammar.constrain(&mut asked)?;
@@ -209,7 +217,7 @@ fn keep_allowed(
     candidates: &mut Vec<Candidate>,
 ) -> Result<(), SampleError> {
     let mut constrain = |candidates: &mut Vec<Candidate>| {
-        grammar.constrain(candidates).map_err(|_| SampleError::GrammarStuck)?;
+        grammar.constrain(candidates).map_err(grammar_end)?;
         candidates.retain(|candidate| candidate.logit > f32::NEG_INFINITY);
         Ok(candidates.len())
     };

@@ -18,7 +18,7 @@ use crate::shared::Shared;
 use crate::status::{Phase, add};
 use crate::worker::{Exit, Worker};
 
-/// Lazy grammar triggers are matched by a recursive regular expression engine; the default stack is too small for it.
+/// Room for whatever llama.cpp does by recursion while it computes; pages that are never touched cost nothing.
 const WORKER_STACK: usize = 64 << 20;
 /// A worker that lived this long before it ended is started again without a longer pause.
 const LONG_ENOUGH: Duration = Duration::from_secs(60);

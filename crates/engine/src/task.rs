@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use poncho_cache::{HitKind, Namespace};
 
 use crate::adapters::AdapterSet;
-use crate::backend::{Model, SeqId, SpecialText};
+use crate::backend::{GrammarError, Model, SeqId, SpecialText};
 use crate::batch::Work;
 use crate::error::EngineError;
 use crate::event::{CacheDelta, Completion, FinishReason, StreamEvent, TokenLogprob, TokenProbability};
@@ -224,6 +224,10 @@ impl Task {
                 self.finish(FinishReason::Stop, None);
                 return;
             }
+            Err(SampleError::GrammarTooCostly(error)) => {
+                self.end = Some(End::Failed(EngineError::GrammarTooCostly { reason: error.to_string() }));
+                return;
+            }
             Err(error) => {
                 let error = EngineError::Backend { call: "sample".to_owned(), reason: error.to_string() };
                 self.end = Some(End::Failed(error));
@@ -238,9 +242,12 @@ impl Task {
             self.finish(FinishReason::Stop, None);
             return;
         }
-        let stuck = self.sampler.accept(token).is_err();
+        let accepted = self.sampler.accept(token);
+        let stuck = accepted.is_err();
         let stop = self.output.push(token, model, &self.events);
-        if stop.is_some() {
+        if let (Err(error @ GrammarError::TooCostly), None) = (accepted, stop) {
+            self.end = Some(End::Failed(EngineError::GrammarTooCostly { reason: error.to_string() }));
+        } else if stop.is_some() {
             self.finish(FinishReason::Stop, stop);
         } else if stuck {
             self.finish(FinishReason::Stop, None);

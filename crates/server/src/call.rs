@@ -3,6 +3,10 @@
 //! Used by the folders of the dialects and by Poncho's own endpoints. Rendering, tokenizing and compiling a grammar run
 //! on a blocking thread. Nothing here knows a field of a dialect.
 
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use axum::http::HeaderMap;
 use serde::Serialize;
 use tokio::time::Instant;
@@ -83,6 +87,9 @@ impl Origin {
             for mut prepared in prepare(&model)? {
                 let session = prepared.request.session_id.take();
                 prepared.request.session_id = session.map(|name| sessions::scoped(owner, &name)).transpose()?;
+                if client_left() {
+                    return Err(ApiError::Cancelled);
+                }
                 let submitted = Instant::now();
                 let streams = submit(&model, &prepared, n)?;
                 started.extend(streams.into_iter().map(|stream| (stream, prepared.form.clone(), submitted)));
@@ -102,12 +109,71 @@ impl Origin {
     }
 }
 
-/// Runs what may take long off the async threads.
+thread_local! {
+    /// Whether the client of the work on this thread has left.
+    static CLIENT_LEFT: RefCell<Option<Arc<AtomicBool>>> = const { RefCell::new(None) };
+}
+
+/// Whether nobody waits any more for the work that this thread does. Long work asks between its steps.
+pub(crate) fn client_left() -> bool {
+    CLIENT_LEFT.with_borrow(|left| left.as_ref().is_some_and(|left| left.load(Ordering::Relaxed)))
+}
+
+/// Says on being dropped that the client has left.
+struct Waiting(Arc<AtomicBool>);
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Runs what may take long off the async threads. The work goes on when the client leaves, but can see it.
 pub(crate) async fn blocking<T: Send + 'static>(
     doing: &'static str,
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
     // Log lines of the work belong to the request too.
     let span = tracing::Span::current();
-    tokio::task::spawn_blocking(move || span.in_scope(work)).await.map_err(|_| ApiError::Internal { doing })?
+    let waiting = Waiting(Arc::default());
+    let left = Arc::clone(&waiting.0);
+    let work = move || {
+        CLIENT_LEFT.set(Some(left));
+        let done = span.in_scope(work);
+        CLIENT_LEFT.set(None);
+        done
+    };
+    let done = tokio::task::spawn_blocking(work).await.map_err(|_| ApiError::Internal { doing })?;
+    drop(waiting);
+    done
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    /// Hardening 14.2: work for a schema went on after its client had left.
+    #[tokio::test]
+    async fn work_sees_that_its_client_has_left() {
+        let (begun, is_begun) = channel();
+        let (left, has_left) = channel::<()>();
+        let (told, seen) = channel();
+        let work = blocking("waited", move || {
+            let before = client_left();
+            let _ = begun.send(());
+            let _ = has_left.recv();
+            let _ = told.send((before, client_left()));
+            Ok(())
+        });
+        let task = tokio::spawn(work);
+        tokio::task::spawn_blocking(move || is_begun.recv()).await.unwrap().unwrap();
+        task.abort();
+        assert!(task.await.is_err());
+        drop(left);
+        assert_eq!(tokio::task::spawn_blocking(move || seen.recv()).await.unwrap(), Ok((false, true)));
+        assert!(!client_left());
+        assert_eq!(blocking("worked", || Ok(client_left())).await.ok(), Some(false), "the thread starts afresh");
+    }
 }

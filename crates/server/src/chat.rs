@@ -144,6 +144,13 @@ pub(crate) struct ChatTurn {
     pub(crate) generation: Generation,
 }
 
+impl ChatTurn {
+    /// Whether the reply may have one call only: the client says so, or names the function to call.
+    pub(crate) fn wants_one_call(&self) -> bool {
+        !self.parallel_calls || matches!(self.choice, Choice::Named(_))
+    }
+}
+
 /// How the text of a reply is read.
 #[derive(Clone, Default)]
 pub(crate) struct ReplyForm {
@@ -155,6 +162,8 @@ pub(crate) struct ReplyForm {
     pub(crate) starts_thinking: bool,
     /// What the ids of tool calls begin with, if the dialect has a rule; else the model's own ids are kept.
     pub(crate) call_prefix: Option<&'static str>,
+    /// How many calls the client gets; `None` for all of them.
+    pub(crate) most_calls: Option<usize>,
     /// Keeps the reply for the next turn.
     pub(crate) recording: Option<Recording>,
     /// What was done to the prompt.
@@ -246,7 +255,9 @@ pub(crate) fn prepare_chat(model: &ServedModel, turn: &ChatTurn) -> Result<Prepa
         Some(names) => {
             let only = turn.tools.iter().filter(|tool| names.contains(&tool.name.as_str()));
             let named = |messages: &[Value]| {
-                apply_template(model, turn, &template_request(turn, messages, style, only.clone())?)
+                let mut request = template_request(turn, messages, style, only.clone())?;
+                request.parallel_tool_calls = !turn.wants_one_call();
+                apply_template(model, turn, &request)
             };
             named(&turn.messages).or_else(|error| named(&tools::with_short_ids(&turn.messages)).map_err(|_| error))?
         }
@@ -274,7 +285,8 @@ pub(crate) fn prepare_chat(model: &ServedModel, turn: &ChatTurn) -> Result<Prepa
         grammar(model, turn, &answer, style)?
     };
     let recording = Some(Recording::new(model, &request.tokens, &answer.generation_prompt, &turn.messages));
-    Ok(Prepared { request, form: ReplyForm { recording, normalised, ..reply_form(answer, generic) } })
+    let most_calls = (tools::offers_tools(turn) && turn.wants_one_call()).then_some(1);
+    Ok(Prepared { request, form: ReplyForm { recording, normalised, most_calls, ..reply_form(answer, generic) } })
 }
 
 /// Whether the prompt itself opened a thinking block.
@@ -298,8 +310,14 @@ fn reply_form(answer: ChatPrompt, generic: bool) -> ReplyForm {
 /// Renders; if the template cannot, because of a tool's schema, the error names that tool.
 fn apply_template(model: &ServedModel, turn: &ChatTurn, request: &ChatRequest) -> Result<ChatPrompt, ApiError> {
     model.apply_chat_template(request).map_err(|error| {
-        let blamed = Some(turn).filter(|_| !request.tools_json.is_empty());
-        blamed.and_then(|turn| tools::bad_schema(model, turn)).unwrap_or_else(|| error.into())
+        if request.tools_json.is_empty() {
+            return error.into();
+        }
+        tools::bad_schema(model, turn).unwrap_or_else(|| match error {
+            // Each is right, and all of them together are too much.
+            EngineError::GrammarInvalid { reason } => ApiError::field("tools", reason),
+            error => error.into(),
+        })
     })
 }
 

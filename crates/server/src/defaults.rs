@@ -71,9 +71,14 @@ impl ServedDefaults {
     }
 }
 
+/// Whether a template is in Jinja, which has loops and macros; Go's, as far as it is taken, has neither.
+pub(crate) fn is_program(template: &str) -> bool {
+    template.contains("{%")
+}
+
 /// A template of a Modelfile as a chat template: Go's are rewritten, those of GGUF files are taken as they are.
 fn chat_template(template: &str) -> Result<String, ApiError> {
-    if template.contains("{%") {
+    if is_program(template) {
         return Ok(template.to_owned());
     }
     Ok(Template::parse(template)?.to_chat_template())

@@ -380,6 +380,7 @@ fn engine_facts(error: &EngineError) -> Facts {
         },
         EngineError::PromptTooLong { .. } => bad().code("context_length_exceeded"),
         EngineError::GrammarInvalid { .. } => bad().code("invalid_grammar").param("response_format"),
+        EngineError::GrammarTooCostly { .. } => bad().code("grammar_too_costly").param("response_format"),
         EngineError::Template { .. } => bad().code("template_error"),
         EngineError::Unsupported { .. } => bad().code("unsupported"),
         EngineError::UnknownModel { .. } => missing().code("model_not_found").param("model"),

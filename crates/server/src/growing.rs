@@ -44,6 +44,10 @@ pub(crate) struct Growing {
     told: ChatOutput,
     call_ids: Vec<String>,
     call_prefix: Option<&'static str>,
+    /// How many calls are told; what comes after them is not the client's.
+    most_calls: usize,
+    /// Whether there were more.
+    too_many: bool,
     anchor: Option<Anchor>,
     /// Whether the short way may be taken.
     short_way: bool,
@@ -58,6 +62,8 @@ impl Default for Growing {
             told: ChatOutput::default(),
             call_ids: Vec::new(),
             call_prefix: None,
+            most_calls: usize::MAX,
+            too_many: false,
             anchor: None,
             short_way: true,
             parsed: 0,
@@ -67,9 +73,15 @@ impl Default for Growing {
 }
 
 impl Growing {
-    /// One whose calls get ids that begin in this way; without it, the model's own ids are kept.
-    pub(crate) fn with_prefix(call_prefix: Option<&'static str>) -> Self {
-        Self { call_prefix, ..Self::default() }
+    /// One whose calls get ids that begin in this way; without it, the model's own ids are kept. No more calls are told
+    /// than `most_calls`.
+    pub(crate) fn new(call_prefix: Option<&'static str>, most_calls: usize) -> Self {
+        Self { call_prefix, most_calls, ..Self::default() }
+    }
+
+    /// Whether the reply has more calls than are told.
+    pub(crate) fn has_too_many_calls(&self) -> bool {
+        self.too_many
     }
 
     /// The ids of the calls so far.
@@ -194,7 +206,8 @@ impl Growing {
             reasoning: grown(&mut self.told.reasoning, reasoning, &now.reasoning),
             ..Delta::default()
         };
-        for (index, call) in now.tool_calls.iter().enumerate() {
+        self.too_many |= now.tool_calls.len() > self.most_calls;
+        for (index, call) in now.tool_calls.iter().take(self.most_calls).enumerate() {
             let is_new = index >= self.told.tool_calls.len();
             if is_new && call.name.is_empty() {
                 break;

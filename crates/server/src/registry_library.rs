@@ -15,7 +15,7 @@ use poncho_models::{
     RegistryError, Role, Sha256, Stamp, Upload, ignore_progress,
 };
 
-use crate::defaults::ServedDefaults;
+use crate::defaults::{ServedDefaults, is_program};
 use crate::library::{
     LibraryError, LibraryFacts, LibraryModel, ModelDefaults, ModelLibrary, PullStep, Recipe, UploadLimits,
 };
@@ -31,13 +31,24 @@ pub struct RegistryLibrary {
     /// Models that lie somewhere else, under the names that they were given.
     files: Vec<LibraryModel>,
     pull_options: PullOptions,
+    /// Whether clients may bring templates that are programs.
+    client_templates: bool,
 }
 
 impl RegistryLibrary {
     /// The models of a registry, all loaded with the same settings.
     #[must_use]
     pub fn new(registry: Registry, settings: ModelSettings) -> Self {
-        Self { registry, settings, files: Vec::new(), pull_options: PullOptions::from_env() }
+        let (files, pull_options) = (Vec::new(), PullOptions::from_env());
+        Self { registry, settings, files, pull_options, client_templates: false }
+    }
+
+    /// Lets clients create models with Jinja templates. Such a template is a program whose steps nobody counts; those in
+    /// Go's notation have no loops and are always taken.
+    #[must_use]
+    pub fn with_client_templates(mut self, allowed: bool) -> Self {
+        self.client_templates = allowed;
+        self
     }
 
     /// Fetches models in another way than the environment says.
@@ -83,6 +94,21 @@ impl RegistryLibrary {
                 license: manifest.license.first().cloned().or(manifest.facts.license.clone()),
             },
         }
+    }
+
+    /// A template that runs as a program comes from whoever runs the server, or is that of an installed model.
+    fn check_template(&self, modelfile: &Modelfile) -> Result<(), LibraryError> {
+        let Some(template) = modelfile.template.as_deref().filter(|template| is_program(template)) else {
+            return Ok(());
+        };
+        let below = Self::name(&modelfile.from).and_then(|name| self.registry.get(&name).ok());
+        let is_known = below.is_some_and(|below| below.manifest.template.as_deref() == Some(template));
+        if self.client_templates || is_known {
+            return Ok(());
+        }
+        let message = "template: this server takes Jinja templates from its operator only; write it in Go's notation, \
+                       run `poncho create` on the server, or start it with --client-templates";
+        Err(LibraryError::Refused { message: message.to_owned() })
     }
 
     fn file(&self, name: &str) -> Option<&LibraryModel> {
@@ -194,6 +220,7 @@ impl ModelLibrary for RegistryLibrary {
     fn create(&self, name: &str, recipe: &Recipe) -> Result<(), LibraryError> {
         let parsed = self.required_name(name)?;
         let modelfile = modelfile(recipe)?;
+        self.check_template(&modelfile)?;
         // What could not be served is refused now and not when somebody asks for it.
         let parameters = modelfile.parameters.to_json();
         let defaults = ModelDefaults { template: modelfile.template.clone(), parameters, ..ModelDefaults::default() };

@@ -104,16 +104,19 @@ pub(crate) struct Reply {
     growing: Growing,
     /// Drawn since the last piece.
     logprobs: Vec<TokenLogprob>,
+    /// Whether it was ended here, because it went on to a call too many.
+    is_cut: bool,
     ended: bool,
 }
 
 impl Reply {
     pub(crate) fn new(facts: NewReply) -> Self {
         Self {
-            growing: Growing::with_prefix(facts.form.call_prefix),
+            growing: Growing::new(facts.form.call_prefix, facts.form.most_calls.unwrap_or(usize::MAX)),
             facts,
             text: ReplyText::default(),
             logprobs: Vec::new(),
+            is_cut: false,
             ended: false,
         }
     }
@@ -135,6 +138,7 @@ impl Reply {
                 }
             }
             let Some(mut delta) = self.new_part() else { continue };
+            self.cut_further_calls();
             if !delta.is_silent() {
                 delta.logprobs = std::mem::take(&mut self.logprobs);
                 return Some(ReplyEvent::Delta(delta));
@@ -148,11 +152,24 @@ impl Reply {
         loop {
             let event = self.wait().await;
             match self.absorb(event) {
+                // Nobody waits for the pieces; they are read only to see further calls begin.
+                None if self.facts.form.most_calls.is_some() => {
+                    let _ = self.new_part();
+                    self.cut_further_calls();
+                }
                 None | Some(ReplyEvent::Started(_)) => {}
                 Some(ReplyEvent::Done(finished)) => return Ok(*finished),
                 Some(ReplyEvent::Failed(error)) => return Err(error),
                 Some(ReplyEvent::Delta(_)) => return Err(ApiError::Internal { doing: "read a reply" }),
             }
+        }
+    }
+
+    /// Ends a reply that goes on to a call which the client did not ask for.
+    fn cut_further_calls(&mut self) {
+        if self.growing.has_too_many_calls() && !self.is_cut {
+            self.is_cut = true;
+            self.facts.model.cancel(self.facts.stream.id());
         }
     }
 
@@ -195,21 +212,26 @@ impl Reply {
 
     fn end(&mut self, mut completion: Completion) -> ReplyEvent {
         self.facts.times.finished(&completion);
-        if completion.finish_reason == FinishReason::Cancelled {
+        if completion.finish_reason == FinishReason::Cancelled && !self.is_cut {
             return ReplyEvent::Failed(ApiError::Cancelled);
         }
-        let mut output = self.parse_whole(completion.finish_reason == FinishReason::Length);
+        let mut output = self.parse_whole(completion.finish_reason != FinishReason::Stop);
+        let most_calls = self.facts.form.most_calls.unwrap_or(usize::MAX);
+        // What was asked for is there; that the model would have gone on is not the client's concern.
+        let is_cut = self.is_cut || output.tool_calls.len() > most_calls;
+        output.tool_calls.truncate(most_calls);
         let own_ids = self.facts.form.call_prefix.is_some() || output.tool_calls.iter().all(|call| call.id.is_empty());
         let mut rest = self.growing.rest(&output);
         rest.logprobs = std::mem::take(&mut self.logprobs);
         for (call, id) in output.tool_calls.iter_mut().zip(self.growing.call_ids()) {
             call.id.clone_from(id);
         }
-        if let Some(recording) = &self.facts.form.recording {
+        if let Some(recording) = self.facts.form.recording.as_ref().filter(|_| !is_cut) {
             recording.keep(&output, own_ids, &completion);
         }
         let finish = match completion.finish_reason {
-            FinishReason::Length => Finish::Length,
+            FinishReason::Length if !is_cut => Finish::Length,
+            FinishReason::Length => Finish::ToolCalls,
             FinishReason::Stop | FinishReason::Cancelled if output.tool_calls.is_empty() => Finish::Stop,
             FinishReason::Stop | FinishReason::Cancelled => Finish::ToolCalls,
         };

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use poncho_engine::backend::{ChatPrompt, ChatRequest};
 use poncho_engine::{EngineError, Model};
 
+use crate::call::client_left;
 use crate::defaults::ServedDefaults;
 use crate::hygiene::HygieneRule;
 use crate::manager::{Held, Known, Lease};
@@ -70,6 +71,9 @@ impl ServedModel {
 
     /// Renders messages with the model's template, or with the one that stands for it.
     pub(crate) fn apply_chat_template(&self, request: &ChatRequest) -> Result<ChatPrompt, EngineError> {
+        if client_left() {
+            return Err(EngineError::Template { reason: "nobody waits for the prompt any more".to_owned() });
+        }
         match self.defaults().template() {
             None => self.model.apply_chat_template(request),
             Some(template) => {

@@ -66,6 +66,8 @@ mod response_store;
 #[cfg(test)]
 mod responses;
 #[cfg(test)]
+mod schemas;
+#[cfg(test)]
 mod scripted;
 #[cfg(test)]
 mod sessions;

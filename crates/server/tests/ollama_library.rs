@@ -34,11 +34,16 @@ impl Home {
     }
 
     async fn with(engine: Arc<Engine>) -> Self {
+        Self::with_templates(engine, false).await
+    }
+
+    /// A server that takes templates of clients, or does not.
+    async fn with_templates(engine: Arc<Engine>, client_templates: bool) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let registry = Registry::open(folder.path()).unwrap();
         let base = ModelName::parse("base").unwrap();
         registry.import(&model_path(ModelKind::Attention), &base, &mut ignore_progress).unwrap();
-        let library = RegistryLibrary::new(registry, Box::new(stub_config));
+        let library = RegistryLibrary::new(registry, Box::new(stub_config)).with_client_templates(client_templates);
         let config = ServerConfig { library: Some(Arc::new(library)), ..ServerConfig::default() };
         Self { server: Server::of(engine, config).await, folder }
     }
@@ -226,7 +231,7 @@ async fn clients_bring_their_own_files() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_template_of_a_modelfile_stands_for_the_models_own() {
     let cache = Arc::new(Cache::open(CacheConfig::in_memory(1 << 26)).unwrap());
-    let home = Home::with(Arc::new(Engine::new(Arc::new(LlamaBackend), cache))).await;
+    let home = Home::with_templates(Arc::new(Engine::new(Arc::new(LlamaBackend), cache)), true).await;
     let go = "{{ if .System }}[S]{{ .System }}[/S]\n{{ end }}[U]{{ .Prompt }}[/U]\n[A]{{ .Response }}[/A]\n";
     home.create(&json!({"model": "go", "from": "base", "template": go})).await;
     let jinja = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}<reply>";
@@ -248,4 +253,22 @@ async fn a_template_of_a_modelfile_stands_for_the_models_own() {
     assert!(home.server.ask("/api/generate", &generate).await["done"].as_bool().unwrap());
     let shown = home.server.ask("/api/show", &json!({"model": "jinja"})).await;
     assert_eq!(shown["template"], jinja);
+}
+
+/// Hardening 14.14: a Jinja template is a program, and llama.cpp counts none of its steps.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_cannot_bring_a_template_that_loops() {
+    let home = Home::new().await;
+    let endless = "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}{% endfor %}{% endfor %}{% endfor %}";
+    let modelfile = format!("FROM base\nTEMPLATE \"\"\"{endless}\"\"\"\n");
+    for body in [
+        json!({"model": "loop", "from": "base", "template": endless}),
+        json!({"model": "loop", "modelfile": modelfile}),
+    ] {
+        let refused = home.server.post("/api/create", &body).await;
+        assert_eq!(refused.status, 400, "{}", refused.text);
+        assert!(refused.text.contains("--client-templates"), "{}", refused.text);
+    }
+    assert_eq!(home.names().await, ["base:latest"]);
+    home.create(&json!({"model": "go", "from": "base", "template": "[U]{{ .Prompt }}[/U]"})).await;
 }

@@ -109,6 +109,7 @@ pub(crate) const SETTINGS: &[Setting] = &[
     Setting::new("memory", Kind::Quantity, Group::Models),
     Setting::new("keep_alive", Kind::Quantity, Group::Models),
     Setting::new("alias", Kind::Pairs, Group::Models),
+    Setting::new("client_templates", Kind::Switch, Group::Models),
     Setting::new("host", Kind::Text, Group::Network),
     Setting::new("port", Kind::Number, Group::Network),
     Setting::new("api_key", Kind::List, Group::Network).secret(),

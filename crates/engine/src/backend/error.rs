@@ -274,6 +274,11 @@ pub enum GrammarError {
     /// No token of the vocabulary can follow.
     #[error("the grammar cannot go on: no token fits; relax the grammar or use a model with another vocabulary")]
     Stuck,
+    /// The grammar stands for too many ways to go on.
+    #[error(
+        "the grammar allows too many ways to go on at once and was given up; use fewer alternatives, and none that begin alike"
+    )]
+    TooCostly,
 }
 
 /// Why messages were not rendered or an answer not parsed.
@@ -293,6 +298,21 @@ pub enum ChatError {
         field: &'static str,
         /// What is wrong with it.
         reason: String,
+    },
+    /// The template runs longer than a render may.
+    #[error(
+        "the chat template did not end within {} ms; use another template, or tell who runs the server",
+        waited.as_millis()
+    )]
+    TooSlow {
+        /// How long it was waited for.
+        waited: std::time::Duration,
+    },
+    /// As many renders as may run at once are running.
+    #[error("{running} chat templates of this model are being rendered already; try again later")]
+    Busy {
+        /// How many.
+        running: usize,
     },
     /// The template refused these messages.
     #[error("the chat template refused the request: {reason}; check roles and their order")]

@@ -12,6 +12,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::{CALL_CLOSE, CALL_OPEN};
+use crate::call::client_left;
 use crate::chat::{ChatTurn, Choice, Tool};
 use crate::error::ApiError;
 
@@ -46,6 +47,10 @@ pub(crate) fn generic_grammar(
     let only = turn.choice.names();
     let may_be_called = |tool: &Tool| only.as_ref().is_none_or(|names| names.contains(&tool.name.as_str()));
     let tools = turn.tools.iter().enumerate().filter(|(_, tool)| may_be_called(tool));
+    let listed: Vec<&str> = tools.clone().map(|(_, tool)| tool.json.as_str()).collect();
+    if let Err(error) = model.check_tools(&format!("[{}]", listed.join(","))) {
+        return Err(bad_schema(model, turn).unwrap_or_else(|| ApiError::field("tools", error.to_string())));
+    }
     let mut rules = String::new();
     let mut names = Vec::new();
     for (at, tool) in tools {
@@ -57,7 +62,7 @@ pub(crate) fn generic_grammar(
     }
     let (open, close) = (literal(&format!("{CALL_OPEN}\n")), literal(&format!("\n{CALL_CLOSE}")));
     let _ = writeln!(rules, "call ::= {open} ({}) {close}", names.join(" | "));
-    let calls = if turn.parallel_calls { r#"call ("\n" call)*"# } else { "call" };
+    let calls = if turn.wants_one_call() { "call" } else { r#"call ("\n" call)*"# };
     let must_call = turn.choice.must_call();
     let (root, triggers) = match turn.json_schema.as_deref().filter(|_| !must_call) {
         Some(schema) => {
@@ -104,6 +109,9 @@ pub(crate) fn bad_schema(model: &Model, turn: &ChatTurn) -> Option<ApiError> {
 }
 
 fn arguments_rules(model: &Model, tool: &Tool) -> Result<String, ApiError> {
+    if client_left() {
+        return Err(ApiError::Cancelled);
+    }
     let definition: Option<Definition<'_>> = serde_json::from_str(&tool.json).ok();
     let parameters =
         definition.and_then(|definition| definition.function.parameters).map_or(ANY_ARGUMENTS, RawValue::get);

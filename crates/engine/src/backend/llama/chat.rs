@@ -1,19 +1,20 @@
 //! Chat templates: rendering with llama.cpp's own template code, and parsing what the model wrote.
 //!
-//! Used by `Model::apply_chat_template` on callers' threads. A template set is built per override and kept; rendering
-//! the same set from two threads at once is not promised by llama.cpp, so it happens under a lock. Requests are JSON
-//! texts that were written by clients: depth is checked here, everything else by the shim, which catches exceptions.
+//! Used by `Model::apply_chat_template`. A template may run for ever, so `render.rs` runs it on a thread of its own and
+//! stops waiting after a while; rendering one set from two threads at once is not promised by llama.cpp, so each render
+//! has a set to itself. Requests are JSON texts that were written by clients: depth is checked here, everything else by
+//! the shim, which catches exceptions.
 
-use std::collections::HashMap;
 use std::ffi::{CStr, CString};
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use llama_cpp_sys_4 as sys;
 use serde_json::Value;
 
 use super::grammar::{last_error, nesting, sized_bytes, sized_text};
 use super::model::ModelHandle;
+use super::render::{RenderLimits, Renders};
 use crate::backend::chat::{ChatToolCall, PromptPart};
 use crate::backend::{
     ChatError, ChatOutput, ChatParser, ChatPrompt, ChatRequest, GrammarTrigger, ReasoningFormat, ToolChoice,
@@ -21,71 +22,77 @@ use crate::backend::{
 
 /// Deepest nesting of a request's JSON; the templates walk it by recursion.
 const MAX_DEPTH: usize = 256;
-/// Template overrides kept at the same time.
-const MAX_OVERRIDES: usize = 16;
+/// Bytes for a grammar and for what else stands beside a prompt.
+const ROOM_BESIDE: usize = 64 << 10;
 
-/// The template sets of a model: its own, and those that callers brought.
+/// The templates of a model: its own, and those that callers brought.
 pub(super) struct Templates {
-    sets: Mutex<HashMap<String, TemplateSet>>,
+    renders: Renders<TemplateSet>,
     model: Arc<ModelHandle>,
 }
 
-struct TemplateSet(NonNull<sys::chat_shim_templates>);
+struct TemplateSet {
+    set: NonNull<sys::chat_shim_templates>,
+    /// The set refers to the model.
+    _model: Arc<ModelHandle>,
+}
 
-// SAFETY: a set is only used under the lock of `Templates`, by one thread at a time.
+// SAFETY: a set is used by one thread at a time: `Renders` hands each one to one render.
 unsafe impl Send for TemplateSet {}
 
 impl Drop for TemplateSet {
     fn drop(&mut self) {
         // SAFETY: freed once.
-        unsafe { sys::chat_shim_templates_free(self.0.as_ptr()) }
+        unsafe { sys::chat_shim_templates_free(self.set.as_ptr()) }
     }
 }
 
 impl Templates {
     pub(super) fn new(model: Arc<ModelHandle>) -> Self {
-        Self { sets: Mutex::new(HashMap::new()), model }
+        Self { renders: Renders::new(RenderLimits::default()), model }
     }
 
     pub(super) fn apply(&self, request: &ChatRequest) -> Result<ChatPrompt, ChatError> {
         let texts = RequestTexts::new(request)?;
-        let params = texts.params(request);
-        let mut result = empty_result();
-        let packed = {
-            let mut sets = self.sets.lock().unwrap_or_else(PoisonError::into_inner);
-            let name = request.template_override.clone().unwrap_or_default();
-            if !sets.contains_key(&name) {
-                if sets.len() > MAX_OVERRIDES {
-                    sets.clear();
-                }
-                sets.insert(name.clone(), self.build(&name)?);
-            }
-            let set = sets.get(&name).ok_or(ChatError::BadTemplate { reason: String::new() })?;
-            sized_bytes(|buffer, len, needed| {
-                // SAFETY: the set, the parameters and their texts outlive the call; the shim catches exceptions and
-                // hands a parser over only on the call that succeeds.
-                unsafe {
-                    sys::chat_shim_templates_apply(
-                        set.0.as_ptr(),
-                        &raw const params,
-                        &raw mut result,
-                        buffer,
-                        len,
-                        needed,
-                    )
-                }
-            })
-        };
-        let packed = packed.map_err(|reason| ChatError::Refused { reason })?;
-        Ok(read_prompt(&packed, &result))
+        let name = request.template_override.clone().unwrap_or_default();
+        let (model, template, request) = (Arc::clone(&self.model), name.clone(), request.clone());
+        let build = move || TemplateSet::build(model, &template);
+        self.renders.run(&name, build, move |set| set.apply(&texts, &request))
     }
+}
 
-    fn build(&self, template: &str) -> Result<TemplateSet, ChatError> {
+impl TemplateSet {
+    /// Reading a template runs it: llama.cpp tries out what it can do.
+    fn build(model: Arc<ModelHandle>, template: &str) -> Result<Self, ChatError> {
         let text = c_text(template, "template")?;
         let text = if template.is_empty() { std::ptr::null() } else { text.as_ptr() };
-        // SAFETY: the model is valid and outlives the set; exceptions are caught and yield null.
-        let set = unsafe { sys::chat_shim_templates_init(self.model.as_ptr(), text) };
-        NonNull::new(set).map(TemplateSet).ok_or_else(|| ChatError::BadTemplate { reason: last_error() })
+        // SAFETY: the model is valid and kept by the set; exceptions are caught and yield null.
+        let set = unsafe { sys::chat_shim_templates_init(model.as_ptr(), text) };
+        let set = NonNull::new(set).ok_or_else(|| ChatError::BadTemplate { reason: last_error() })?;
+        Ok(Self { set, _model: model })
+    }
+
+    fn apply(&self, texts: &RequestTexts, request: &ChatRequest) -> Result<ChatPrompt, ChatError> {
+        let params = texts.params(request);
+        let mut result = empty_result();
+        // Rendering again because the room was too small would double the time.
+        let room = 2 * (request.messages_json.len() + request.tools_json.len()) + ROOM_BESIDE;
+        let packed = sized_bytes(room, |buffer, len, needed| {
+            // SAFETY: the set, the parameters and their texts outlive the call; the shim catches exceptions and
+            // hands a parser over only on the call that succeeds.
+            unsafe {
+                sys::chat_shim_templates_apply(
+                    self.set.as_ptr(),
+                    &raw const params,
+                    &raw mut result,
+                    buffer,
+                    len,
+                    needed,
+                )
+            }
+        });
+        let packed = packed.map_err(|reason| ChatError::Refused { reason })?;
+        Ok(read_prompt(&packed, &result))
     }
 }
 

@@ -1,8 +1,8 @@
 //! llama.cpp behind the backend traits: the only folder with `unsafe`.
 //!
 //! `model.rs` loads, `context.rs` computes, `state.rs` packs and restores with the help of `layout.rs`, `segment.rs`,
-//! `packed.rs`, `chain.rs` and `partial.rs` (all safe) and of `state_io.rs`, `grammar.rs` constrains, `chat.rs` renders and
-//! parses, `adapter.rs` holds LoRA adapters, `gguf_check.rs` looks at a file before llama.cpp does, `cpu.rs` at the CPU,
+//! `packed.rs`, `chain.rs` and `partial.rs` (all safe) and of `state_io.rs`, `matcher.rs` constrains, `grammar.rs` turns schemas into grammars, `chat.rs`
+//! renders and parses with the help of `render.rs`, `adapter.rs` holds LoRA adapters, `gguf_check.rs` looks at a file before llama.cpp does, `cpu.rs` at the CPU,
 //! `log.rs` keeps its words. No C++ exception and no failed assertion may reach this folder's callers: input is checked
 //! before it crosses the line.
 //!
@@ -36,10 +36,14 @@ mod gguf_check;
 mod grammar;
 mod layout;
 mod log;
+mod matcher;
 mod model;
 mod packed;
 mod params;
 mod partial;
+#[cfg(test)]
+mod reference_grammar;
+mod render;
 mod segment;
 mod state;
 mod state_io;

@@ -8,7 +8,7 @@ use std::ffi::{CStr, CString, c_char};
 use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use llama_cpp_sys_4 as sys;
 
@@ -16,8 +16,9 @@ use super::adapter::LlamaAdapter;
 use super::chat::Templates;
 use super::context::LlamaContext;
 use super::gguf_check::{self, GgufFacts};
-use super::grammar::{self, LlamaGrammar};
+use super::grammar;
 use super::log;
+use super::matcher::{LlamaGrammar, Pieces};
 use crate::backend::{
     Adapter, AdapterError, ChatError, ChatPrompt, ChatRequest, Context, ContextError, ContextOptions, FillTokens,
     Grammar, GrammarError, GrammarOptions, LoadError, MemoryKind, Model, ModelInfo, ModelOptions, SpecialText,
@@ -34,6 +35,8 @@ pub(super) struct ModelHandle {
     n_vocab: u32,
     /// Held by the few calls that change the model: listing adapters, creating contexts.
     changes: Mutex<()>,
+    /// The text of every token, for grammars; read at the first one.
+    pieces: OnceLock<Arc<Pieces>>,
 }
 
 // SAFETY: after loading, llama.cpp only reads the model; contexts on several threads share it by design.
@@ -59,6 +62,10 @@ impl ModelHandle {
         self.n_vocab
     }
 
+    pub(super) fn pieces(&self) -> Arc<Pieces> {
+        Arc::clone(self.pieces.get_or_init(|| Arc::new(Pieces::read(self))))
+    }
+
     /// The token as llama.cpp counts it, if it is one of the vocabulary's.
     pub(super) fn checked_token(&self, token: Token) -> Option<sys::llama_token> {
         if token < self.n_vocab { i32::try_from(token).ok() } else { None }
@@ -74,7 +81,7 @@ impl Drop for ModelHandle {
 
 /// A loaded model.
 pub(super) struct LlamaModel {
-    handle: Arc<ModelHandle>,
+    pub(super) handle: Arc<ModelHandle>,
     info: ModelInfo,
     templates: Templates,
 }
@@ -138,7 +145,8 @@ fn load_handle(options: &ModelOptions) -> Result<Option<ModelHandle>, LoadError>
     };
     // SAFETY: the vocabulary is valid.
     let n_vocab = unsafe { sys::llama_vocab_n_tokens(vocab.as_ptr()) };
-    Ok(Some(ModelHandle { model, vocab, n_vocab: u32::try_from(n_vocab).unwrap_or(0), changes: Mutex::new(()) }))
+    let n_vocab = u32::try_from(n_vocab).unwrap_or(0);
+    Ok(Some(ModelHandle { model, vocab, n_vocab, changes: Mutex::new(()), pieces: OnceLock::new() }))
 }
 
 /// llama.cpp reads as many shares as it knows devices.
@@ -353,7 +361,7 @@ impl Model for LlamaModel {
     }
 
     fn new_grammar(&self, options: &GrammarOptions) -> Result<Box<dyn Grammar>, GrammarError> {
-        Ok(Box::new(LlamaGrammar::new(Arc::clone(&self.handle), options)?))
+        Ok(Box::new(LlamaGrammar::new(&self.handle, options)?))
     }
 
     fn json_schema_to_grammar(&self, schema: &str) -> Result<String, GrammarError> {
