@@ -18,8 +18,9 @@ use crate::shared::Shared;
 use crate::status::{Phase, add};
 use crate::worker::{Exit, Worker};
 
-/// Lazy grammar triggers are matched by a recursive regular expression engine; the default stack is too small for it.
-const WORKER_STACK: usize = 64 << 20;
+/// Lazy grammar triggers are matched by a recursive regular expression engine, which takes 320 bytes of stack and more for
+/// each character of the reply. Only pages that are touched cost memory.
+const WORKER_STACK: usize = 256 << 20;
 /// A worker that lived this long before it ended is started again without a longer pause.
 const LONG_ENOUGH: Duration = Duration::from_secs(60);
 

@@ -50,6 +50,8 @@ mod ollama_models;
 #[cfg(test)]
 mod openapi;
 #[cfg(test)]
+mod overload;
+#[cfg(test)]
 mod owners;
 #[cfg(test)]
 mod pulled;
@@ -67,6 +69,8 @@ mod responses;
 mod scripted;
 #[cfg(test)]
 mod sessions;
+#[cfg(test)]
+mod sizes;
 #[cfg(test)]
 mod smollm2;
 #[cfg(test)]
