@@ -8,6 +8,7 @@ use std::io::Write;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use poncho_cache::{Cache, CacheConfig};
@@ -25,6 +26,11 @@ use crate::doctor::{LITTLE_SPACE, limits, port};
 use crate::greeting::Greeting;
 use crate::served_models::{Asked, ServedModels, aliases};
 use crate::stopping::StopSignals;
+
+/// Threads for work that blocks, at most. Preparing prompts takes a few of them; uploads and downloads one each.
+const BLOCKING_THREADS: usize = 128;
+/// How long one of them waits for more work; its memory goes back with it.
+const IDLE_THREAD: Duration = Duration::from_secs(2);
 
 pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outcome> {
     limits::raise_open_files();
@@ -59,8 +65,12 @@ pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outc
     observe(args, &mut config);
     // Before a model is loaded for nothing.
     config.check()?;
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start the runtime")?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .max_blocking_threads(BLOCKING_THREADS)
+        .thread_keep_alive(IDLE_THREAD)
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")?;
     // The port first: a taken one should not cost the time to load a model.
     let listener = runtime.block_on(TcpListener::bind(address)).map_err(|error| {
         let why = port::why_not(address, &error);

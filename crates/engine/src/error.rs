@@ -46,6 +46,26 @@ pub enum EngineError {
         /// The most that a prompt may have.
         limit: usize,
     },
+    /// The prompt cannot fit, which its size alone says.
+    #[error(
+        "the prompt has at least {least} tokens and one request may use {limit}; shorten the prompt or load the model with a larger context"
+    )]
+    PromptTooLarge {
+        /// Tokens of the prompt at least.
+        least: usize,
+        /// The most that a prompt may have.
+        limit: usize,
+    },
+    /// A text cannot be tokenized, whatever the settings.
+    #[error(
+        "the text has a run of {chars} characters without a break and {limit} are possible with this model; break it with a space or a line end"
+    )]
+    RunTooLong {
+        /// Characters of the run.
+        chars: usize,
+        /// The most that are possible.
+        limit: usize,
+    },
     /// The queue is full.
     #[error("{queued} requests wait already and the queue holds {limit}; try again later")]
     Overloaded {

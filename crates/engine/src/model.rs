@@ -1,6 +1,6 @@
 //! A loaded model as its callers see it.
 //!
-//! Tokenizing, templates and grammars run on the caller's thread; requests and the other commands go to the worker. The
+//! Tokenizing, templates and grammars run while the caller waits; requests and the other commands go to the worker. The
 //! handle is cheap to clone; the model is unloaded when the registry and all handles are gone, or by `shut_down`.
 
 use std::fmt;
@@ -16,7 +16,7 @@ use tokio::sync::oneshot;
 use crate::adapters::{AdapterId, AdapterInfo};
 use crate::backend::{
     Backend, ChatError, ChatPrompt, ChatRequest, Grammar as CompiledGrammar, GrammarOptions, GrammarTrigger, ModelInfo,
-    SpecialText, TokenizeMode,
+    SpecialText, TokenizeError, TokenizeMode,
 };
 use crate::command::{Command, Reply, SessionInfo, Verified};
 use crate::config::{Exactness, ModelConfig};
@@ -25,6 +25,7 @@ use crate::error::EngineError;
 use crate::event::Completion;
 use crate::file_watch::FileWatch;
 use crate::identity::FileIdentity;
+use crate::queue_place::QueuePlace;
 use crate::request::{Grammar, GrammarSource, Mode, ModelLimits, Request, RequestId, Trigger};
 use crate::schema;
 use crate::shared::Shared;
@@ -205,11 +206,54 @@ impl Model {
     /// The text cannot be tokenized.
     pub fn tokenize(&self, text: &str, mode: TokenizeMode) -> Result<Vec<u32>, EngineError> {
         let mut tokens = Vec::new();
-        self.shared()
-            .model
-            .tokenize(text, mode, &mut tokens)
-            .map_err(|error| EngineError::Backend { call: "tokenizing".to_owned(), reason: error.to_string() })?;
+        self.shared().model.tokenize(text, mode, &mut tokens).map_err(|error| match error {
+            TokenizeError::RunTooLong { chars, limit } => EngineError::RunTooLong { chars, limit },
+            other => EngineError::Backend { call: "tokenizing".to_owned(), reason: other.to_string() },
+        })?;
         Ok(tokens)
+    }
+
+    /// Refuses texts that have more tokens together than `limit`, if their size alone says so. Costs next to nothing.
+    ///
+    /// # Errors
+    /// They have more tokens.
+    pub fn check_size<'t>(&self, texts: impl IntoIterator<Item = &'t str>, limit: usize) -> Result<(), EngineError> {
+        let texts: Vec<&str> = texts.into_iter().collect();
+        // A token has at least one byte, so most texts need no closer look.
+        if texts.iter().map(|text| text.len()).sum::<usize>() <= limit {
+            return Ok(());
+        }
+        let least = texts.iter().map(|text| self.shared().model.least_tokens(text)).sum();
+        if least > limit { Err(EngineError::PromptTooLarge { least, limit }) } else { Ok(()) }
+    }
+
+    /// The tokens of a text that must not have more than `limit`; one that cannot fit is refused before it is tokenized.
+    ///
+    /// # Errors
+    /// The text is too long or cannot be tokenized.
+    pub fn tokenize_within(&self, text: &str, mode: TokenizeMode, limit: usize) -> Result<Vec<u32>, EngineError> {
+        self.check_size([text], limit)?;
+        self.tokenize(text, mode)
+    }
+
+    /// The beginning of a text that has more than `limit` tokens, where its size says so; else all of it. For callers that
+    /// cut the tokens afterwards.
+    #[must_use]
+    pub fn beginning<'t>(&self, text: &'t str, limit: usize) -> &'t str {
+        // The last word of the beginning may be cut; its tokens must lie beyond the limit.
+        let enough = limit.saturating_add(64);
+        let mut end = enough;
+        while end < text.len() {
+            while !text.is_char_boundary(end) {
+                end += 1;
+            }
+            let Some(head) = text.get(..end) else { break };
+            if self.shared().model.least_tokens(head) > enough {
+                return head;
+            }
+            end = end.saturating_mul(2);
+        }
+        text
     }
 
     /// The text of some tokens; bytes that are no UTF-8 become U+FFFD.
@@ -297,32 +341,56 @@ impl Model {
         check_tools(tools_json, &mut schema::Used::default())
     }
 
+    /// Takes a place in the queue, before anything is done for a request. Given back when it is dropped unused.
+    ///
+    /// # Errors
+    /// Too many wait already.
+    pub fn reserve(&self) -> Result<QueuePlace, EngineError> {
+        QueuePlace::take(&self.inner.shared)
+    }
+
     /// Hands a request to the worker. The stream yields its events; dropping it cancels the request.
     ///
     /// # Errors
     /// The request is wrong in itself, its grammar does not compile, or too many wait already.
-    pub fn submit(&self, mut request: Request) -> Result<Stream, EngineError> {
-        let shared = self.shared();
-        self.check_file()?;
-        request.exact |= self.config().exactness == Exactness::Always;
-        request.validate(&shared.limits)?;
-        let grammar = request.grammar.as_ref().map(|grammar| self.compile(grammar)).transpose()?;
-        // As many as there are sequences run; the others wait.
-        let running = self.config().context.n_seq_max as usize;
-        let queued = shared.status.depth.load(Ordering::Relaxed).checked_sub(running);
-        let limit = self.config().queue_limit;
-        if let Some(queued) = queued.filter(|queued| *queued >= limit) {
-            return Err(EngineError::Overloaded { queued, limit });
-        }
+    pub fn submit(&self, request: Request) -> Result<Stream, EngineError> {
+        let (request, grammar) = self.checked(request)?;
+        self.enter(self.reserve()?, request, grammar)
+    }
+
+    /// Hands a request to the worker whose place was reserved, and takes the place. A request that is refused leaves it.
+    ///
+    /// # Errors
+    /// The request is wrong in itself or its grammar does not compile.
+    pub fn submit_at(&self, place: &mut Option<QueuePlace>, request: Request) -> Result<Stream, EngineError> {
+        let (request, grammar) = self.checked(request)?;
+        // A place of another model is none here.
+        let place = place.take().filter(|place| place.is_of(&self.inner.shared));
+        self.enter(place.map_or_else(|| self.reserve(), Ok)?, request, grammar)
+    }
+
+    fn enter(
+        &self,
+        place: QueuePlace,
+        request: Request,
+        grammar: Option<Box<dyn CompiledGrammar>>,
+    ) -> Result<Stream, EngineError> {
         let id = RequestId::next();
-        shared.status.depth.fetch_add(1, Ordering::Relaxed);
-        let (events, stream) = shared.streams.open(id);
+        let (events, stream) = place.open(id);
         let command = Command::Submit { id, request: Box::new(request), grammar, events, submitted: Instant::now() };
         if let Err(error) = self.inner.supervisor.send(command) {
-            shared.end(id, crate::event::StreamEvent::Error(error.clone()));
+            self.shared().end(id, crate::event::StreamEvent::Error(error.clone()));
             return Err(error);
         }
         Ok(stream)
+    }
+
+    fn checked(&self, mut request: Request) -> Result<(Request, Option<Box<dyn CompiledGrammar>>), EngineError> {
+        self.check_file()?;
+        request.exact |= self.config().exactness == Exactness::Always;
+        request.validate(&self.shared().limits)?;
+        let grammar = request.grammar.as_ref().map(|grammar| self.compile(grammar)).transpose()?;
+        Ok((request, grammar))
     }
 
     /// Runs a request to its end.

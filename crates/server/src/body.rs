@@ -7,7 +7,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Deref;
 
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use axum::extract::{FromRequest, Request};
 use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
@@ -66,7 +66,7 @@ impl<T: DeserializeOwned> FromRequest<SharedApp> for Json<T> {
 }
 
 /// A body that was announced as JSON, not yet read as such: for endpoints that look at it twice.
-pub(crate) struct JsonBytes(pub(crate) Vec<u8>);
+pub(crate) struct JsonBytes(pub(crate) Bytes);
 
 impl FromRequest<SharedApp> for JsonBytes {
     type Rejection = ApiError;
@@ -83,9 +83,9 @@ impl FromRequest<SharedApp> for JsonBytes {
     }
 }
 
-async fn read_body(body: Body, limit: usize) -> Result<Vec<u8>, ApiError> {
+async fn read_body(body: Body, limit: usize) -> Result<Bytes, ApiError> {
     match Limited::new(body, limit).collect().await {
-        Ok(collected) => Ok(collected.to_bytes().to_vec()),
+        Ok(collected) => Ok(collected.to_bytes()),
         Err(error) if error.is::<LengthLimitError>() => Err(ApiError::BodyTooLarge { limit }),
         Err(error) => Err(ApiError::BodyBroken { reason: error.to_string() }),
     }

@@ -11,9 +11,10 @@ use serde_json::{Value, json};
 
 use crate::app::SharedApp;
 use crate::body::{Json, JsonBytes, parse};
-use crate::call::blocking;
+use crate::call::{blocking, preparing};
 use crate::error::ApiError;
 use crate::explain::{Asked, Shows, explain};
+use crate::openai::prompt::{Prompt, Prompts};
 
 /// Rows of a page if nobody says.
 const PAGE: usize = 100;
@@ -101,7 +102,7 @@ pub(crate) async fn gc(State(app): State<SharedApp>, Json(GcBody {}): Json<GcBod
 struct Kind {
     model: Option<String>,
     messages: Option<serde::de::IgnoredAny>,
-    prompt: Option<Value>,
+    prompt: Option<Prompts>,
 }
 
 /// `POST /api/cache/explain`: where a prompt, or the prompt of a chat request, leaves the best cached one.
@@ -110,15 +111,15 @@ pub(crate) async fn explain_miss(State(app): State<SharedApp>, body: JsonBytes) 
     let model = app.models.resolve_or_only(kind.model.as_deref()).await?;
     let asked = match (kind.messages, kind.prompt) {
         (Some(_), None) => Asked::chat(&parse(&body.0)?)?,
-        (None, Some(Value::String(text))) => Asked::Text(text),
-        (None, Some(list)) => {
-            let tokens = serde_json::from_value(list);
-            Asked::Tokens(tokens.map_err(|_| ApiError::field("prompt", "it must be a text or a list of tokens"))?)
-        }
+        (None, Some(prompts)) => match prompts.one() {
+            Some(Prompt::Text(text)) => Asked::Text(text),
+            Some(Prompt::Tokens(tokens)) => Asked::Tokens(tokens),
+            None => return Err(ApiError::field("prompt", "it must be a text or a list of tokens")),
+        },
         (Some(_), Some(_)) => return Err(ApiError::field("prompt", "send a prompt or messages, not both")),
         (None, None) => return Err(ApiError::field("messages", "send the messages of a chat, or a prompt")),
     };
     // A caller could otherwise read what another wrote, a few tokens at a time.
     let shows = if app.keys.are_several() { Shows::Common } else { Shows::Everything };
-    blocking("explained a prompt", move || explain(&model, &asked, shows).map(Json)).await
+    preparing("explained a prompt", move || explain(&model, &asked, shows).map(Json)).await
 }

@@ -1,14 +1,16 @@
 //! What the dialects do alike around a call: read its headers, start its replies, tell what the cache did for it.
 //!
 //! Used by the folders of the dialects and by Poncho's own endpoints. Rendering, tokenizing and compiling a grammar run
-//! on a blocking thread. Nothing here knows a field of a dialect.
+//! on a few blocking threads, after the engine's queue had a place. Nothing here knows a field of a dialect.
 
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::http::HeaderMap;
+use poncho_engine::EngineError;
 use serde::Serialize;
+use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use crate::app::SharedApp;
@@ -20,6 +22,9 @@ use crate::reply::{Finished, NewReply, Reply};
 use crate::served::ServedModel;
 use crate::sessions;
 use crate::times::ReplyTimes;
+
+/// Prompts that are prepared at the same time, for all models. More threads than processors only cost memory.
+static PREPARING: Semaphore = Semaphore::const_new(8);
 
 /// The session that the headers name.
 pub(crate) fn session_header(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
@@ -75,14 +80,19 @@ pub(crate) struct Origin {
 }
 
 impl Origin {
-    /// Prepares the prompts and submits `n` replies to each, those to the first prompt first.
+    /// Prepares some prompts and submits `n` replies to each, those to the first prompt first.
     pub(crate) async fn start(
         &self,
         n: u32,
+        prompts: usize,
         prepare: impl FnOnce(&ServedModel) -> Result<Vec<Prepared>, ApiError> + Send + 'static,
     ) -> Result<Vec<Reply>, ApiError> {
         let (model, owner) = (self.model.clone(), self.owner);
-        let started = blocking("prepared the prompt", move || {
+        // A full queue refuses before anything is done for the request.
+        let count = usize::try_from(n).unwrap_or(usize::MAX).saturating_mul(prompts);
+        let places = (0..count).map(|_| model.reserve()).collect::<Result<Vec<_>, EngineError>>()?;
+        let started = preparing("prepared the prompt", move || {
+            let mut places = places.into_iter();
             let mut started = Vec::new();
             for mut prepared in prepare(&model)? {
                 let session = prepared.request.session_id.take();
@@ -91,7 +101,7 @@ impl Origin {
                     return Err(ApiError::Cancelled);
                 }
                 let submitted = Instant::now();
-                let streams = submit(&model, &prepared, n)?;
+                let streams = submit(&model, &prepared, n, &mut places)?;
                 started.extend(streams.into_iter().map(|stream| (stream, prepared.form.clone(), submitted)));
             }
             Ok(started)
@@ -128,7 +138,23 @@ impl Drop for Waiting {
     }
 }
 
-/// Runs what may take long off the async threads. The work goes on when the client leaves, but can see it.
+/// Runs what a processor is busy with off the async threads: rendering, tokenizing, compiling. Only a few at a time; the
+/// others wait without a thread.
+pub(crate) async fn preparing<T: Send + 'static>(
+    doing: &'static str,
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let permit = PREPARING.acquire().await.map_err(|_| ApiError::Internal { doing })?;
+    blocking(doing, move || {
+        let result = work();
+        drop(permit);
+        result
+    })
+    .await
+}
+
+/// Runs what may wait long, for a disk or a worker, off the async threads. The work goes on when the client leaves, but
+/// can see it.
 pub(crate) async fn blocking<T: Send + 'static>(
     doing: &'static str,
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,

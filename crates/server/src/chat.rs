@@ -11,7 +11,9 @@ use std::sync::Arc;
 use poncho_engine::backend::chat::PromptPart;
 use poncho_engine::backend::{ChatParser, ChatPrompt, ChatRequest, GrammarTrigger, ToolChoice};
 use poncho_engine::markers::ThinkingMarkers;
-use poncho_engine::{EngineError, Grammar, GrammarSource, Mode, Model, Request, Sampling, Stream, Thinking, Trigger};
+use poncho_engine::{
+    EngineError, Grammar, GrammarSource, Mode, Model, QueuePlace, Request, Sampling, Stream, Thinking, Trigger,
+};
 use serde::Serialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -26,6 +28,9 @@ use crate::tools::{self, GenericParser, ToolStyle};
 
 /// The schema of any object, for clients that want JSON and do not say which.
 pub(crate) const ANY_OBJECT: &str = r#"{"type":"object"}"#;
+
+/// How many contexts a prompt may fill that is only counted.
+const COUNTED_CONTEXTS: usize = 4;
 
 /// What a client may say about how a reply is generated.
 #[derive(Debug, Clone, Default)]
@@ -183,14 +188,19 @@ pub(crate) struct Rendered {
     pub(crate) boundaries: Vec<usize>,
 }
 
-/// Renders a turn with the model's template.
+/// Renders a turn with the model's template, to be counted or looked at: it may be longer than the context.
 pub(crate) fn render(model: &ServedModel, turn: &ChatTurn) -> Result<Rendered, ApiError> {
     let turn = model.defaults().complete(turn);
     let (turn, _) = hygiene::clean(&model.conversations().hygiene, &turn);
-    rendered(model, &turn, tools::style(model, &turn))
+    rendered(model, &turn, tools::style(model, &turn), most_counted(model))
 }
 
-fn rendered(model: &ServedModel, turn: &ChatTurn, style: ToolStyle) -> Result<Rendered, ApiError> {
+/// The most tokens of a text that is only counted or shown: clients want to know by how much a prompt is too long.
+pub(crate) fn most_counted(model: &Model) -> usize {
+    model.limits().context.saturating_mul(COUNTED_CONTEXTS)
+}
+
+fn rendered(model: &ServedModel, turn: &ChatTurn, style: ToolStyle, limit: usize) -> Result<Rendered, ApiError> {
     let short_ids = Cell::new(false);
     let request = |messages: &[Value]| {
         let messages = match style {
@@ -216,6 +226,7 @@ fn rendered(model: &ServedModel, turn: &ChatTurn, style: ToolStyle) -> Result<Re
         }
     };
     begun(&mut prompt);
+    model.check_size(prompt.parts.iter().map(|part| part.text.as_str()), limit)?;
     let again = |messages: &[Value]| {
         let mut prompt = model.apply_chat_template(&request(messages).ok()?).ok()?;
         begun(&mut prompt);
@@ -224,7 +235,8 @@ fn rendered(model: &ServedModel, turn: &ChatTurn, style: ToolStyle) -> Result<Re
     let scene = Scene { model, messages: &turn.messages, normal: &prompt, render: &again };
     let spliced = splice(&scene, Check::Surroundings);
     let is_spliced = spliced.is_some();
-    let tokens = spliced.map_or_else(|| model.tokenize_prompt(&prompt), Ok)?;
+    let tokens = spliced.map_or_else(|| model.tokenize_prompt(&prompt), Ok);
+    let tokens = tokens.map_err(|error| ApiError::from(error).in_field("messages"))?;
     let closed = |messages: &[Value]| {
         let request = ChatRequest { add_generation_prompt: false, ..request(messages).ok()? };
         model.apply_chat_template(&request).ok()
@@ -249,7 +261,7 @@ pub(crate) fn prepare_chat(model: &ServedModel, turn: &ChatTurn) -> Result<Prepa
     let (turn, normalised) = hygiene::clean(&model.conversations().hygiene, &turn);
     let turn = turn.as_ref();
     let style = tools::style(model, turn);
-    let Rendered { prompt, tokens, boundaries } = rendered(model, turn, style)?;
+    let Rendered { prompt, tokens, boundaries } = rendered(model, turn, style, model.limits().context)?;
     // All tools stay in the prompt, so that naming one does not change its tokens; only the answer is narrowed.
     let answer = match turn.choice.names().filter(|_| style == ToolStyle::Template) {
         Some(names) => {
@@ -326,27 +338,32 @@ pub(crate) fn prepare_text(tokens: Vec<u32>, generation: &Generation) -> Prepare
     Prepared { request: generation.request(tokens), form: ReplyForm::default() }
 }
 
-/// Submits `count` requests for the same prompt, told apart by their seeds.
-pub(crate) fn submit(model: &Model, prepared: &Prepared, count: u32) -> Result<Vec<Stream>, EngineError> {
+/// Submits `count` requests for the same prompt, told apart by their seeds, each at a place that was reserved.
+pub(crate) fn submit(
+    model: &Model,
+    prepared: &Prepared,
+    count: u32,
+    places: &mut impl Iterator<Item = QueuePlace>,
+) -> Result<Vec<Stream>, EngineError> {
     (0..count)
         .map(|number| {
             let mut request = prepared.request.clone();
             request.sampling.seed = request.sampling.seed.map(|seed| seed.wrapping_add(number.into()));
-            submit_one(model, request)
+            submit_one(model, request, places.next())
         })
         .collect()
 }
 
 /// Some templates' grammars describe the opening of the reply that the prompt already holds, others do not; the
 /// grammar itself says which, by taking those tokens or not.
-fn submit_one(model: &Model, request: Request) -> Result<Stream, EngineError> {
+fn submit_one(model: &Model, request: Request, mut place: Option<QueuePlace>) -> Result<Stream, EngineError> {
     let Some(grammar) = request.grammar.as_ref().filter(|grammar| !grammar.accepted.is_empty()) else {
-        return model.submit(request);
+        return model.submit_at(&mut place, request);
     };
     let bare = Grammar { accepted: Vec::new(), ..grammar.clone() };
     let without = Request { grammar: Some(bare), ..request.clone() };
-    match model.submit(request) {
-        Err(EngineError::GrammarInvalid { .. }) => model.submit(without),
+    match model.submit_at(&mut place, request) {
+        Err(EngineError::GrammarInvalid { .. }) => model.submit_at(&mut place, without),
         submitted => submitted,
     }
 }

@@ -217,6 +217,22 @@ impl ApiError {
         Self::Field { field: field.into(), reason: reason.into() }
     }
 
+    /// The same error, naming the field whose text cannot be tokenized.
+    pub(crate) fn in_field(self, field: impl Into<String>) -> Self {
+        match self {
+            Self::Engine(error @ EngineError::RunTooLong { .. }) => Self::field(field, error.to_string()),
+            other => other,
+        }
+    }
+
+    /// The same error with another name for a field.
+    pub(crate) fn renamed(self, from: &str, to: &str) -> Self {
+        match self {
+            Self::Field { field, reason } if field == from => Self::field(to, reason),
+            other => other,
+        }
+    }
+
     /// A load that failed, without the path of the file: clients know names.
     pub(crate) fn load_failed(model: &str, error: &EngineError) -> Self {
         let (path, reason) = match error {
@@ -258,7 +274,9 @@ impl ApiError {
     }
 
     fn message(&self, family: Family) -> String {
-        let (Self::Engine(EngineError::PromptTooLong { tokens, limit })
+        let (Self::Engine(
+            EngineError::PromptTooLong { tokens, limit } | EngineError::PromptTooLarge { least: tokens, limit },
+        )
         | Self::Engine(EngineError::BadRequest(RequestError::PromptTooLong { tokens, limit }))) = self
         else {
             return match (family, self) {
@@ -378,7 +396,8 @@ fn engine_facts(error: &EngineError) -> Facts {
             Some(field) => bad().code("invalid_value").param(field),
             None => bad().code("invalid_value"),
         },
-        EngineError::PromptTooLong { .. } => bad().code("context_length_exceeded"),
+        EngineError::PromptTooLong { .. } | EngineError::PromptTooLarge { .. } => bad().code("context_length_exceeded"),
+        EngineError::RunTooLong { .. } => bad().code("invalid_value"),
         EngineError::GrammarInvalid { .. } => bad().code("invalid_grammar").param("response_format"),
         EngineError::GrammarTooCostly { .. } => bad().code("grammar_too_costly").param("response_format"),
         EngineError::Template { .. } => bad().code("template_error"),
@@ -470,9 +489,11 @@ mod tests {
     #[test]
     fn the_statuses_are_those_of_the_design() {
         let model = || "m".to_owned();
-        let cases: [(ApiError, u16, &str); 12] = [
+        let cases: [(ApiError, u16, &str); 14] = [
             (RequestError::NothingToGenerate.into(), 400, "invalid_value"),
             (EngineError::PromptTooLong { tokens: 9, limit: 8 }.into(), 400, "context_length_exceeded"),
+            (EngineError::PromptTooLarge { least: 9, limit: 8 }.into(), 400, "context_length_exceeded"),
+            (EngineError::RunTooLong { chars: 9, limit: 8 }.into(), 400, "invalid_value"),
             (EngineError::UnknownModel { model: model() }.into(), 404, "model_not_found"),
             (EngineError::StickyBusy { session: "s".into() }.into(), 409, "session_busy"),
             (EngineError::Overloaded { queued: 1, limit: 1 }.into(), 429, "overloaded"),
@@ -516,6 +537,7 @@ mod tests {
         let body = |error: ApiError| error.body(Family::Anthropic)["error"]["message"].as_str().unwrap().to_owned();
         let too_long = [
             EngineError::PromptTooLong { tokens: 9, limit: 8 }.into(),
+            EngineError::PromptTooLarge { least: 9, limit: 8 }.into(),
             ApiError::from(RequestError::PromptTooLong { tokens: 9, limit: 8 }),
         ];
         for error in too_long {

@@ -41,7 +41,11 @@ impl Asked {
     fn tokens(&self, model: &ServedModel) -> Result<Vec<u32>, ApiError> {
         match self {
             Self::Chat(turn) => Ok(chat::render(model, turn)?.tokens),
-            Self::Text(text) => Ok(model.tokenize(text, TokenizeMode { add_special: true, parse_special: true })?),
+            Self::Text(text) => {
+                let mode = TokenizeMode { add_special: true, parse_special: true };
+                let tokens = model.tokenize_within(text, mode, chat::most_counted(model));
+                tokens.map_err(|error| ApiError::from(error).in_field("prompt"))
+            }
             Self::Tokens(tokens) => Ok(tokens.clone()),
         }
     }

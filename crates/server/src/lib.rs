@@ -92,6 +92,7 @@ mod sessions;
 mod sse;
 mod timed_stream;
 mod times;
+mod token_list;
 mod tools;
 mod trace;
 mod uploads;

@@ -10,6 +10,6 @@ pub(crate) mod convert;
 pub(crate) mod embeddings;
 mod fill;
 pub(crate) mod models;
-mod prompt;
+pub(crate) mod prompt;
 pub(crate) mod responses;
 pub(crate) mod types;

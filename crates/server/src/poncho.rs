@@ -12,13 +12,14 @@ use serde_json::{Value, json};
 
 use crate::app::SharedApp;
 use crate::body::Json;
-use crate::call::blocking;
-use crate::chat;
+use crate::call::preparing;
+use crate::chat::{self, most_counted};
 use crate::error::ApiError;
 use crate::hygiene;
 use crate::metrics::Surroundings;
 use crate::openai::convert::chat_turn;
 use crate::openai::types::ChatRequestBody;
+use crate::token_list::TokenList;
 
 /// `GET /health`: the process is up.
 pub(crate) async fn health() -> Json<Value> {
@@ -122,8 +123,9 @@ pub(crate) async fn tokenize(
         add_special: body.add_special.unwrap_or(false),
         parse_special: body.parse_special.unwrap_or(false),
     };
-    blocking("tokenized", move || {
-        let tokens = model.tokenize(&body.content, mode)?;
+    preparing("tokenized", move || {
+        let tokens = model.tokenize_within(&body.content, mode, most_counted(&model));
+        let tokens = tokens.map_err(|error| ApiError::from(error).in_field("content"))?;
         if !body.with_pieces.unwrap_or(false) {
             return Ok(Json(json!({"tokens": tokens})));
         }
@@ -144,7 +146,7 @@ pub(crate) async fn tokenize(
 #[derive(Deserialize)]
 pub(crate) struct DetokenizeBody {
     model: Option<String>,
-    tokens: Vec<u32>,
+    tokens: TokenList,
     /// Write the text of special tokens.
     special: Option<bool>,
 }
@@ -156,12 +158,12 @@ pub(crate) async fn detokenize(
 ) -> Result<Json<Value>, ApiError> {
     let model = app.models.resolve_or_only(body.model.as_deref()).await?;
     let vocab = model.limits().vocab;
-    if let Some(at) = body.tokens.iter().position(|token| *token >= vocab) {
+    if let Some(at) = body.tokens.0.iter().position(|token| *token >= vocab) {
         let reason = format!("the vocabulary has {vocab} tokens; tokenize with this model");
         return Err(ApiError::field(format!("tokens[{at}]"), reason));
     }
     let special = if body.special.unwrap_or(true) { SpecialText::Render } else { SpecialText::Hide };
-    blocking("detokenized", move || Ok(Json(json!({"content": model.detokenize(&body.tokens, special)})))).await
+    preparing("detokenized", move || Ok(Json(json!({"content": model.detokenize(&body.tokens.0, special)})))).await
 }
 
 /// `POST /apply-template`: a chat request as the model would read it.
@@ -171,7 +173,7 @@ pub(crate) async fn apply_template(
 ) -> Result<Json<Value>, ApiError> {
     let model = app.models.resolve_or_only(body.model.as_deref()).await?;
     let turn = chat_turn(&body, model.defaults().generation())?;
-    blocking("rendered", move || {
+    preparing("rendered", move || {
         let rendered = chat::render(&model, &turn)?;
         Ok(Json(json!({
             "prompt": rendered.prompt.text, "tokens": rendered.tokens, "boundaries": rendered.boundaries,

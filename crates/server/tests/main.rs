@@ -50,6 +50,8 @@ mod ollama_models;
 #[cfg(test)]
 mod openapi;
 #[cfg(test)]
+mod overload;
+#[cfg(test)]
 mod owners;
 #[cfg(test)]
 mod pulled;
@@ -71,6 +73,8 @@ mod schemas;
 mod scripted;
 #[cfg(test)]
 mod sessions;
+#[cfg(test)]
+mod sizes;
 #[cfg(test)]
 mod smollm2;
 #[cfg(test)]

@@ -74,6 +74,8 @@ pub struct ModelSpec {
     /// Size of the output rows of the special tokens relative to those of text. With the small default, greedy decoding
     /// never ends by itself; at 2 or more, end-of-text and end-of-turn tokens are chosen often.
     pub special_gain: f32,
+    /// Value of `tokenizer.ggml.pre`: how llama.cpp cuts a text into words. The vocabulary is the same for all.
+    pub pre_tokenizer: &'static str,
     /// A chat template of the caller's, and the tokens that belong to it.
     pub chat: Option<ChatSpec>,
 }
@@ -115,6 +117,7 @@ impl ModelSpec {
             window: 64,
             weight_type: WeightType::F16,
             special_gain: 0.15,
+            pre_tokenizer: "gpt-2",
             chat: None,
         }
     }

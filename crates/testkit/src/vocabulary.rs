@@ -169,7 +169,7 @@ pub(crate) fn size_with(marks: &[Mark]) -> u32 {
 }
 
 /// Adds the tokenizer's keys and the chat template.
-pub(crate) fn describe(gguf: &mut Gguf, chat: Option<&ChatSpec>) {
+pub(crate) fn describe(gguf: &mut Gguf, pre_tokenizer: &str, chat: Option<&ChatSpec>) {
     const NORMAL: i32 = 1;
     const CONTROL: i32 = 3;
     const USER_DEFINED: i32 = 4;
@@ -185,7 +185,7 @@ pub(crate) fn describe(gguf: &mut Gguf, chat: Option<&ChatSpec>) {
     let merges = MERGES.iter().map(|(left, right)| format!("{} {}", visible(left), visible(right)));
 
     gguf.set_text("tokenizer.ggml.model", "gpt2");
-    gguf.set_text("tokenizer.ggml.pre", "gpt-2");
+    gguf.set_text("tokenizer.ggml.pre", pre_tokenizer);
     gguf.set("tokenizer.ggml.tokens", Value::Texts(bytes.chain(merged).chain(special).collect()));
     gguf.set("tokenizer.ggml.token_type", Value::I32s(types.collect()));
     gguf.set("tokenizer.ggml.merges", Value::Texts(merges.collect()));
@@ -226,7 +226,7 @@ mod tests {
 
     fn tokens() -> Vec<String> {
         let mut gguf = Gguf::default();
-        describe(&mut gguf, None);
+        describe(&mut gguf, "gpt-2", None);
         let (_, value) = gguf.metadata.into_iter().find(|(key, _)| key == "tokenizer.ggml.tokens").unwrap();
         let Value::Texts(tokens) = value else { panic!("tokens are not texts") };
         tokens
@@ -269,7 +269,7 @@ mod tests {
     fn marks_of_a_template_come_last_and_are_tokens_of_their_own() {
         let marks = ["<|turn|>", "<call>"].map(|text| Mark { text: text.to_owned(), is_control: text != "<call>" });
         let mut gguf = Gguf::default();
-        describe(&mut gguf, Some(&ChatSpec { template: "x".to_owned(), marks: marks.to_vec() }));
+        describe(&mut gguf, "gpt-2", Some(&ChatSpec { template: "x".to_owned(), marks: marks.to_vec() }));
         let get = |key: &str| gguf.metadata.iter().find(|(name, _)| name == key).map(|(_, value)| value).unwrap();
         let Value::Texts(texts) = get("tokenizer.ggml.tokens") else { panic!("tokens are not texts") };
         let Value::I32s(types) = get("tokenizer.ggml.token_type") else { panic!("types are not numbers") };

@@ -247,6 +247,17 @@ pub enum TokenizeError {
         /// Bytes possible.
         limit: usize,
     },
+    /// One word is longer than the library can take, and cutting it would change its tokens.
+    #[error(
+        "a run of {chars} characters without a break cannot be tokenized, at most {limit} are possible; break it with a \
+         space or a line end"
+    )]
+    RunTooLong {
+        /// Characters of the run.
+        chars: usize,
+        /// Characters possible.
+        limit: usize,
+    },
     /// The library failed.
     #[error("llama.cpp could not tokenize the text: {reason}; check that the model file carries its vocabulary")]
     Refused {

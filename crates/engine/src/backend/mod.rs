@@ -175,6 +175,11 @@ pub trait Model: Send + Sync {
     /// [`TokenizeError`] if the text is too long for the library or the vocabulary cannot be used.
     fn tokenize(&self, text: &str, mode: TokenizeMode, out: &mut Vec<Token>) -> Result<(), TokenizeError>;
 
+    /// A number of tokens that `text` has at least, found without tokenizing it; 0 where nothing is certain.
+    fn least_tokens(&self, _text: &str) -> usize {
+        0
+    }
+
     /// Appends the bytes of one token to `out`; control tokens yield text only with `SpecialText::Render`.
     /// An id outside the vocabulary appends nothing.
     fn token_bytes(&self, token: Token, special: SpecialText, out: &mut Vec<u8>);

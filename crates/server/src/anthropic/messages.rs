@@ -19,7 +19,7 @@ use super::types::{BlockOut, MessageOut, MessagesBody, TokenCount, Usage};
 use crate::app::SharedApp;
 use crate::auth::Owner;
 use crate::body::Json;
-use crate::call::{Origin, poncho_header, session_header};
+use crate::call::{Origin, poncho_header, preparing, session_header};
 use crate::chat::{prepare_chat, render};
 use crate::error::ApiError;
 use crate::ids::random_id;
@@ -70,7 +70,7 @@ pub(crate) async fn create(
     let origin = Origin { app, model, owner, arrived };
     let call = Call { origin, n: 1, poncho, include_usage: false };
     let mut replies = call
-        .start(move |model| {
+        .start(1, move |model| {
             let mut prepared = prepare_chat(model, &turn)?;
             prepared.form.call_prefix = Some(CALL_PREFIX);
             Ok(vec![prepared])
@@ -90,8 +90,7 @@ pub(crate) async fn count_tokens(
 ) -> Result<Json<TokenCount>, ApiError> {
     let model = app.models.resolve(model_name(body.model.as_deref())?).await?;
     let Asked { turn, .. } = asked(&body, model.config().signing_key.as_ref(), model.defaults().generation())?;
-    let rendered = tokio::task::spawn_blocking(move || render(&model, &turn)).await;
-    let rendered = rendered.map_err(|_| ApiError::Internal { doing: "rendered a prompt" })??;
+    let rendered = preparing("rendered a prompt", move || render(&model, &turn)).await?;
     Ok(Json(TokenCount { input_tokens: rendered.tokens.len() }))
 }
 

@@ -49,7 +49,7 @@ impl Call {
         self,
         prepare: impl FnOnce(&ServedModel) -> Result<Prepared, ApiError> + Send + 'static,
     ) -> Result<Response, ApiError> {
-        let mut replies = self.origin.start(1, move |model| Ok(vec![prepare(model)?])).await?;
+        let mut replies = self.origin.start(1, 1, move |model| Ok(vec![prepare(model)?])).await?;
         let reply = replies.pop().ok_or(ApiError::Internal { doing: "started a reply" })?;
         if self.stream {
             return ndjson::respond(reply, self.lines).await;

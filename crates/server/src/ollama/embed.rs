@@ -106,11 +106,17 @@ impl Job {
     }
 
     fn tokens(&self, model: &ServedModel, at: usize, text: &str) -> Result<Vec<u32>, ApiError> {
-        let mut tokens = model.tokenize(text, TokenizeMode { add_special: true, parse_special: false })?;
-        if tokens.is_empty() {
-            return Err(ApiError::field(format!("{}[{at}]", self.field), "it is empty"));
-        }
         let limit = model.limits().longest_prompt(Mode::Complete);
+        if !self.truncates {
+            model.check_size([text], limit)?;
+        }
+        let field = || format!("{}[{at}]", self.field);
+        let mode = TokenizeMode { add_special: true, parse_special: false };
+        let tokens = model.tokenize(model.beginning(text, limit), mode);
+        let mut tokens = tokens.map_err(|error| ApiError::from(error).in_field(field()))?;
+        if tokens.is_empty() {
+            return Err(ApiError::field(field(), "it is empty"));
+        }
         if tokens.len() > limit {
             if !self.truncates {
                 return Err(EngineError::PromptTooLong { tokens: tokens.len(), limit }.into());

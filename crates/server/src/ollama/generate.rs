@@ -115,7 +115,7 @@ fn prompt(body: &GenerateBody, model: &ServedModel) -> Result<Prompt, ApiError> 
 }
 
 fn context(body: &GenerateBody, model: &ServedModel) -> Result<Vec<u32>, ApiError> {
-    let tokens = body.context.clone().unwrap_or_default();
+    let tokens = body.context.as_ref().map(|tokens| tokens.0.clone()).unwrap_or_default();
     let vocab = model.limits().vocab;
     match tokens.iter().position(|token| *token >= vocab) {
         Some(at) => {
@@ -130,11 +130,11 @@ impl Asked {
     fn prepare(&self, model: &ServedModel, name: &str) -> Result<Prepared, ApiError> {
         let mut prepared = match &self.prompt {
             Prompt::Message { system, text } => self.prepare_message(model, name, system, text)?,
-            Prompt::Parts(parts) => self.prepare_tokens(part_tokens(model, parts)?),
-            Prompt::Raw(text) => {
-                self.prepare_tokens(model.tokenize(text, TokenizeMode { add_special: true, parse_special: true })?)
+            Prompt::Parts(parts) => self.prepare_tokens(part_tokens(model, parts).map_err(in_prompt)?),
+            Prompt::Raw(text) => self.prepare_tokens(raw_tokens(model, text).map_err(in_prompt)?),
+            Prompt::Fill { before, after } => {
+                self.prepare_tokens(fill_tokens(model, before, after).map_err(in_prompt)?)
             }
-            Prompt::Fill { before, after } => self.prepare_tokens(fill_tokens(model, before, after)?),
         };
         if !self.context.is_empty() {
             go_on(model, &self.context, &mut prepared);
@@ -154,7 +154,7 @@ impl Asked {
             generation: self.generation.clone(),
             ..ChatTurn::default()
         };
-        prepare_chat(model, &turn)
+        prepare_chat(model, &turn).map_err(|error| error.renamed("messages", "prompt"))
     }
 
     fn prepare_tokens(&self, tokens: Vec<u32>) -> Prepared {
@@ -181,7 +181,17 @@ fn go_on(model: &ServedModel, context: &[u32], prepared: &mut Prepared) {
     }
 }
 
+fn in_prompt(error: EngineError) -> ApiError {
+    ApiError::from(error).in_field("prompt")
+}
+
+fn raw_tokens(model: &ServedModel, text: &str) -> Result<Vec<u32>, EngineError> {
+    let mode = TokenizeMode { add_special: true, parse_special: true };
+    model.tokenize_within(text, mode, model.limits().context)
+}
+
 fn part_tokens(model: &ServedModel, parts: &[Part]) -> Result<Vec<u32>, EngineError> {
+    model.check_size(parts.iter().map(|part| part.text.as_str()), model.limits().context)?;
     let mut tokens = Vec::new();
     for (place, part) in parts.iter().enumerate() {
         let mode = TokenizeMode { add_special: place == 0, parse_special: !part.is_input };
@@ -194,6 +204,7 @@ fn part_tokens(model: &ServedModel, parts: &[Part]) -> Result<Vec<u32>, EngineEr
 fn fill_tokens(model: &ServedModel, before: &str, after: &str) -> Result<Vec<u32>, EngineError> {
     let info = model.info();
     let marks = info.special.fill.ok_or_else(|| EngineError::Unsupported { what: "suffix".to_owned() })?;
+    model.check_size([before, after], model.limits().context)?;
     let plain = TokenizeMode { add_special: false, parse_special: false };
     let mut tokens: Vec<u32> = info.special.bos.filter(|_| info.add_bos).into_iter().collect();
     tokens.push(marks.prefix);

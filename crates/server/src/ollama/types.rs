@@ -15,6 +15,7 @@ use crate::body::Object;
 use crate::call::PonchoFacts;
 use crate::keep_alive::KeepAlive;
 use crate::openai::types::{Texts, ToolDefinition};
+use crate::token_list::TokenList;
 
 /// Adds the fields that generate and chat share to a request, and a way to read them alike.
 macro_rules! reply_request {
@@ -75,7 +76,7 @@ reply_request! {
         images: Option<Vec<String>>,
         system: Option<String>,
         template: Option<String>,
-        context: Option<Vec<u32>>,
+        context: Option<TokenList>,
         raw: Option<bool>,
     }
 }

@@ -30,9 +30,10 @@ impl Call {
     /// Prepares the prompts and submits all replies, those to the first prompt first.
     pub(crate) async fn start(
         &self,
+        prompts: usize,
         prepare: impl FnOnce(&ServedModel) -> Result<Vec<Prepared>, ApiError> + Send + 'static,
     ) -> Result<Vec<Reply>, ApiError> {
-        self.origin.start(self.n, prepare).await
+        self.origin.start(self.n, prompts, prepare).await
     }
 
     /// Whether the reply with this number is the first to its prompt.

@@ -40,7 +40,7 @@ pub(crate) async fn create(
     let include_usage = body.stream_options.as_ref().and_then(|options| options.include_usage).unwrap_or(false);
     let poncho = body.poncho.unwrap_or(false) || poncho_header(&headers);
     let call = Call { origin: Origin { app, model, owner, arrived }, n, poncho, include_usage };
-    let replies = call.start(move |model| Ok(vec![prepare_chat(model, &turn)?])).await?;
+    let replies = call.start(1, move |model| Ok(vec![prepare_chat(model, &turn)?])).await?;
     if body.stream.unwrap_or(false) {
         let keep_alive = call.origin.app.config.stream_keep_alive;
         let envelope = envelope(&call.origin.model, "chatcmpl-", "chat.completion.chunk");

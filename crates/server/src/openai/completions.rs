@@ -51,10 +51,9 @@ pub(crate) async fn create(
     let model = app.models.resolve(model_name(body.model.as_deref())?).await?;
     let n = choices(body.n, body.session_id.as_deref())?;
     check_options(&body)?;
-    let fill = body.suffix.as_deref().filter(|suffix| !suffix.is_empty());
-    let fill = fill.map(|suffix| Fill::new(&model, suffix)).transpose()?;
-    let form = PromptForm { field: "prompt", most: MAX_PROMPTS, may_be_empty: fill.is_some() };
-    let prompts = form.read(&body.prompt)?;
+    let suffix = body.suffix.take().filter(|suffix| !suffix.is_empty());
+    let form = PromptForm { field: "prompt", most: MAX_PROMPTS, may_be_empty: suffix.is_some() };
+    let prompts = form.read(std::mem::take(&mut body.prompt))?;
     if prompts.len() > 1 && body.session_id.is_some() {
         return Err(ApiError::field("prompt", "a session holds one prompt; send one or leave the session out"));
     }
@@ -69,14 +68,17 @@ pub(crate) async fn create(
     let include_usage = body.stream_options.as_ref().and_then(|options| options.include_usage).unwrap_or(false);
     let poncho = body.poncho.unwrap_or(false) || poncho_header(&headers);
     let call = Call { origin: Origin { app, model, owner, arrived }, n, poncho, include_usage };
+    let count = prompts.len();
     let prepare = move |model: &ServedModel| {
+        let fill = suffix.map(|suffix| Fill::new(model, &suffix)).transpose()?;
         let tokens = |prompt: &Prompt| match &fill {
             Some(fill) => fill.tokens(model, prompt),
             None => prompt.tokens(model, WRITTEN),
         };
+        let tokens = |prompt: &Prompt| tokens(prompt).map_err(|error| error.in_field("prompt"));
         prompts.iter().map(|prompt| Ok(prepare_text(tokens(prompt)?, &generation))).collect()
     };
-    let replies = call.start(prepare).await?;
+    let replies = call.start(count, prepare).await?;
     let texts = Texts { echo, n: usize::try_from(n).unwrap_or(1), wants_logprobs: body.logprobs.is_some() };
     let envelope = envelope(&call.origin.model, "cmpl-", "text_completion");
     if body.stream.unwrap_or(false) {

@@ -9,10 +9,9 @@ use base64::engine::general_purpose::STANDARD;
 use poncho_engine::Model;
 use poncho_engine::backend::TokenizeMode;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 use super::call::model_name;
-use super::prompt::{Prompt, PromptForm};
+use super::prompt::{Prompt, PromptForm, Prompts};
 use crate::app::SharedApp;
 use crate::body::Json;
 use crate::error::ApiError;
@@ -27,7 +26,7 @@ const INPUT: PromptForm = PromptForm { field: "input", most: 2048, may_be_empty:
 pub(crate) struct EmbeddingsBody {
     model: Option<String>,
     /// A text, texts, tokens or lists of tokens.
-    input: Value,
+    input: Prompts,
     encoding_format: Option<String>,
     dimensions: Option<u32>,
     /// Who asks; accepted and not used.
@@ -105,7 +104,7 @@ pub(crate) async fn create(
         let reason = format!("it is {dimensions} and this model makes vectors of {width}; leave it out");
         return Err(ApiError::field("dimensions", reason));
     }
-    let prompts = INPUT.read(&body.input)?;
+    let prompts = INPUT.read(body.input)?;
     let mut data = Vec::with_capacity(prompts.len());
     let mut usage = EmbeddingUsage::default();
     for (index, prompt) in prompts.into_iter().enumerate() {
@@ -121,7 +120,7 @@ pub(crate) async fn create(
 
 /// The vector of an input and how many tokens it has.
 fn embed(model: &Model, prompt: &Prompt) -> Result<(Vec<f32>, usize), ApiError> {
-    let tokens = prompt.tokens(model, PLAIN)?;
+    let tokens = prompt.tokens(model, PLAIN).map_err(|error| error.in_field(INPUT.field))?;
     let count = tokens.len();
     let vector = model.embed(vec![tokens], true)?.pop();
     vector.map(|vector| (vector, count)).ok_or(ApiError::Internal { doing: "embedded a text" })

@@ -31,7 +31,8 @@ impl Fill {
         })?;
         let head = info.special.bos.filter(|_| info.add_bos).into_iter().chain([marks.prefix]).collect();
         let mut tail = vec![marks.suffix];
-        tail.extend(model.tokenize(suffix, PLAIN)?);
+        let after = model.tokenize_within(suffix, PLAIN, model.limits().context);
+        tail.extend(after.map_err(|error| ApiError::from(error).in_field("suffix"))?);
         tail.push(marks.middle);
         Ok(Self { head, tail })
     }

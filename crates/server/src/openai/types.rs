@@ -12,6 +12,7 @@ use serde::{Deserialize as DeserializeDerive, Serialize, Serializer};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+use super::prompt::Prompts;
 use crate::body::Object;
 use crate::call::PonchoFacts;
 
@@ -109,7 +110,7 @@ completion_request! {
     /// `POST /v1/completions`.
     CompletionRequestBody {
         /// A text, texts, tokens or lists of tokens.
-        prompt: Value,
+        prompt: Prompts,
         echo: Option<bool>,
         suffix: Option<String>,
         best_of: Option<u32>,

@@ -72,7 +72,7 @@ impl Builder<'_> {
         self.number("embedding_length", self.spec.width);
         self.number("block_count", self.spec.n_layers);
         self.number("vocab_size", vocabulary::size_with(self.spec.marks()));
-        vocabulary::describe(&mut self.gguf, self.spec.chat.as_ref());
+        vocabulary::describe(&mut self.gguf, self.spec.pre_tokenizer, self.spec.chat.as_ref());
     }
 
     /// Sets a key of the architecture's own.

@@ -12,9 +12,11 @@ use std::sync::Arc;
 use llama_cpp_sys_4 as sys;
 use serde_json::Value;
 
+use super::deep::on_deep_stack_at_once;
 use super::grammar::{last_error, nesting, sized_bytes, sized_text};
 use super::model::ModelHandle;
 use super::render::{RenderLimits, Renders};
+use super::runs::SHALLOW;
 use crate::backend::chat::{ChatToolCall, PromptPart};
 use crate::backend::{
     ChatError, ChatOutput, ChatParser, ChatPrompt, ChatRequest, GrammarTrigger, ReasoningFormat, ToolChoice,
@@ -24,6 +26,8 @@ use crate::backend::{
 const MAX_DEPTH: usize = 256;
 /// Bytes for a grammar and for what else stands beside a prompt.
 const ROOM_BESIDE: usize = 64 << 10;
+/// Brackets that may be open at the same time in a reply; each takes a few kibibytes of a deep stack.
+const MAX_OPEN: usize = 4096;
 
 /// The templates of a model: its own, and those that callers brought.
 pub(super) struct Templates {
@@ -262,6 +266,22 @@ unsafe impl Sync for Parser {}
 
 impl ChatParser for Parser {
     fn parse(&self, generated: &str, partial: bool) -> Result<ChatOutput, ChatError> {
+        // The parsers descend by recursion, once for each bracket that is open.
+        if generated.len() <= SHALLOW {
+            return self.parse_here(generated, partial);
+        }
+        if open_brackets(generated) > MAX_OPEN {
+            let reason = format!("more than {MAX_OPEN} brackets are open at the same time");
+            return Err(ChatError::Unparsable { reason });
+        }
+        // Whoever streams a reply does not wait for prompts that are being prepared.
+        let parsed = on_deep_stack_at_once(|| self.parse_here(generated, partial));
+        parsed.map_err(|error| ChatError::Unparsable { reason: error.reason() })?
+    }
+}
+
+impl Parser {
+    fn parse_here(&self, generated: &str, partial: bool) -> Result<ChatOutput, ChatError> {
         let text = c_text(generated, "output")?;
         let params = sys::chat_shim_parse_params {
             text: text.as_ptr(),
@@ -293,6 +313,20 @@ impl Drop for Parser {
             unsafe { sys::chat_shim_parser_free(parser.as_ptr()) }
         }
     }
+}
+
+/// The most brackets that are open at the same time, wherever quotes stand: the parser may see them elsewhere.
+fn open_brackets(text: &str) -> usize {
+    let (mut open, mut most) = (0_usize, 0);
+    for byte in text.bytes() {
+        match byte {
+            b'{' | b'[' => open += 1,
+            b'}' | b']' => open = open.saturating_sub(1),
+            _ => {}
+        }
+        most = most.max(open);
+    }
+    most
 }
 
 fn read_call(call: &Value) -> ChatToolCall {
@@ -332,4 +366,20 @@ fn text_field(value: &Value, name: &str) -> String {
 
 fn c_text(text: &str, field: &'static str) -> Result<CString, ChatError> {
     CString::new(text).map_err(|_| ChatError::BadRequest { field, reason: "it has a NUL byte".to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Hardening 1: a reply with one bracket after the other takes the parser as deep as it is long.
+    #[test]
+    fn a_reply_with_too_many_open_brackets_is_not_parsed() {
+        assert_eq!(open_brackets("[{\"a\": [1]}] [ }"), 3);
+        let parser = Parser { parser: None, generation_prompt: CString::default(), format: 0 };
+        let parsed = parser.parse(&"[".repeat(1_000_000), true);
+        assert!(matches!(parsed, Err(ChatError::Unparsable { .. })), "{parsed:?}");
+        let parsed = parser.parse(&"[1] ".repeat(100_000), false).unwrap();
+        assert_eq!(parsed.content.len(), 400_000);
+    }
 }

@@ -1,9 +1,11 @@
 //! llama.cpp behind the backend traits: the only folder with `unsafe`.
 //!
 //! `model.rs` loads, `context.rs` computes, `state.rs` packs and restores with the help of `layout.rs`, `segment.rs`,
-//! `packed.rs`, `chain.rs` and `partial.rs` (all safe) and of `state_io.rs`, `matcher.rs` constrains, `grammar.rs` turns schemas into grammars, `chat.rs`
-//! renders and parses with the help of `render.rs`, `adapter.rs` holds LoRA adapters, `gguf_check.rs` looks at a file before llama.cpp does, `cpu.rs` at the CPU,
-//! `log.rs` keeps its words. No C++ exception and no failed assertion may reach this folder's callers: input is checked
+//! `packed.rs`, `chain.rs` and `partial.rs` (all safe) and of `state_io.rs`, `matcher.rs` constrains, `grammar.rs` turns
+//! schemas into grammars, `chat.rs` renders and parses with the help of `render.rs`, `adapter.rs` holds LoRA adapters,
+//! `gguf_check.rs` looks at a file before llama.cpp does, `cpu.rs` at the CPU, `log.rs` keeps its words. `tokenizer.rs`
+//! turns texts into tokens with `runs.rs` and `split.rs`; it, schemas and parsers recurse on the stacks of `deep.rs`. No
+//! C++ exception and no failed assertion may reach this folder's callers: input is checked
 //! before it crosses the line.
 //!
 //! # What each memory kind needs, and how it is put back
@@ -32,6 +34,7 @@ mod chain;
 mod chat;
 mod context;
 mod cpu;
+mod deep;
 mod gguf_check;
 mod grammar;
 mod layout;
@@ -44,9 +47,12 @@ mod partial;
 #[cfg(test)]
 mod reference_grammar;
 mod render;
+mod runs;
 mod segment;
+mod split;
 mod state;
 mod state_io;
+mod tokenizer;
 
 pub use cpu::{CPU_ADVICE, missing_cpu_features};
 

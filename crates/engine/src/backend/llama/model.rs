@@ -15,18 +15,17 @@ use llama_cpp_sys_4 as sys;
 use super::adapter::LlamaAdapter;
 use super::chat::Templates;
 use super::context::LlamaContext;
+use super::deep::on_deep_stack;
 use super::gguf_check::{self, GgufFacts};
 use super::grammar;
 use super::log;
 use super::matcher::{LlamaGrammar, Pieces};
+use super::tokenizer::Tokenizer;
 use crate::backend::{
     Adapter, AdapterError, ChatError, ChatPrompt, ChatRequest, Context, ContextError, ContextOptions, FillTokens,
     Grammar, GrammarError, GrammarOptions, LoadError, MemoryKind, Model, ModelInfo, ModelOptions, SpecialText,
     SpecialTokens, SplitMode, Token, TokenizeError, TokenizeMode,
 };
-
-/// Longest text that is tokenized in one call; llama.cpp counts bytes and tokens in 32-bit signed numbers.
-const MAX_TEXT: usize = 1 << 30;
 
 /// The model pointer, freed with the last user.
 pub(super) struct ModelHandle {
@@ -70,6 +69,38 @@ impl ModelHandle {
     pub(super) fn checked_token(&self, token: Token) -> Option<sys::llama_token> {
         if token < self.n_vocab { i32::try_from(token).ok() } else { None }
     }
+
+    /// Appends the bytes of a token; the text of a control token only if `render`.
+    pub(super) fn token_bytes(&self, token: Token, render: bool, out: &mut Vec<u8>) {
+        let Some(token) = self.checked_token(token) else { return };
+        let start = out.len();
+        // Most tokens are short; longer ones say how long they are.
+        let mut room = 32;
+        for _ in 0..2 {
+            out.resize(start + room, 0);
+            let Some(buffer) = out.get_mut(start..) else { break };
+            let length = i32::try_from(buffer.len()).unwrap_or(i32::MAX);
+            // SAFETY: the token is one of the vocabulary's and the buffer has `length` bytes.
+            let written = unsafe {
+                sys::llama_token_to_piece(self.vocab(), token, buffer.as_mut_ptr().cast(), length, 0, render)
+            };
+            if let Ok(written) = usize::try_from(written) {
+                out.truncate(start + written);
+                return;
+            }
+            room = usize::try_from(written.unsigned_abs()).unwrap_or(0);
+        }
+        out.truncate(start);
+    }
+
+    /// A metadata value of the file.
+    pub(super) fn metadata(&self, key: &str) -> Option<String> {
+        let key = CString::new(key).ok()?;
+        fill_text(|buffer, len| {
+            // SAFETY: the buffer has `len` bytes and the key is NUL-terminated.
+            unsafe { sys::llama_model_meta_val_str(self.as_ptr(), key.as_ptr(), buffer, len) }
+        })
+    }
 }
 
 impl Drop for ModelHandle {
@@ -83,6 +114,7 @@ impl Drop for ModelHandle {
 pub(super) struct LlamaModel {
     pub(super) handle: Arc<ModelHandle>,
     info: ModelInfo,
+    pub(super) tokenizer: Tokenizer,
     templates: Templates,
 }
 
@@ -98,7 +130,14 @@ impl LlamaModel {
         let handle = handle?.ok_or(LoadError::Refused { path: options.path.clone(), reason })?;
         let info = read_info(&handle, &facts, options.vocab_only);
         let handle = Arc::new(handle);
-        Ok(Self { templates: Templates::new(Arc::clone(&handle)), handle, info })
+        let (model, pre) = (handle.metadata("tokenizer.ggml.model"), handle.metadata("tokenizer.ggml.pre"));
+        if (model.as_deref(), pre.as_deref()) == (Some("gpt2"), Some("whitespace")) {
+            // Words of this pre-tokenizer keep their spaces, and merging them would fail an assertion.
+            let reason = "its tokenizer gpt2 cannot be used with the pre-tokenizer whitespace".to_owned();
+            return Err(LoadError::Malformed { path: options.path.clone(), reason });
+        }
+        let tokenizer = Tokenizer::new(Arc::clone(&handle), model.as_deref(), pre.as_deref());
+        Ok(Self { templates: Templates::new(Arc::clone(&handle)), tokenizer, handle, info })
     }
 }
 
@@ -268,11 +307,7 @@ impl Model for LlamaModel {
     }
 
     fn metadata(&self, key: &str) -> Option<String> {
-        let key = CString::new(key).ok()?;
-        fill_text(|buffer, len| {
-            // SAFETY: the buffer has `len` bytes and the key is NUL-terminated.
-            unsafe { sys::llama_model_meta_val_str(self.handle.as_ptr(), key.as_ptr(), buffer, len) }
-        })
+        self.handle.metadata(key)
     }
 
     fn chat_template(&self, variant: Option<&str>) -> Option<String> {
@@ -286,57 +321,16 @@ impl Model for LlamaModel {
     }
 
     fn tokenize(&self, text: &str, mode: TokenizeMode, out: &mut Vec<Token>) -> Result<(), TokenizeError> {
-        if self.handle.n_vocab() == 0 {
-            return Err(TokenizeError::Refused { reason: "the model has no vocabulary".to_owned() });
-        }
-        let too_long = TokenizeError::TooLong { bytes: text.len(), limit: MAX_TEXT };
-        let text_len = i32::try_from(text.len()).ok().filter(|_| text.len() <= MAX_TEXT).ok_or(too_long)?;
-        // SAFETY: text and buffer are valid for the given lengths; the vocabulary is read-only.
-        let call = |buffer: &mut [sys::llama_token]| unsafe {
-            sys::llama_tokenize(
-                self.handle.vocab(),
-                text.as_ptr().cast(),
-                text_len,
-                buffer.as_mut_ptr(),
-                i32::try_from(buffer.len()).unwrap_or(i32::MAX),
-                mode.add_special,
-                mode.parse_special,
-            )
-        };
-        // English text has about four bytes per token; a wrong guess costs a second call.
-        let mut buffer = vec![0; text.len() / 3 + 16];
-        let mut count = call(&mut buffer);
-        if count < 0 && count != i32::MIN {
-            buffer.resize(usize::try_from(-count).unwrap_or(0), 0);
-            count = call(&mut buffer);
-        }
-        let count = usize::try_from(count)
-            .map_err(|_| TokenizeError::Refused { reason: "the token count overflowed".to_owned() })?;
-        out.extend(buffer.iter().take(count).filter_map(|token| u32::try_from(*token).ok()));
+        out.extend(self.tokenizer.tokenize(text, mode, &self.info)?);
         Ok(())
     }
 
+    fn least_tokens(&self, text: &str) -> usize {
+        self.tokenizer.least_tokens(text)
+    }
+
     fn token_bytes(&self, token: Token, special: SpecialText, out: &mut Vec<u8>) {
-        let Some(token) = self.handle.checked_token(token) else { return };
-        let render = special == SpecialText::Render;
-        let start = out.len();
-        // Most tokens are short; longer ones say how long they are.
-        let mut room = 32;
-        for _ in 0..2 {
-            out.resize(start + room, 0);
-            let Some(buffer) = out.get_mut(start..) else { break };
-            let length = i32::try_from(buffer.len()).unwrap_or(i32::MAX);
-            // SAFETY: the token is one of the vocabulary's and the buffer has `length` bytes.
-            let written = unsafe {
-                sys::llama_token_to_piece(self.handle.vocab(), token, buffer.as_mut_ptr().cast(), length, 0, render)
-            };
-            if let Ok(written) = usize::try_from(written) {
-                out.truncate(start + written);
-                return;
-            }
-            room = usize::try_from(written.unsigned_abs()).unwrap_or(0);
-        }
-        out.truncate(start);
+        self.handle.token_bytes(token, special == SpecialText::Render, out);
     }
 
     fn is_eog(&self, token: Token) -> bool {
@@ -365,7 +359,8 @@ impl Model for LlamaModel {
     }
 
     fn json_schema_to_grammar(&self, schema: &str) -> Result<String, GrammarError> {
-        grammar::json_schema_to_grammar(schema)
+        let converted = on_deep_stack(|| grammar::json_schema_to_grammar(schema));
+        converted.map_err(|error| GrammarError::BadSchema { reason: error.reason() })?
     }
 
     fn apply_chat_template(&self, request: &ChatRequest) -> Result<ChatPrompt, ChatError> {

@@ -167,6 +167,10 @@ impl Model for StubModel {
         Ok(())
     }
 
+    fn least_tokens(&self, text: &str) -> usize {
+        vocab::least_tokens(text)
+    }
+
     fn token_bytes(&self, token: Token, special: SpecialText, out: &mut Vec<u8>) {
         vocab::token_bytes(token, special, out);
     }

@@ -81,6 +81,12 @@ pub(super) fn tokenize(text: &str, mode: TokenizeMode, out: &mut Vec<Token>) {
     }
 }
 
+/// No token has more bytes than the longest special one.
+pub(super) fn least_tokens(text: &str) -> usize {
+    let longest = SPECIAL.iter().map(|(_, text)| text.len()).max().unwrap_or(1);
+    text.len().div_ceil(longest)
+}
+
 pub(super) fn token_bytes(token: Token, special: SpecialText, out: &mut Vec<u8>) {
     if let Ok(byte) = u8::try_from(token) {
         out.push(byte);

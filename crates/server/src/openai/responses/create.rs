@@ -58,7 +58,7 @@ pub(crate) async fn create(
     let origin = Origin { app, model, owner, arrived };
     let call = Call { origin, n: 1, poncho, include_usage: false };
     let prepare = move |model: &crate::served::ServedModel| Ok(vec![turn::prepare(model, chat, truncation)?]);
-    let replies = call.start(prepare).await.map_err(turn::in_this_api)?;
+    let replies = call.start(1, prepare).await.map_err(turn::in_this_api)?;
     let keeps = body.store.unwrap_or(true);
     let composer = Composer::new(wishes).with_groups(grouped(body.tools.as_deref().unwrap_or_default()));
     let mut maker = Maker { call, response, composer, input: conversation, keeps, owner };

@@ -161,11 +161,16 @@ fn schema(format: &TextFormat) -> Result<Option<String>, ApiError> {
 
 /// Makes a request out of a turn, with as much of the conversation as is wanted and fits.
 pub(crate) fn prepare(model: &ServedModel, mut turn: ChatTurn, truncation: Truncation) -> Result<Prepared, ApiError> {
-    let whole = prepare_chat(model, &turn).map_err(in_this_api)?;
     let limit = model.limits().longest_prompt(Mode::Complete);
-    let fits = |prepared: &Prepared| prepared.request.tokens.len() <= limit;
-    if truncation == Truncation::Disabled || fits(&whole) {
-        return Ok(whole);
+    // `None` for an error that a shorter conversation would have too.
+    let fits = |prepared: &Result<Prepared, ApiError>| match prepared {
+        Ok(prepared) => Some(prepared.request.tokens.len() <= limit),
+        Err(ApiError::Engine(EngineError::PromptTooLarge { .. })) => Some(false),
+        Err(_) => None,
+    };
+    let whole = prepare_chat(model, &turn).map_err(in_this_api);
+    if truncation == Truncation::Disabled || fits(&whole) != Some(false) {
+        return whole;
     }
     let (system, starts) = turn_starts(&turn.messages);
     let messages = std::mem::take(&mut turn.messages);
@@ -179,16 +184,18 @@ pub(crate) fn prepare(model: &ServedModel, mut turn: ChatTurn, truncation: Trunc
     let mut best = None;
     while low < high {
         let middle = low.midpoint(high);
-        let prepared = from(starts.get(middle).copied().unwrap_or(system))?;
-        if fits(&prepared) {
-            best = Some(prepared);
-            high = middle;
-        } else {
-            low = middle + 1;
+        let prepared = from(starts.get(middle).copied().unwrap_or(system));
+        match fits(&prepared) {
+            Some(true) => {
+                best = Some(prepared);
+                high = middle;
+            }
+            Some(false) => low = middle + 1,
+            None => return prepared,
         }
     }
-    // Not even the last turn fits: the engine says so, with the numbers.
-    Ok(best.unwrap_or(whole))
+    // Not even the last turn fits: the error says so, with the numbers.
+    best.unwrap_or(whole)
 }
 
 /// How many system messages come first, and where the user's turns after the first one start.
@@ -204,7 +211,7 @@ fn turn_starts(messages: &[Value]) -> (usize, Vec<usize>) {
 pub(crate) fn in_this_api(error: ApiError) -> ApiError {
     match error {
         ApiError::Engine(EngineError::GrammarInvalid { reason }) => ApiError::field("text.format", reason),
-        other => other,
+        other => other.renamed("messages", "input"),
     }
 }
 
