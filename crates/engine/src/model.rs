@@ -328,7 +328,7 @@ impl Model {
     /// # Errors
     /// It is no schema, or one that cannot be turned into rules.
     pub fn json_schema_to_grammar(&self, schema: &str) -> Result<String, EngineError> {
-        schema::check_text(schema, &mut schema::Used::default()).map_err(bad_schema)?;
+        schema::check_text(schema, &mut schema::Used::default()).map_err(|error| bad_schema(&error))?;
         let rules = self.shared().model.json_schema_to_grammar(schema);
         rules.map_err(|error| EngineError::GrammarInvalid { reason: error.to_string() })
     }
@@ -575,7 +575,7 @@ impl Shared {
 fn check_schemas(request: &ChatRequest) -> Result<(), EngineError> {
     let mut used = schema::Used::default();
     if !request.json_schema.is_empty() {
-        schema::check_text(&request.json_schema, &mut used).map_err(bad_schema)?;
+        schema::check_text(&request.json_schema, &mut used).map_err(|error| bad_schema(&error))?;
     }
     if request.tools_json.is_empty() {
         return Ok(());
@@ -589,7 +589,7 @@ fn check_tools(tools_json: &str, used: &mut schema::Used) -> Result<(), EngineEr
     })
 }
 
-fn bad_schema(error: schema::SchemaError) -> EngineError {
+fn bad_schema(error: &schema::SchemaError) -> EngineError {
     EngineError::GrammarInvalid { reason: format!("the JSON schema cannot be used: {error}") }
 }
 

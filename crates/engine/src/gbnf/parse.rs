@@ -541,10 +541,7 @@ impl<'t> Parser<'t> {
             rule.extend_from_slice(&item);
         }
         // llama.cpp takes an upper count below the lower one for an endless one less than none; nothing may follow.
-        let optional = match high {
-            None => None,
-            Some(high) => Some(high.saturating_sub(low)),
-        };
+        let optional = high.map(|high| high.saturating_sub(low));
         if optional == Some(0) {
             return Ok(());
         }
