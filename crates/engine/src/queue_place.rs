@@ -1,6 +1,6 @@
 //! A place in a model's queue, taken before anything is done for a request.
 //!
-//! Made by `Model::reserve`, used up by `Model::submit_at`. Whoever holds one is not refused for the queue's length later,
+//! Made by `Model::reserve`, used up by `Model::submit_at`. A request with a place is not refused for the length of the queue later,
 //! so a full queue refuses before a prompt is rendered and tokenized. Every place must be given back exactly once: by
 //! being dropped, or by the end of the request that took it over.
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use poncho_engine::{Engine, EngineError, Model, Phase};
 use tokio::time::Instant;
 
-use crate::call::blocking;
+use crate::call::{blocking, preparing};
 use crate::config::ServerConfig;
 use crate::error::ApiError;
 use crate::ids::unix_seconds;
@@ -160,7 +160,7 @@ impl Models {
             return Ok(Some(model));
         }
         let Some(found) = self.installed(name).await? else { return Ok(None) };
-        let found = blocking("looked at a model", move || Found::new(found)).await?;
+        let found = preparing("looked at a model", move || Found::new(found)).await?;
         let id = found.id().to_owned();
         let held = self.manager.acquire(&id, Some(found), keep_alive).await?;
         Ok(held.map(|held| ServedModel::held(held, Arc::clone(&self.conversations))))
@@ -174,7 +174,7 @@ impl Models {
     async fn installed(&self, name: &str) -> Result<Option<LibraryModel>, ApiError> {
         let Some(library) = self.manager.library().map(Arc::clone) else { return Ok(None) };
         let forms: Vec<String> = std::iter::once(name.to_owned()).chain(other_form(name)).collect();
-        blocking("looked for a model", move || {
+        preparing("looked for a model", move || {
             for name in &forms {
                 if let Some(found) = library.find(name)? {
                     return Ok(Some(found));

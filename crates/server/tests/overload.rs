@@ -156,7 +156,7 @@ async fn a_full_queue_refuses_before_anything_is_rendered() {
     let before = threads();
     let body = with(asking("Hello"), &json!({"max_tokens": 1}));
     let requests = crowd(&server, "/v1/chat/completions", &body);
-    // Nobody can be prepared, and still all others hear at once that there is no place.
+    // Nothing can be prepared, and still all others hear at once that the queue is full.
     let refused = || requests.iter().filter(|request| request.is_finished()).count();
     eventually("refusals", || refused() == CROWD - 8).await;
     assert!(gate.begun.load(Ordering::SeqCst) <= 8, "nothing was done for those that were refused");
@@ -171,7 +171,7 @@ async fn a_full_queue_refuses_before_anything_is_rendered() {
             other => panic!("{other}: {}", answer.text),
         }
     }
-    assert_eq!(served, 8, "whoever has a place is not refused later");
+    assert_eq!(served, 8, "a request with a place is not refused later");
     assert_eq!(server.model().status().queue_depth, 0, "every place was given back");
 }
 

@@ -274,7 +274,7 @@ impl ChatParser for Parser {
             let reason = format!("more than {MAX_OPEN} brackets are open at the same time");
             return Err(ChatError::Unparsable { reason });
         }
-        // Whoever streams a reply does not wait for prompts that are being prepared.
+        // A reply that streams must not wait for prompts that are being prepared.
         let parsed = on_deep_stack_at_once(|| self.parse_here(generated, partial));
         parsed.map_err(|error| ChatError::Unparsable { reason: error.reason() })?
     }
