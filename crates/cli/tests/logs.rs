@@ -92,6 +92,23 @@ fn text_lines_have_no_secrets_either() {
     assert!(ids.iter().all(|id| log.lines().any(|line| line.contains("answered") && line.contains(id))), "{log}");
 }
 
+/// Hardening 27: the id that a client sent was in no log line.
+#[test]
+fn log_lines_carry_the_id_that_the_client_sent() {
+    let folder = tempfile::tempdir().unwrap();
+    let served = serve(folder.path(), &["--log-level", "info", "--log-format", "json"]);
+    let headers = format!("authorization: Bearer {KEY}\r\nx-request-id: trace-me-17\r\n");
+    let body = json!({"model": "m", "max_tokens": 2, "messages": [{"role": "user", "content": "Hi"}]});
+    let answer = exchange(served.address, "POST /v1/chat/completions", &headers, &body.to_string());
+    assert!(answer.contains("x-request-id: trace-me-17\r\n"), "{answer}");
+    let log = log(served, folder.path());
+    let lines: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    for message in ["answered", "replied"] {
+        let found = lines.iter().find(|line| line["message"] == message).unwrap_or_else(|| panic!("{message}: {log}"));
+        assert_eq!(found["request"], "trace-me-17");
+    }
+}
+
 #[test]
 fn wrong_settings_are_told_before_a_model_is_loaded() {
     let folder = tempfile::tempdir().unwrap();

@@ -58,6 +58,8 @@ mod pulling;
 #[cfg(test)]
 mod replay;
 #[cfg(test)]
+mod request_ids;
+#[cfg(test)]
 mod response_fields;
 #[cfg(test)]
 mod response_store;
