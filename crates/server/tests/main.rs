@@ -17,6 +17,8 @@ mod chat;
 #[cfg(test)]
 mod completions;
 #[cfg(test)]
+mod embed_turns;
+#[cfg(test)]
 mod embeddings;
 #[cfg(test)]
 mod endpoints;
