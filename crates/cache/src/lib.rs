@@ -87,7 +87,9 @@ pub use config::{CacheConfig, FileTierConfig};
 pub use context_hash::ContextFacts;
 pub use error::{BadSave, CacheError};
 pub use explain::{ExplainedRow, Explanation, Parting, Verdict};
-pub use fingerprint::{AdapterIdentity, Fingerprint, FingerprintError, effective_fingerprint, identify, split_parts};
+pub use fingerprint::{
+    AdapterIdentity, Fingerprint, FingerprintError, effective_fingerprint, identify, split_part_names, split_parts,
+};
 pub use folder_index::{Eviction, FolderIndex};
 pub use fs::{Entry, Fs, NewFile, ReadFile, StdFs};
 pub use index::{Cut, Needs};

@@ -11,6 +11,7 @@ use poncho_cache::gguf_identity::{GgufValue, gguf_metadata};
 
 use crate::backend::{ContextOptions, FlashAttention, KvLayout, KvType};
 use crate::config::ModelConfig;
+use crate::parts;
 
 /// One number for each layer; no model has more.
 const MAX_LAYERS: usize = 4096;
@@ -28,10 +29,10 @@ impl Footprint {
     /// What a model with these settings takes. Reads the head of the file.
     #[must_use]
     pub fn of(config: &ModelConfig) -> Self {
-        let options = &config.model;
-        let paths = std::iter::once(&options.path).chain(&options.split_paths);
-        let weights = paths.filter_map(|path| std::fs::metadata(path).ok()).map(|file| file.len()).sum();
         let shape = Shape::of(config);
+        let count = shape.values.get("split.count").and_then(unsigned);
+        let sizes = parts::files(&config.model, count).into_iter().filter_map(|path| std::fs::metadata(path).ok());
+        let weights = sizes.map(|file| file.len()).fold(0, u64::saturating_add);
         Self { weights, cells: shape.bytes_per_cell(&config.context).saturating_mul(shape.cells(&config.context)) }
     }
 
@@ -164,9 +165,10 @@ const fn bits(kind: KvType) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use poncho_testkit::{ModelKind, model_path};
+    use poncho_testkit::{ModelKind, ModelSpec, model_path, write_split_model};
 
     use super::*;
+    use crate::backend::ModelOptions;
 
     fn config(change: impl FnOnce(&mut ContextOptions)) -> ModelConfig {
         let mut config = ModelConfig::new("m", model_path(ModelKind::Attention));
@@ -203,6 +205,18 @@ mod tests {
         std::fs::write(&path, [0; 100]).unwrap();
         assert_eq!(Footprint::of(&ModelConfig::new("m", &path)), Footprint { weights: 100, cells: 0 });
         assert_eq!(Footprint::of(&ModelConfig::new("m", folder.path().join("none"))), Footprint::default());
+    }
+
+    /// Hardening 18: the budget saw the first part of a split model only.
+    #[test]
+    fn all_parts_of_a_split_model_are_counted() {
+        let folder = tempfile::tempdir().unwrap();
+        let parts = write_split_model(&ModelSpec::tiny(ModelKind::Attention), folder.path(), "m", 3).unwrap();
+        let all: u64 = parts.iter().map(|part| std::fs::metadata(part).unwrap().len()).sum();
+        let whole = Footprint::of(&config(|_| {}));
+        let found = Footprint::of(&ModelConfig { model: ModelOptions::new(&parts[0]), ..config(|_| {}) });
+        assert_eq!(found, Footprint { weights: all, cells: whole.cells });
+        assert!(all > whole.weights, "each part has a header of its own");
     }
 
     /// Hardening 20: the context for embeddings was in no estimate.

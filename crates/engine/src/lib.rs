@@ -94,6 +94,7 @@ mod live;
 mod model;
 mod output;
 mod parents;
+mod parts;
 mod restore;
 mod running;
 mod save;

@@ -26,6 +26,7 @@ use crate::embedding::{Embedding, OpenEmbeddings};
 use crate::error::EngineError;
 use crate::event::Completion;
 use crate::identity::FileIdentity;
+use crate::parts;
 use crate::request::{Grammar, GrammarSource, Mode, ModelLimits, Request, RequestId, Trigger};
 use crate::running::Running;
 use crate::shared::Shared;
@@ -75,6 +76,9 @@ impl Model {
     ) -> Result<Self, EngineError> {
         config.policy()?;
         config.settle_exactness(&*backend)?;
+        let given = config.model.path.clone();
+        parts::settle(&mut config.model)
+            .map_err(|error| EngineError::Load { path: given, reason: error.to_string() })?;
         config
             .context
             .check()
