@@ -211,20 +211,26 @@ pub fn effective_fingerprint(
 /// # Errors
 /// When a part is not there, by name.
 pub fn split_parts(path: &Path) -> Result<Vec<PathBuf>, FingerprintError> {
-    let (parts, count) = match split_name(path) {
-        None => (vec![path.to_path_buf()], 1),
-        Some((stem, count)) => {
-            let part = |number: u32| {
-                let name = [stem, format!("-{number:05}-of-{count:05}.gguf").as_bytes()].concat();
-                path.with_file_name(OsStr::from_bytes(&name))
-            };
-            ((1..=count).map(part).collect(), count)
-        }
-    };
+    let parts = split_part_names(path).unwrap_or_else(|| vec![path.to_path_buf()]);
     match parts.iter().find(|part| !part.is_file()) {
-        Some(missing) => Err(FingerprintError::MissingPart { path: missing.clone(), count }),
+        Some(missing) => Err(FingerprintError::MissingPart {
+            path: missing.clone(),
+            count: u32::try_from(parts.len()).unwrap_or(u32::MAX),
+        }),
         None => Ok(parts),
     }
+}
+
+/// The names of all parts of the model that `path` belongs to, in order, whether or not they are there; `None` if it is
+/// not named like a part.
+#[must_use]
+pub fn split_part_names(path: &Path) -> Option<Vec<PathBuf>> {
+    let (stem, count) = split_name(path)?;
+    let part = |number: u32| {
+        let name = [stem, format!("-{number:05}-of-{count:05}.gguf").as_bytes()].concat();
+        path.with_file_name(OsStr::from_bytes(&name))
+    };
+    Some((1..=count).map(part).collect())
 }
 
 /// The name before the part number, and how many parts there are. File names are bytes, not text.

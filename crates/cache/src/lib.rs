@@ -88,7 +88,8 @@ pub use context_hash::ContextFacts;
 pub use error::{BadSave, CacheError};
 pub use explain::{ExplainedRow, Explanation, Parting, Verdict};
 pub use fingerprint::{
-    AdapterIdentity, FileStamp, Fingerprint, FingerprintError, effective_fingerprint, identify, split_parts,
+    AdapterIdentity, FileStamp, Fingerprint, FingerprintError, effective_fingerprint, identify, split_part_names,
+    split_parts,
 };
 pub use folder_index::{Eviction, FolderIndex};
 pub use fs::{Entry, Fs, NewFile, ReadFile, StdFs};

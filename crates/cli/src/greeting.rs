@@ -6,6 +6,8 @@ use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
 
+use crate::printable::printable_line;
+
 /// What the greeting is made of.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Greeting<'a> {
@@ -32,7 +34,8 @@ impl Greeting<'_> {
             false => ("", "\"any\""),
         };
         let mut text = String::new();
-        let _ = writeln!(text, "serving {model} on http://{address}/v1 with a context of {ctx_size} tokens");
+        let shown = printable_line(model);
+        let _ = writeln!(text, "serving {shown} on http://{address}/v1 with a context of {ctx_size} tokens");
         let _ = writeln!(text, "what was read once is kept in {}", cache_folder.display());
         let _ = writeln!(text);
         let _ =

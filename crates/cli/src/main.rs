@@ -134,5 +134,6 @@ fn print_error(error: &anyhow::Error) {
         }
     }
     // Nobody is left to tell if standard error is closed.
-    let _ = io::stderr().write_all(text.as_bytes());
+    // What it quotes may come from a server or a file.
+    let _ = io::stderr().write_all(printable::printable(&text).as_bytes());
 }

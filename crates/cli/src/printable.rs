@@ -1,6 +1,6 @@
 //! Text of models and servers on a terminal: nothing in it may be obeyed by the terminal.
 //!
-//! Used wherever a reply, a name or a message of a server is shown. Line ends and tabs stay; every other control
+//! Used wherever a reply, a name or a message of a server is shown, and for log lines. Line ends and tabs stay; every other control
 //! character and every mark that turns text around becomes visible. Works a character at a time, so a text may be cut
 //! anywhere between two characters. Files and pipes get the text as it is.
 
@@ -26,6 +26,11 @@ fn shown(letter: char) -> Option<char> {
         '\u{e0000}'..='\u{e007f}' => Some(char::REPLACEMENT_CHARACTER),
         _ => Some(letter),
     }
+}
+
+/// Whether a terminal does something else with a character than to show it, line ends and tabs included.
+pub(crate) fn is_obeyed(letter: char) -> bool {
+    matches!(letter, '\n' | '\t') || shown(letter) != Some(letter)
 }
 
 /// A text of several lines.

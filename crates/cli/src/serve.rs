@@ -24,6 +24,7 @@ use crate::bytes::show_bytes;
 use crate::cache::folder::{chosen_folder, free_bytes};
 use crate::doctor::{LITTLE_SPACE, limits, port};
 use crate::greeting::Greeting;
+use crate::printable::printable_line;
 use crate::served_models::{Asked, ServedModels, aliases};
 use crate::stopping::StopSignals;
 
@@ -86,7 +87,7 @@ pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outc
     let engine = Arc::new(Engine::new(Arc::new(LlamaBackend), Arc::new(cache)));
     for name in &models.named {
         let model = models.get(name)?;
-        writeln!(out, "loading {name}")?;
+        writeln!(out, "loading {}", printable_line(name))?;
         out.flush()?;
         load_model(&engine, &model, &mut |_, _| {})?;
     }

@@ -4,6 +4,8 @@
 
 use std::io::{self, Write};
 
+use crate::printable::printable_line;
+
 /// On which side a column is filled up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Align {
@@ -24,7 +26,8 @@ impl<const COLUMNS: usize> Table<COLUMNS> {
     }
 
     pub(crate) fn row(&mut self, cells: [String; COLUMNS]) {
-        self.rows.push(cells);
+        // Names and facts come from files and servers.
+        self.rows.push(cells.map(|cell| printable_line(&cell)));
     }
 
     /// Prints headings and rows, two spaces between columns, nothing at the end of a line.
@@ -77,6 +80,15 @@ mod tests {
         let mut out = Vec::new();
         table.print(&mut out).unwrap();
         assert_eq!(String::from_utf8(out).unwrap(), "NAME      N\ncaf\u{e9}s     7  x\na      1000\n");
+    }
+
+    #[test]
+    fn a_cell_stays_a_cell_whatever_a_file_says() {
+        let mut table = Table::new([("NAME", Align::Left), ("N", Align::Right)]);
+        table.row(["a\nb\u{1b}[2J".to_owned(), "7".to_owned()]);
+        let mut out = Vec::new();
+        table.print(&mut out).unwrap();
+        assert_eq!(String::from_utf8(out).unwrap(), "NAME        N\na b\u{241b}[2J  7\n");
     }
 
     #[test]

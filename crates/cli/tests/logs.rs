@@ -92,6 +92,52 @@ fn text_lines_have_no_secrets_either() {
     assert!(ids.iter().all(|id| log.lines().any(|line| line.contains("answered") && line.contains(id))), "{log}");
 }
 
+/// Hardening 19: a name of a client reached the log with its line ends and escapes, and could forge lines.
+#[test]
+fn names_of_clients_forge_no_lines_and_command_no_terminal() {
+    const NAME: &str = "x\nFORGED line\r\u{1b}[2J\u{9b}31m\u{7f}";
+    for format in ["text", "json"] {
+        let folder = tempfile::tempdir().unwrap();
+        let served = serve(folder.path(), &["--log-level", "debug", "--log-format", format]);
+        let chat = json!({"model": NAME, "max_tokens": 1, "messages": [{"role": NAME, "content": "Hi"}]});
+        let answers = [
+            post(&served, "/api/show", &json!({"model": NAME})),
+            post(&served, "/api/pull", &json!({"model": NAME, "stream": false})),
+            post(&served, "/api/copy", &json!({"source": NAME, "destination": "b"})),
+            post(&served, "/v1/chat/completions", &chat),
+            post(&served, "/v1/messages", &chat),
+        ];
+        let log = log(served, folder.path());
+        assert!(answers.iter().all(|answer| answer.starts_with("HTTP/1.1 4")), "{answers:?}");
+        let quoted = log.lines().filter(|line| line.contains("FORGED line")).count();
+        assert!(quoted >= 3, "the name is nowhere in {log}");
+        assert!(log.lines().all(|line| !line.starts_with("FORGED")), "{log:?}");
+        assert!(log.chars().all(|letter| letter == '\n' || !letter.is_control()), "{log:?}");
+        let is_whole = |line: &str| match format {
+            "json" => serde_json::from_str::<Value>(line).is_ok(),
+            _ => line.starts_with("20"),
+        };
+        assert!(log.lines().all(is_whole), "every line is an event: {log}");
+    }
+}
+
+/// Hardening 27: the id that a client sent was in no log line.
+#[test]
+fn log_lines_carry_the_id_that_the_client_sent() {
+    let folder = tempfile::tempdir().unwrap();
+    let served = serve(folder.path(), &["--log-level", "info", "--log-format", "json"]);
+    let headers = format!("authorization: Bearer {KEY}\r\nx-request-id: trace-me-17\r\n");
+    let body = json!({"model": "m", "max_tokens": 2, "messages": [{"role": "user", "content": "Hi"}]});
+    let answer = exchange(served.address, "POST /v1/chat/completions", &headers, &body.to_string());
+    assert!(answer.contains("x-request-id: trace-me-17\r\n"), "{answer}");
+    let log = log(served, folder.path());
+    let lines: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    for message in ["answered", "replied"] {
+        let found = lines.iter().find(|line| line["message"] == message).unwrap_or_else(|| panic!("{message}: {log}"));
+        assert_eq!(found["request"], "trace-me-17");
+    }
+}
+
 #[test]
 fn wrong_settings_are_told_before_a_model_is_loaded() {
     let folder = tempfile::tempdir().unwrap();

@@ -32,8 +32,8 @@ pub(crate) enum Command {
     EndSession { name: String, reply: Reply<bool> },
     /// Sessions that hold a sequence.
     Sessions { reply: Reply<Vec<SessionInfo>> },
-    /// Embeddings of some texts.
-    Embed { inputs: Vec<Vec<u32>>, reply: Reply<Vec<Vec<f32>>> },
+    /// Embeddings of some inputs; answered through the model's open calls.
+    Embed { id: RequestId, inputs: Vec<Vec<u32>> },
     /// How many draft tokens the model agrees with.
     Verify { prefix: Vec<u32>, draft: Vec<u32>, reply: Reply<Verified> },
     /// The model's own next tokens.

@@ -1,13 +1,13 @@
-//! The commands that are no requests: sessions, adapters, embeddings, speculation, eviction.
+//! The commands that are no requests: sessions, adapters, speculation, eviction.
 //!
-//! Part of the worker; each runs to its end between two ticks. Verifying and drafting borrow a free sequence and give it
+//! Part of the worker; each runs to its end between two ticks (embeddings are taken over here and run in `embed.rs`). Verifying and drafting borrow a free sequence and give it
 //! back empty, so that no request and no session notices.
 
 use std::sync::Arc;
 
 use crate::adapters::{AdapterSet, LoadedAdapter};
 use crate::admission::EndedSession;
-use crate::backend::{Batch, BatchRow, Context, ContextOptions, DecodeOutcome, KvLayout, Pooling, SeqId};
+use crate::backend::{Batch, BatchRow, DecodeOutcome, SeqId};
 use crate::command::{Command, SessionInfo, Verified};
 use crate::error::EngineError;
 use crate::restore::{Wanted, find_plan};
@@ -26,9 +26,7 @@ impl Worker {
             Command::Sessions { reply } => {
                 let _ = reply.send(Ok(self.sessions()));
             }
-            Command::Embed { inputs, reply } => {
-                let _ = reply.send(self.embed(&inputs));
-            }
+            Command::Embed { id, inputs } => self.start_embedding(id, inputs),
             Command::Verify { prefix, draft, reply } => {
                 let _ = reply.send(self.verify(&prefix, &draft));
             }
@@ -186,7 +184,10 @@ impl Worker {
                 want_logits: done + place + 1 == tokens.len(),
             });
             let batch = Batch { rows: rows.collect() };
-            match self.context.decode(&batch) {
+            self.shared.running.begin(&self.abort, None);
+            let outcome = self.context.decode(&batch);
+            self.shared.running.end(&self.abort);
+            match outcome {
                 DecodeOutcome::Done => {}
                 DecodeOutcome::NoRoom => {
                     return Err(EngineError::NoRoom { needed: batch.rows.len(), free: 0 });
@@ -202,62 +203,4 @@ impl Worker {
         }
         Ok(next)
     }
-
-    /// One vector for each input, by the model's own pooling or else the mean.
-    fn embed(&mut self, inputs: &[Vec<u32>]) -> Result<Vec<Vec<f32>>, EngineError> {
-        let longest = inputs.iter().map(Vec::len).max().unwrap_or(0);
-        self.check_fit(longest)?;
-        let mut embedder = match self.embedder.take() {
-            Some(embedder) if embedder.info().n_ubatch as usize >= longest => embedder,
-            _ => self.new_embedder(longest)?,
-        };
-        let vectors = embed_all(&mut *embedder, inputs);
-        self.embedder = Some(embedder);
-        vectors
-    }
-
-    /// The model's own pooling if its file names one, else the mean.
-    fn pooling(&self) -> Pooling {
-        let model = &self.shared.model;
-        let stated = model.metadata(&format!("{}.pooling_type", model.info().architecture));
-        if stated.is_some_and(|value| value.trim() != "0") { Pooling::FromModel } else { Pooling::Mean }
-    }
-
-    /// A second context for embeddings. An input must fit into one computation, so the batch is as long as the longest
-    /// input, rounded up so that slightly longer ones do not need another context.
-    fn new_embedder(&self, longest: usize) -> Result<Box<dyn Context>, EngineError> {
-        let limit = u32::try_from(self.shared.limits.context).unwrap_or(u32::MAX);
-        let rows = u32::try_from(longest.next_power_of_two()).unwrap_or(limit).clamp(512.min(limit), limit);
-        let options = ContextOptions {
-            embeddings: true,
-            pooling: self.pooling(),
-            n_ctx: rows,
-            n_batch: rows,
-            n_ubatch: rows,
-            n_seq_max: 1,
-            kv: KvLayout::Split,
-            ..self.shared.config.context.clone()
-        };
-        let call = "creating a context for embeddings".to_owned();
-        self.shared
-            .model
-            .new_context(&options, Arc::clone(&self.shared.abort))
-            .map_err(|error| EngineError::Backend { call, reason: error.to_string() })
-    }
-}
-
-/// Each input alone, so that a batch gives the same vectors as one by one.
-fn embed_all(embedder: &mut dyn Context, inputs: &[Vec<u32>]) -> Result<Vec<Vec<f32>>, EngineError> {
-    let mut vectors = Vec::with_capacity(inputs.len());
-    for input in inputs {
-        embedder.clear();
-        let rows = (0_u32..).zip(input).map(|(pos, token)| BatchRow { token: *token, pos, seq: 0, want_logits: true });
-        let outcome = embedder.decode(&Batch { rows: rows.collect() });
-        if outcome != DecodeOutcome::Done {
-            return Err(EngineError::Decode { code: if let DecodeOutcome::Fatal(code) = outcome { code } else { -1 } });
-        }
-        let vector = embedder.sequence_embedding(0).map(<[f32]>::to_vec);
-        vectors.push(vector.ok_or_else(|| EngineError::Unsupported { what: "embedding".to_owned() })?);
-    }
-    Ok(vectors)
 }

@@ -1,15 +1,17 @@
 //! How much memory a model takes: its weights and the cells of its context, worked out from the file and the settings
-//! before anything is loaded.
+//! before anything is loaded; and what the second context for embeddings takes, if one is made.
 //!
-//! Used by whoever keeps several models within a budget. It is an estimate: compute buffers are not in it, and a windowed
-//! model is counted as if it kept every position. A file that cannot be read counts nothing; loading it says why.
+//! Used by whoever keeps several models within a budget. It is an estimate: the compute buffers of the first context are
+//! not in it (they do not grow with its length), and a windowed model is counted as if it kept every position. A file that
+//! cannot be read counts nothing; loading it says why.
 
 use std::collections::HashMap;
 
 use poncho_cache::gguf_identity::{GgufValue, gguf_metadata};
 
-use crate::backend::{ContextOptions, KvLayout, KvType};
+use crate::backend::{ContextOptions, FlashAttention, KvLayout, KvType};
 use crate::config::ModelConfig;
+use crate::parts;
 
 /// One number for each layer; no model has more.
 const MAX_LAYERS: usize = 4096;
@@ -27,11 +29,10 @@ impl Footprint {
     /// What a model with these settings takes. Reads the head of the file.
     #[must_use]
     pub fn of(config: &ModelConfig) -> Self {
-        let options = &config.model;
-        let paths = std::iter::once(&options.path).chain(&options.split_paths);
-        let weights = paths.filter_map(|path| std::fs::metadata(path).ok()).map(|file| file.len()).sum();
-        let metadata = gguf_metadata(&options.path, MAX_LAYERS).unwrap_or_default();
-        let shape = Shape { values: metadata.into_iter().collect() };
+        let shape = Shape::of(config);
+        let count = shape.values.get("split.count").and_then(unsigned);
+        let sizes = parts::files(&config.model, count).into_iter().filter_map(|path| std::fs::metadata(path).ok());
+        let weights = sizes.map(|file| file.len()).fold(0, u64::saturating_add);
         Self { weights, cells: shape.bytes_per_cell(&config.context).saturating_mul(shape.cells(&config.context)) }
     }
 
@@ -42,12 +43,66 @@ impl Footprint {
     }
 }
 
+/// What the context for embeddings takes, by the length of the longest input.
+///
+/// An input is computed in one piece, so the buffers of this context grow with it, and without flash attention with its
+/// square.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct EmbeddingCost {
+    /// Bytes for each row: keys, values and activations.
+    per_row: u64,
+    /// Bytes for each pair of rows: attention scores and their mask.
+    per_pair: u64,
+}
+
+impl EmbeddingCost {
+    /// The cost for a model with these settings. Reads the head of the file.
+    #[must_use]
+    pub fn of(config: &ModelConfig) -> Self {
+        let shape = Shape::of(config);
+        let number = |key: &str| shape.number(key).unwrap_or(0);
+        let width = number("embedding_length");
+        let inner = match shape.value("feed_forward_length") {
+            Some(GgufValue::Array(each)) => each.iter().filter_map(unsigned).max().unwrap_or(0),
+            Some(one) => unsigned(one).unwrap_or(0),
+            None => 0,
+        };
+        // The largest tensors that live at the same time: the two halves of the feed-forward part, or the residual, the
+        // norm and the projections of the attention, in 32 bits.
+        let activations = inner.saturating_mul(2).saturating_add(width.saturating_mul(6)).saturating_mul(4);
+        let heads = match shape.value("attention.head_count") {
+            Some(GgufValue::Array(each)) => each.iter().filter_map(unsigned).max().unwrap_or(0),
+            Some(one) => unsigned(one).unwrap_or(0),
+            None => 0,
+        };
+        let scores = if config.context.flash_attention == FlashAttention::Off { heads.saturating_mul(4) } else { 2 };
+        let is_known = width > 0;
+        Self {
+            per_row: shape.bytes_per_cell(&config.context).saturating_add(activations),
+            per_pair: if is_known { scores.saturating_add(4) } else { 0 },
+        }
+    }
+
+    /// Bytes of a context with so many rows; see [`crate::Model::embedding_rows`].
+    #[must_use]
+    pub fn bytes(self, rows: u32) -> u64 {
+        let rows = u64::from(rows);
+        let pairs = rows.saturating_mul(rows);
+        self.per_row.saturating_mul(rows).saturating_add(self.per_pair.saturating_mul(pairs))
+    }
+}
+
 /// What the file says about its attention.
 struct Shape {
     values: HashMap<String, GgufValue>,
 }
 
 impl Shape {
+    fn of(config: &ModelConfig) -> Self {
+        let metadata = gguf_metadata(&config.model.path, MAX_LAYERS).unwrap_or_default();
+        Self { values: metadata.into_iter().collect() }
+    }
+
     fn value(&self, key: &str) -> Option<&GgufValue> {
         let architecture = match self.values.get("general.architecture") {
             Some(GgufValue::Text(name)) => name.as_str(),
@@ -110,9 +165,10 @@ const fn bits(kind: KvType) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use poncho_testkit::{ModelKind, model_path};
+    use poncho_testkit::{ModelKind, ModelSpec, model_path, write_split_model};
 
     use super::*;
+    use crate::backend::ModelOptions;
 
     fn config(change: impl FnOnce(&mut ContextOptions)) -> ModelConfig {
         let mut config = ModelConfig::new("m", model_path(ModelKind::Attention));
@@ -149,6 +205,33 @@ mod tests {
         std::fs::write(&path, [0; 100]).unwrap();
         assert_eq!(Footprint::of(&ModelConfig::new("m", &path)), Footprint { weights: 100, cells: 0 });
         assert_eq!(Footprint::of(&ModelConfig::new("m", folder.path().join("none"))), Footprint::default());
+    }
+
+    /// Hardening 18: the budget saw the first part of a split model only.
+    #[test]
+    fn all_parts_of_a_split_model_are_counted() {
+        let folder = tempfile::tempdir().unwrap();
+        let parts = write_split_model(&ModelSpec::tiny(ModelKind::Attention), folder.path(), "m", 3).unwrap();
+        let all: u64 = parts.iter().map(|part| std::fs::metadata(part).unwrap().len()).sum();
+        let whole = Footprint::of(&config(|_| {}));
+        let found = Footprint::of(&ModelConfig { model: ModelOptions::new(&parts[0]), ..config(|_| {}) });
+        assert_eq!(found, Footprint { weights: all, cells: whole.cells });
+        assert!(all > whole.weights, "each part has a header of its own");
+    }
+
+    /// Hardening 20: the context for embeddings was in no estimate.
+    #[test]
+    fn the_context_for_embeddings_costs_more_than_its_cells() {
+        let cost = EmbeddingCost::of(&config(|_| {}));
+        let cells = Footprint::of(&config(|context| context.n_ctx = 512)).cells;
+        assert!(cost.bytes(512) > cells, "{cost:?}");
+        assert!(cost.bytes(1024) > cost.bytes(512) * 2, "the mask grows with the square");
+        let without_flash = EmbeddingCost::of(&config(|context| context.flash_attention = FlashAttention::Off));
+        assert!(without_flash.bytes(512) > cost.bytes(512));
+        let absurd = EmbeddingCost { per_row: u64::MAX, per_pair: u64::MAX };
+        assert_eq!(absurd.bytes(u32::MAX), u64::MAX);
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(EmbeddingCost::of(&ModelConfig::new("m", folder.path())), EmbeddingCost::default());
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use poncho_cache::{
     AdapterIdentity, ContextFacts, FileStamp, Fingerprint, FingerprintMode, Namespace, QuantType,
-    effective_fingerprint, identify, split_parts, to_hex,
+    effective_fingerprint, identify, to_hex,
 };
 
 use crate::backend::{ContextInfo, ContextOptions, KvLayout, ModelInfo, ModelOptions};
@@ -27,7 +27,7 @@ pub struct FileIdentity {
 }
 
 impl FileIdentity {
-    /// Reads the identity of a model's files.
+    /// Reads the identity of a model's files, all parts of a split one that the options name.
     ///
     /// # Errors
     /// A file is missing or cannot be read.
@@ -45,11 +45,7 @@ impl FileIdentity {
                 .map_or(QuantType::Other, QuantType::from_file_type);
             return Ok(Self { fingerprint: *bytes, mode: FingerprintMode::FastUnsafe, quant });
         }
-        let parts = if options.split_paths.is_empty() {
-            split_parts(&options.path).map_err(|error| load_error(error.to_string()))?
-        } else {
-            options.split_paths.clone()
-        };
+        let parts: Vec<_> = std::iter::once(&options.path).chain(&options.split_paths).cloned().collect();
         let fingerprint = match source {
             FingerprintSource::Safe { memo_folder } => Fingerprint::safe(&parts, memo_folder.as_deref(), progress),
             FingerprintSource::GgufChunked => Fingerprint::gguf_chunked(&parts),

@@ -5,7 +5,7 @@
 
 use std::fmt;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
@@ -21,12 +21,16 @@ use crate::backend::{
 use crate::command::{Command, Reply, SessionInfo, Verified};
 use crate::config::{Exactness, ModelConfig};
 use crate::detokenize::Utf8Stream;
+use crate::embed::embedding_rows;
+use crate::embedding::{Embedding, OpenEmbeddings};
 use crate::error::EngineError;
 use crate::event::Completion;
 use crate::file_watch::FileWatch;
 use crate::identity::FileIdentity;
+use crate::parts;
 use crate::queue_place::QueuePlace;
 use crate::request::{Grammar, GrammarSource, Mode, ModelLimits, Request, RequestId, Trigger};
+use crate::running::Running;
 use crate::schema;
 use crate::shared::Shared;
 use crate::status::{Phase, Status, StatusReport};
@@ -75,6 +79,9 @@ impl Model {
     ) -> Result<Self, EngineError> {
         config.policy()?;
         config.settle_exactness(&*backend)?;
+        let given = config.model.path.clone();
+        parts::settle(&mut config.model)
+            .map_err(|error| EngineError::Load { path: given, reason: error.to_string() })?;
         config
             .context
             .check()
@@ -103,9 +110,8 @@ impl Model {
             limits,
             status: Status::default(),
             streams: Arc::new(Streams::default()),
-            abort: Arc::default(),
-            alone: AtomicU64::new(0),
-            overdue: AtomicBool::new(false),
+            embeddings: OpenEmbeddings::default(),
+            running: Running::default(),
             context_hash: OnceLock::new(),
             adapters: Mutex::default(),
         });
@@ -461,17 +467,37 @@ impl Model {
     /// One vector for each input; of length 1 if `normalise`.
     ///
     /// # Errors
-    /// An input is too long, or the model cannot embed.
+    /// As [`Model::start_embedding`], and whatever ends the call.
     pub fn embed(&self, inputs: Vec<Vec<u32>>, normalise: bool) -> Result<Vec<Vec<f32>>, EngineError> {
+        self.start_embedding(inputs, normalise)?.wait()
+    }
+
+    /// Hands inputs to the worker, which computes them one by one between the decode calls of requests. The answer has
+    /// one vector for each input, of length 1 if `normalise`; dropping it cancels what is not computed yet.
+    ///
+    /// # Errors
+    /// An input is wrong or too long, or as many calls are open as requests may wait.
+    pub fn start_embedding(&self, inputs: Vec<Vec<u32>>, normalise: bool) -> Result<Embedding, EngineError> {
         self.check_file()?;
         for input in &inputs {
             Request::new(input.clone()).validate(&self.limits())?;
         }
-        let mut vectors = self.ask(|reply| Command::Embed { inputs, reply })?;
-        if normalise {
-            vectors.iter_mut().for_each(|vector| to_unit_length(vector));
-        }
-        Ok(vectors)
+        let shared = &self.inner.shared;
+        let id = RequestId::next();
+        let (reply, answer) = oneshot::channel();
+        // One is computed while the others wait.
+        shared.embeddings.open(id, reply, self.config().queue_limit.saturating_add(1))?;
+        let embedding = Embedding::new(id, shared, answer, normalise);
+        self.inner.supervisor.send(Command::Embed { id, inputs })?;
+        Ok(embedding)
+    }
+
+    /// Rows of the context in which inputs of up to `longest` tokens are embedded, for [`EmbeddingCost::bytes`].
+    ///
+    /// [`EmbeddingCost::bytes`]: crate::EmbeddingCost::bytes
+    #[must_use]
+    pub fn embedding_rows(&self, longest: usize) -> u32 {
+        embedding_rows(longest, self.limits().context)
     }
 
     /// How many of the draft tokens the model would have drawn itself after the prefix, greedily.
@@ -614,14 +640,6 @@ fn escape(text: &str) -> String {
         escaped.push(character);
     }
     escaped
-}
-
-fn to_unit_length(vector: &mut [f32]) {
-    let length = vector.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt();
-    if length > 0.0 {
-        #[expect(clippy::cast_possible_truncation, reason = "the quotient is at most 1")]
-        vector.iter_mut().for_each(|value| *value = (f64::from(*value) / length) as f32);
-    }
 }
 
 fn file_hash(path: &Path) -> std::io::Result<[u8; 32]> {

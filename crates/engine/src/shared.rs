@@ -2,7 +2,7 @@
 //!
 //! Everything here is read-only after loading or synchronised by itself; nobody waits for the worker to read it.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use poncho_cache::Cache;
@@ -10,11 +10,13 @@ use poncho_cache::Cache;
 use crate::adapters::AdapterSet;
 use crate::backend::{Backend, Model};
 use crate::config::ModelConfig;
+use crate::embedding::OpenEmbeddings;
 use crate::error::EngineError;
 use crate::event::StreamEvent;
 use crate::file_watch::FileWatch;
 use crate::identity::FileIdentity;
 use crate::request::{ModelLimits, RequestId};
+use crate::running::Running;
 use crate::status::Status;
 use crate::stream::Streams;
 
@@ -30,13 +32,10 @@ pub(crate) struct Shared {
     pub(crate) limits: ModelLimits,
     pub(crate) status: Status,
     pub(crate) streams: Arc<Streams>,
-    /// Stops a running decode call soon.
-    pub(crate) abort: Arc<AtomicBool>,
-    /// The one request in the running decode call, plus one; 0 if there are several or none. Cancelling that request
-    /// may abort the call, because nobody else is in it.
-    pub(crate) alone: AtomicU64,
-    /// Set by the watchdog when it aborted a tick.
-    pub(crate) overdue: AtomicBool,
+    /// Calls for embeddings without an answer.
+    pub(crate) embeddings: OpenEmbeddings,
+    /// The decode call that runs, and the right to abort it.
+    pub(crate) running: Running,
     /// Told by the first worker: only a context knows the layout of its state.
     pub(crate) context_hash: OnceLock<[u8; 32]>,
     /// What requests that are admitted now get; kept here because it outlives a worker. `None` until one is attached.
@@ -53,11 +52,12 @@ impl Shared {
         }
     }
 
-    /// Ends every open request with an error.
+    /// Ends every open request and every open call for embeddings with an error.
     pub(crate) fn fail_all(&self, error: &EngineError) {
         let open = self.streams.close_all();
         self.status.depth.fetch_sub(open.len(), Ordering::Relaxed);
         open.iter().for_each(|sender| sender.send(StreamEvent::Error(error.clone())));
+        self.embeddings.fail_all(error);
     }
 
     /// The adapters of a worker that starts now.
@@ -73,8 +73,8 @@ impl Shared {
     /// Cancels a request; a decode call that works for it alone stops soon.
     pub(crate) fn cancel(&self, id: RequestId) -> bool {
         let found = self.streams.cancel(id);
-        if found && self.alone.load(Ordering::Relaxed) == id.0 + 1 {
-            self.abort.store(true, Ordering::Relaxed);
+        if found {
+            self.running.cancel(id);
         }
         found
     }

@@ -4,7 +4,6 @@
 //! that has to be right at this very moment.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
 
 use poncho_cache::HitKind;
 
@@ -82,7 +81,6 @@ pub struct StatusReport {
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Status {
-    epoch: Instant,
     phase: AtomicU8,
     pub(crate) pending: AtomicUsize,
     pub(crate) depth: AtomicUsize,
@@ -97,14 +95,11 @@ pub(crate) struct Status {
     pub(crate) decode_nanos: AtomicU64,
     pub(crate) overhead_nanos: AtomicU64,
     pub(crate) starts: AtomicU64,
-    /// When the running decode call began, in nanoseconds since `epoch` plus one; 0 while none runs.
-    decode_since: AtomicU64,
 }
 
 impl Default for Status {
     fn default() -> Self {
         Self {
-            epoch: Instant::now(),
             phase: AtomicU8::new(0),
             pending: AtomicUsize::new(0),
             depth: AtomicUsize::new(0),
@@ -119,7 +114,6 @@ impl Default for Status {
             decode_nanos: AtomicU64::new(0),
             overhead_nanos: AtomicU64::new(0),
             starts: AtomicU64::new(0),
-            decode_since: AtomicU64::new(0),
         }
     }
 }
@@ -149,24 +143,6 @@ impl Status {
         let kind = *HitKind::ALL.get(usize::from(self.hit_kind.load(Ordering::Relaxed)))?;
         let (read, prompt) = (self.hit_read.load(Ordering::Relaxed), self.hit_prompt.load(Ordering::Relaxed));
         Some(LastHit { kind, read, prompt })
-    }
-
-    fn nanos(&self) -> u64 {
-        u64::try_from(self.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX - 1)
-    }
-
-    pub(crate) fn decode_begins(&self) {
-        self.decode_since.store(self.nanos() + 1, Ordering::Relaxed);
-    }
-
-    pub(crate) fn decode_ends(&self) {
-        self.decode_since.store(0, Ordering::Relaxed);
-    }
-
-    /// How long the running decode call has been going on.
-    pub(crate) fn decode_running_for(&self) -> Option<Duration> {
-        let since = self.decode_since.load(Ordering::Relaxed).checked_sub(1)?;
-        Some(Duration::from_nanos(self.nanos().saturating_sub(since)))
     }
 
     /// A copy of all facts.

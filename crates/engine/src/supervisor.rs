@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use crate::command::Command;
 use crate::error::EngineError;
 use crate::inbox::Inbox;
+use crate::running::Age;
 use crate::shared::Shared;
 use crate::status::{Phase, add};
 use crate::worker::{Exit, Worker};
@@ -122,16 +123,14 @@ impl Link {
         let bound = self.shared.config.watchdog;
         let step = (bound / 4).clamp(Duration::from_millis(5), Duration::from_secs(5));
         while matches!(stopped.recv_timeout(step), Err(RecvTimeoutError::Timeout)) {
-            let Some(running) = self.shared.status.decode_running_for() else { continue };
-            if running > bound * 2 {
-                self.replace_worker(running);
-            } else if running > bound && !self.shared.overdue.swap(true, Ordering::Relaxed) {
-                tracing::error!(
+            match self.shared.running.watch(bound) {
+                Age::Fine => {}
+                Age::Stuck(age) => self.replace_worker(age),
+                Age::Aborted(age) => tracing::error!(
                     model = self.shared.config.id,
-                    ms = running.as_millis(),
+                    ms = age.as_millis(),
                     "a decode call exceeds its bound; aborted"
-                );
-                self.shared.abort.store(true, Ordering::Relaxed);
+                ),
             }
         }
     }
@@ -145,8 +144,8 @@ impl Link {
         }
         // After the flag: what the old worker took before it saw the flag is open, and so fails here.
         self.shared.fail_all(&EngineError::Watchdog { model, waited });
-        self.shared.status.decode_ends();
-        self.shared.alone.store(0, Ordering::Relaxed);
+        // Its call counts no more, also until the next worker has a flag of its own.
+        drop(self.shared.running.new_worker());
         if let Err(error) = self.start_worker(None) {
             tracing::error!(%error, "no other worker could be started");
             self.stop();
@@ -188,8 +187,7 @@ impl Link {
             };
             let model = shared.config.id.clone();
             tracing::error!(model, reason, "the worker ended; it is started again");
-            shared.status.decode_ends();
-            shared.alone.store(0, Ordering::Relaxed);
+            drop(shared.running.new_worker());
             shared.fail_all(&EngineError::WorkerDied { model, reason });
             if started.elapsed() > LONG_ENOUGH {
                 pause = shared.config.restart_pause;

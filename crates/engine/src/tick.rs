@@ -59,10 +59,6 @@ impl Worker {
                 Ok(())
             }
             DecodeOutcome::Aborted => {
-                self.shared.abort.store(false, Ordering::Relaxed);
-                if self.shared.overdue.swap(false, Ordering::Relaxed) {
-                    return Err(Exit::Broken("a decode call exceeded its bound".to_owned()));
-                }
                 self.roll_back_members();
                 Ok(())
             }
@@ -103,18 +99,14 @@ impl Worker {
     fn decode(&mut self) -> Result<DecodeOutcome, Exit> {
         let status = &self.shared.status;
         let alone = match self.members.as_slice() {
-            [place] => self.tasks.get(*place).map_or(0, |task| task.id.0 + 1),
-            _ => 0,
+            [place] => self.tasks.get(*place).map(|task| task.id),
+            _ => None,
         };
-        // Left over from a cancel or a watchdog that came when the last call was over.
-        self.shared.abort.store(false, Ordering::Relaxed);
-        self.shared.overdue.store(false, Ordering::Relaxed);
-        self.shared.alone.store(alone, Ordering::Relaxed);
         let began = Instant::now();
         if let Some(decoded_at) = self.decoded_at {
             add(&status.overhead_nanos, nanos(began.duration_since(decoded_at)));
         }
-        status.decode_begins();
+        self.shared.running.begin(&self.abort, alone);
         let outcome = self.context.decode(&self.batch);
         if outcome == DecodeOutcome::Done {
             self.context.synchronize();
@@ -122,8 +114,9 @@ impl Worker {
         if self.given_up.load(Ordering::SeqCst) {
             return Err(Exit::GivenUp);
         }
-        status.decode_ends();
-        self.shared.alone.store(0, Ordering::Relaxed);
+        if self.shared.running.end(&self.abort) && outcome == DecodeOutcome::Aborted {
+            return Err(Exit::Broken("a decode call exceeded its bound".to_owned()));
+        }
         self.decoded_at = Some(Instant::now());
         let took = began.elapsed();
         add(&status.ticks, 1);
@@ -231,7 +224,7 @@ impl Worker {
         let shared = Arc::clone(&self.shared);
         self.context = shared
             .model
-            .new_context(&shared.config.context, Arc::clone(&shared.abort))
+            .new_context(&shared.config.context, Arc::clone(&self.abort))
             .map_err(|error| Exit::Broken(error.to_string()))?;
         self.live.clear();
         let idle: Vec<SeqId> = self.admission.idle_sessions().map(|(seq, _, _)| seq).collect();

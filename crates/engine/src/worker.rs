@@ -19,6 +19,7 @@ use crate::backend::{Batch, Context, Grammar, KvLayout};
 use crate::batch::{Budget, Plan, Work};
 use crate::command::Command;
 use crate::compactor::Compactor;
+use crate::embed::Embeds;
 use crate::error::EngineError;
 use crate::estimate::Estimates;
 use crate::event::StreamEvent;
@@ -29,6 +30,7 @@ use crate::live::LiveTable;
 use crate::parents::{LOOK_AGAIN, Orphan};
 use crate::request::{Mode, Request, RequestId};
 use crate::restore::Restorer;
+use crate::running::AbortFlag;
 use crate::save::Saver;
 use crate::shared::Shared;
 use crate::staging::{self, Staging};
@@ -60,6 +62,8 @@ pub(crate) struct Worker {
     pub(crate) shared: Arc<Shared>,
     /// Set by the watchdog when it starts another worker in this one's place.
     pub(crate) given_up: Arc<AtomicBool>,
+    /// Stops its decode calls; `Running` sets it.
+    pub(crate) abort: AbortFlag,
     pub(crate) context: Box<dyn Context>,
     pub(crate) policy: Policy,
     pub(crate) budget: Budget,
@@ -78,7 +82,8 @@ pub(crate) struct Worker {
     /// What the context has attached.
     pub(crate) attached: Arc<AdapterSet>,
     pub(crate) estimates: Estimates,
-    pub(crate) embedder: Option<Box<dyn Context>>,
+    /// Calls for embeddings, computed between ticks.
+    pub(crate) embeds: Embeds,
     /// When the last decode call was over, unless the worker had nothing to do since.
     pub(crate) decoded_at: Option<Instant>,
     /// Joins rows of long chains in the background.
@@ -102,7 +107,8 @@ impl Worker {
     /// A worker with a fresh context and no request.
     pub(crate) fn new(shared: Arc<Shared>, given_up: Arc<AtomicBool>) -> Result<Self, EngineError> {
         let options = &shared.config.context;
-        let mut context = shared.model.new_context(options, Arc::clone(&shared.abort)).map_err(|error| {
+        let abort = shared.running.new_worker();
+        let mut context = shared.model.new_context(options, Arc::clone(&abort)).map_err(|error| {
             EngineError::Backend { call: "creating a context".to_owned(), reason: error.to_string() }
         })?;
         let exact = match shared.config.grid() {
@@ -124,6 +130,7 @@ impl Worker {
             live: LiveTable::new(n_seq),
             adapters: shared.adapters().unwrap_or_else(|| Arc::clone(&none)),
             attached: none,
+            abort,
             context,
             policy,
             budget,
@@ -133,7 +140,7 @@ impl Worker {
             orphans: Vec::new(),
             tasks: Vec::new(),
             estimates: Estimates::new(shared.config.restore_rule),
-            embedder: None,
+            embeds: Embeds::default(),
             failures: 0,
             decoded_at: None,
             compactor,
@@ -152,7 +159,7 @@ impl Worker {
     /// Serves until it is told to stop.
     pub(crate) fn run(&mut self, inbox: &Inbox) -> Exit {
         loop {
-            if self.tasks.is_empty() && self.waiting.is_empty() {
+            if self.tasks.is_empty() && self.waiting.is_empty() && self.embeds.is_empty() {
                 self.decoded_at = None;
                 match self.next_command(inbox) {
                     Ok(command) => {
@@ -176,6 +183,10 @@ impl Worker {
                     Err(TryRecvError::Disconnected) => break,
                 }
             }
+            // A command may have been the call that the watchdog gave up.
+            if self.given_up.load(Ordering::SeqCst) {
+                return Exit::GivenUp;
+            }
             self.sweep_cancelled();
             self.look_for_parents();
             // A request may be over as soon as it starts: all that it asked for was known.
@@ -186,13 +197,22 @@ impl Worker {
                     break;
                 }
             }
+            if !self.embeds.is_empty() {
+                self.note_phase();
+                self.embed_next();
+                if self.given_up.load(Ordering::SeqCst) {
+                    return Exit::GivenUp;
+                }
+            }
             if self.tasks.is_empty() {
                 continue;
             }
             self.note_phase();
+            let began = Instant::now();
             if let Err(exit) = self.tick() {
                 return exit;
             }
+            self.embeds.requests_ran(began.elapsed());
             self.serve_followers();
             self.make_saves();
             self.end_tasks();
@@ -319,7 +339,7 @@ impl Worker {
         status.pending.store(self.waiting.len() + self.orphans.len(), Ordering::Relaxed);
         status.active.store(self.tasks.len(), Ordering::Relaxed);
         status.sessions.store(self.admission.idle_sessions().count(), Ordering::Relaxed);
-        status.set_phase(if self.tasks.is_empty() {
+        status.set_phase(if self.tasks.is_empty() && self.embeds.is_empty() {
             Phase::Idle
         } else if self.tasks.iter().all(Task::is_prefilling) {
             Phase::Prefilling

@@ -3,6 +3,8 @@
 #[cfg(test)]
 mod batching;
 #[cfg(test)]
+mod embedding;
+#[cfg(test)]
 mod exact;
 #[cfg(test)]
 mod faults;

@@ -307,12 +307,48 @@ fn the_identity_comes_from_the_files() {
         model: poncho_engine::backend::ModelOptions::new(&parts[0]),
         ..config(ModelKind::Attention, KvLayout::Unified, 1)
     };
-    let from_parts = load(config, &memory_cache());
+    let from_parts = load(config.clone(), &memory_cache());
+    assert_eq!(from_parts.config().model.split_paths, parts[1..], "everything sees all of them");
     let tokens = prompt(1, 40);
     assert_eq!(
         from_parts.complete(greedy(&tokens, 8)).unwrap().generated,
         model.complete(greedy(&tokens, 8)).unwrap().generated
     );
+}
+
+/// Hardening 18: checks and identity of a split model saw its first part only.
+#[test]
+fn every_part_of_a_split_model_is_checked_and_identified() {
+    let folder = tempfile::tempdir().unwrap();
+    let parts = write_split_model(&ModelSpec::tiny(ModelKind::Attention), folder.path(), "tiny", 3).unwrap();
+    let config = || ModelConfig {
+        model: poncho_engine::backend::ModelOptions::new(&parts[0]),
+        ..config(ModelKind::Attention, KvLayout::Unified, 1)
+    };
+    let refused = || {
+        let error = Model::load(config(), Arc::new(LlamaBackend), memory_cache()).unwrap_err();
+        assert!(matches!(error, EngineError::Load { .. }), "{error}");
+        error.to_string()
+    };
+    let before = load(config(), &memory_cache()).file().fingerprint;
+    let last = std::fs::read(&parts[2]).unwrap();
+
+    let mut changed = last.clone();
+    *changed.last_mut().unwrap() ^= 1;
+    std::fs::write(&parts[2], changed).unwrap();
+    assert_ne!(load(config(), &memory_cache()).file().fingerprint, before, "a weight in the last part");
+
+    std::fs::write(&parts[2], &last[..last.len() / 2]).unwrap();
+    let error = refused();
+    assert!(error.contains("tiny-00003-of-00003.gguf"), "{error}");
+    std::fs::remove_file(&parts[2]).unwrap();
+    let error = refused();
+    assert!(error.contains("tiny-00003-of-00003.gguf is missing") && error.contains("3 parts"), "{error}");
+    std::fs::copy(&parts[1], &parts[2]).unwrap();
+    let error = refused();
+    assert!(error.contains("should be part 3 of 3"), "{error}");
+    std::fs::write(&parts[2], last).unwrap();
+    assert_eq!(load(config(), &memory_cache()).file().fingerprint, before);
 }
 
 #[test]

@@ -99,6 +99,12 @@ pub(crate) enum ApiError {
          make the context smaller with --ctx-size, or use a smaller model"
     )]
     ModelTooLarge { model: String, needed: u64, budget: u64 },
+    /// An input that can never be embedded here.
+    #[error(
+        "embedding an input of {longest} tokens with the model {model} needs {needed} bytes of memory and models may take \
+         {budget}; send shorter inputs, or raise the limit with --memory"
+    )]
+    EmbeddingTooLarge { model: String, longest: usize, needed: u64, budget: u64 },
     /// The library of models said no.
     #[error(transparent)]
     Library(#[from] LibraryError),
@@ -353,7 +359,7 @@ impl ApiError {
             Self::NoMemory { .. } => {
                 Facts::new(StatusCode::SERVICE_UNAVAILABLE, Unavailable).code("insufficient_memory").retry()
             }
-            Self::ModelTooLarge { .. } => {
+            Self::ModelTooLarge { .. } | Self::EmbeddingTooLarge { .. } => {
                 Facts::new(StatusCode::SERVICE_UNAVAILABLE, Unavailable).code("model_too_large")
             }
             Self::Library(error) => match error {

@@ -63,6 +63,7 @@ mod call;
 mod chat;
 mod config;
 mod defaults;
+mod embedding;
 mod error;
 mod explain;
 mod growing;

@@ -20,6 +20,7 @@ use crate::keep_alive::KeepAlive;
 use crate::library::{LibraryModel, ModelLibrary};
 
 pub(crate) mod budget;
+mod embedding;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -278,7 +279,7 @@ impl Manager {
                 Phase::Unloading => Place::Unloading,
             },
             known: Arc::clone(&entry.known),
-            bytes: entry.bytes,
+            bytes: entry.total(),
             users: entry.users,
             expires: match entry.keep_alive {
                 _ if entry.is_held => None,
@@ -380,6 +381,8 @@ impl Shared {
         let entry = Entry {
             load,
             bytes,
+            embedding_bytes: 0,
+            embedding_cost: None,
             is_counted: false,
             users: 1,
             last_used: used,

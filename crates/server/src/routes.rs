@@ -20,7 +20,7 @@ use crate::app::{HoldingBody, SharedApp};
 use crate::auth::authorize;
 use crate::browser::guard;
 use crate::error::{ApiError, Family};
-use crate::ids::random_id;
+use crate::ids::request_id;
 use crate::openai::responses::{create, stored};
 use crate::openai::{chat, completions, embeddings, models};
 use crate::scope::Scope;
@@ -116,7 +116,7 @@ async fn admit(State(app): State<SharedApp>, request: Request, next: Next) -> Re
 /// The log line has no word of the request but its path: what an error says may quote a prompt, so only its code is told.
 async fn outermost(State(app): State<SharedApp>, request: Request, next: Next) -> Response {
     let started = Instant::now();
-    let id = random_id("req_");
+    let id = request_id(request.headers());
     let method = request.method().clone();
     let path = request.uri().path().to_owned();
     let route = request.extensions().get::<MatchedPath>().map_or("unknown", MatchedPath::as_str).to_owned();

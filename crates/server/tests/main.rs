@@ -17,6 +17,8 @@ mod chat;
 #[cfg(test)]
 mod completions;
 #[cfg(test)]
+mod embed_turns;
+#[cfg(test)]
 mod embeddings;
 #[cfg(test)]
 mod endpoints;
@@ -61,6 +63,8 @@ mod pulling;
 mod replaced;
 #[cfg(test)]
 mod replay;
+#[cfg(test)]
+mod request_ids;
 #[cfg(test)]
 mod response_fields;
 #[cfg(test)]

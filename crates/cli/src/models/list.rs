@@ -10,6 +10,7 @@ use crate::bytes::show_bytes;
 use crate::models::args::ListArgs;
 use crate::models::model_json::ModelJson;
 use crate::models::{folder, print_json};
+use crate::printable::printable_line;
 use crate::table::{Align, Table};
 use crate::time::{ago, now};
 
@@ -58,7 +59,8 @@ pub(crate) fn run(args: &ListArgs, out: &mut dyn Write) -> anyhow::Result<Outcom
 
 fn report_damaged(registry: &Registry) -> anyhow::Result<()> {
     for damaged in registry.damaged()? {
-        writeln!(io::stderr(), "warning: {} cannot be used: {}", damaged.path.display(), damaged.reason)?;
+        let warning = format!("warning: {} cannot be used: {}", damaged.path.display(), damaged.reason);
+        writeln!(io::stderr(), "{}", printable_line(&warning))?;
     }
     Ok(())
 }

@@ -12,6 +12,7 @@ use poncho_models::Progress;
 use serde_json::{Value, json};
 
 use crate::bytes::show_bytes;
+use crate::printable::printable_line;
 
 /// Between two lines about the same step, where there is no terminal.
 const LINE_EVERY: Duration = Duration::from_secs(10);
@@ -40,7 +41,7 @@ impl Reporter {
             if is_new {
                 self.last = Some((kind, Instant::now()));
                 bar.set_style(style(counts.is_some()));
-                bar.set_message(word);
+                bar.set_message(printable_line(&word));
                 bar.reset();
             }
             match counts {
@@ -58,7 +59,7 @@ impl Reporter {
                 None => String::new(),
             };
             // Nobody is left to tell if standard error is closed.
-            let _ = writeln!(io::stderr(), "{word}{counts}");
+            let _ = writeln!(io::stderr(), "{}", printable_line(&format!("{word}{counts}")));
         }
         ControlFlow::Continue(())
     }

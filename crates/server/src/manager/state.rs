@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use poncho_engine::{Engine, Model, Phase as ModelPhase};
+use poncho_engine::{EmbeddingCost, Engine, Model, Phase as ModelPhase};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -52,7 +52,12 @@ pub(crate) struct Known {
 pub(super) struct Entry {
     /// Tells this load from an earlier one of the same model.
     pub(super) load: u64,
+    /// The model and its first context.
     pub(super) bytes: u64,
+    /// What the context for embeddings takes at most, once one was asked for.
+    pub(super) embedding_bytes: u64,
+    /// What such a context costs, once somebody looked.
+    pub(super) embedding_cost: Option<EmbeddingCost>,
     /// Whether the bytes count against the budget; not yet while a load waits for room.
     pub(super) is_counted: bool,
     /// Requests that run or wait for the load.
@@ -74,6 +79,11 @@ impl Entry {
             KeepAlive::For(pause) if !self.is_held => now.checked_add(pause),
             KeepAlive::For(_) | KeepAlive::Forever => None,
         };
+    }
+
+    /// All that it takes.
+    pub(super) fn total(&self) -> u64 {
+        self.bytes.saturating_add(self.embedding_bytes)
     }
 
     fn is_idle(&self) -> bool {
@@ -147,6 +157,8 @@ impl State {
         let entry = Entry {
             load: self.next_load(),
             bytes,
+            embedding_bytes: 0,
+            embedding_cost: None,
             is_counted: true,
             users: 0,
             last_used: self.next_use(),
@@ -187,24 +199,44 @@ impl State {
 
     /// Counts a load against the budget, or begins what has to happen first.
     pub(super) fn make_room(&mut self, id: &str, budget: Option<u64>) -> Room {
-        let Some(bytes) = self.entries.get(id).map(|entry| entry.bytes) else { return Room::TooLarge };
+        let Some(bytes) = self.entries.get(id).map(Entry::total) else { return Room::TooLarge };
+        let room = self.room_for(bytes, bytes, budget);
+        if let (Room::Taken, Some(entry)) = (&room, self.entries.get_mut(id)) {
+            entry.is_counted = true;
+        }
+        room
+    }
+
+    /// Counts the context for embeddings of a loaded model against the budget, or begins what has to happen first.
+    pub(super) fn make_embedding_room(&mut self, id: &str, wanted: u64, budget: Option<u64>) -> Room {
+        let Some(entry) = self.entries.get(id) else { return Room::TooLarge };
+        let more = wanted.saturating_sub(entry.embedding_bytes);
+        let room = match more {
+            0 => Room::Taken,
+            more => self.room_for(more, entry.bytes.saturating_add(wanted), budget),
+        };
+        if let (Room::Taken, Some(entry)) = (&room, self.entries.get_mut(id)) {
+            entry.embedding_bytes = entry.embedding_bytes.max(wanted);
+        }
+        room
+    }
+
+    /// Room for so many bytes more, for a model that takes `whole` with them.
+    fn room_for(&mut self, bytes: u64, whole: u64, budget: Option<u64>) -> Room {
         let counted = self.entries.values().filter(|entry| entry.is_counted);
-        let used = counted.map(|entry| entry.bytes).fold(0, u64::saturating_add);
+        let used = counted.map(Entry::total).fold(0, u64::saturating_add);
         if budget.is_none_or(|budget| used.saturating_add(bytes) <= budget) {
-            if let Some(entry) = self.entries.get_mut(id) {
-                entry.is_counted = true;
-            }
             return Room::Taken;
         }
         let budget = budget.unwrap_or(u64::MAX);
-        if bytes > budget {
+        if whole > budget {
             return Room::TooLarge;
         }
         let leaving = self.entries.values().filter(|entry| matches!(entry.phase, Phase::Unloading));
-        let leaving_bytes = leaving.map(|entry| entry.bytes).fold(0, u64::saturating_add);
+        let leaving_bytes = leaving.map(Entry::total).fold(0, u64::saturating_add);
         let missing = used.saturating_add(bytes).saturating_sub(budget).saturating_sub(leaving_bytes);
         let idle = self.entries.iter().filter(|(_, entry)| entry.is_idle() && !entry.is_held);
-        let idle = idle.map(|(id, entry)| Idle { id: id.clone(), bytes: entry.bytes, last_used: entry.last_used });
+        let idle = idle.map(|(id, entry)| Idle { id: id.clone(), bytes: entry.total(), last_used: entry.last_used });
         match super::budget::victims(idle.collect(), missing) {
             Some(ids) => Room::Soon(ids.iter().filter_map(|id| self.begin_unload(id)).collect()),
             None => Room::Busy { used },

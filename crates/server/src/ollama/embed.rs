@@ -1,7 +1,7 @@
 //! `POST /api/embed` and the older `POST /api/embeddings`: texts as vectors.
 //!
-//! Pooled as the model says, else the mean. Every text is computed alone, so that many at once give the same vectors as
-//! one by one. The newer endpoint sends vectors of length 1, the older one sends them as they are.
+//! Pooled as the model says, else the mean. Every text is computed alone (`embedding.rs`), so that many at once give the
+//! same vectors as one by one, and other requests go on in between. The newer endpoint sends vectors of length 1, the older one sends them as they are.
 
 use axum::extract::State;
 use poncho_engine::backend::TokenizeMode;
@@ -15,7 +15,7 @@ use super::options::Integer;
 use super::types::{EmbedAnswer, EmbedBody, EmbeddingsBody};
 use crate::app::SharedApp;
 use crate::body::Json;
-use crate::call::blocking;
+use crate::embedding::{self, Embedded, Inputs};
 use crate::error::ApiError;
 use crate::served::ServedModel;
 
@@ -38,7 +38,7 @@ pub(crate) async fn embed(State(app): State<SharedApp>, Json(body): Json<EmbedBo
         return Err(ApiError::field("input", reason));
     }
     let job = Job { texts, field: "input", truncates: body.truncate.unwrap_or(true), normalises: true };
-    let (embeddings, prompt_eval_count) = job.run(&app, model).await?;
+    let Embedded { vectors: embeddings, tokens: prompt_eval_count } = job.run(&app, model).await?;
     let answer = EmbedAnswer {
         model: name,
         embeddings,
@@ -57,7 +57,7 @@ pub(crate) async fn embeddings(
     let model = app.models.resolve_keeping(names::required(body.model.as_deref())?, body.keep_alive).await?;
     let texts: Vec<String> = body.prompt.into_iter().filter(|prompt| !prompt.is_empty()).collect();
     let job = Job { texts, field: "prompt", truncates: true, normalises: false };
-    let (vectors, _) = job.run(&app, model).await?;
+    let vectors = job.run(&app, model).await?.vectors;
     Ok(Json(json!({"embedding": vectors.into_iter().next().unwrap_or_default()})))
 }
 
@@ -82,27 +82,13 @@ struct Job {
 }
 
 impl Job {
-    /// The vectors and how many tokens were read for them.
-    async fn run(self, app: &SharedApp, model: ServedModel) -> Result<(Vec<Vec<f32>>, usize), ApiError> {
-        if self.texts.is_empty() {
-            return Ok((Vec::new(), 0));
-        }
-        let work = blocking("embedded", move || self.compute(&model));
-        match app.config.request_timeout {
-            Some(limit) => tokio::time::timeout(limit, work).await.map_err(|_| ApiError::Timeout { limit })?,
-            None => work.await,
-        }
-    }
-
-    fn compute(&self, model: &ServedModel) -> Result<(Vec<Vec<f32>>, usize), ApiError> {
-        let inputs = self.texts.iter().enumerate().map(|(at, text)| self.tokens(model, at, text));
-        let inputs = inputs.collect::<Result<Vec<Vec<u32>>, ApiError>>()?;
-        let count = inputs.iter().map(Vec::len).sum();
-        let vectors = model.embed(inputs, self.normalises)?;
-        if vectors.iter().flatten().any(|value| !value.is_finite()) {
-            return Err(ApiError::Internal { doing: "computed a vector that is none" });
-        }
-        Ok((vectors, count))
+    async fn run(self, app: &SharedApp, model: ServedModel) -> Result<Embedded, ApiError> {
+        let (count, normalises) = (self.texts.len(), self.normalises);
+        let tokens = move |model: &ServedModel, at: usize| {
+            let text = self.texts.get(at).map(String::as_str).unwrap_or_default();
+            self.tokens(model, at, text)
+        };
+        embedding::embed(app, model, Inputs { count, tokens: Box::new(tokens) }, normalises).await
     }
 
     fn tokens(&self, model: &ServedModel, at: usize, text: &str) -> Result<Vec<u32>, ApiError> {

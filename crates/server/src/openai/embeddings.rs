@@ -1,20 +1,21 @@
 //! `POST /v1/embeddings`: texts or tokens in, vectors of length 1 out, in the same order.
 //!
-//! Each input goes to the engine by itself, so that replies in flight go on between two of them, and a client that goes
-//! away costs at most one more.
+//! Each input is computed by itself (`embedding.rs`): replies in flight go on between two of them, and a client that goes
+//! away ends the work.
 
 use axum::extract::State;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use poncho_engine::Model;
 use poncho_engine::backend::TokenizeMode;
 use serde::{Deserialize, Serialize};
 
 use super::call::model_name;
-use super::prompt::{Prompt, PromptForm, Prompts};
+use super::prompt::{PromptForm, Prompts};
 use crate::app::SharedApp;
 use crate::body::Json;
+use crate::embedding::{self, Inputs};
 use crate::error::ApiError;
+use crate::served::ServedModel;
 
 /// Texts of a client never become special tokens; the model's own stand at their ends.
 const PLAIN: TokenizeMode = TokenizeMode { add_special: true, parse_special: false };
@@ -57,7 +58,7 @@ enum Encoded {
     Base64(String),
 }
 
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Serialize)]
 struct EmbeddingUsage {
     prompt_tokens: usize,
     total_tokens: usize,
@@ -105,23 +106,18 @@ pub(crate) async fn create(
         return Err(ApiError::field("dimensions", reason));
     }
     let prompts = INPUT.read(body.input)?;
-    let mut data = Vec::with_capacity(prompts.len());
-    let mut usage = EmbeddingUsage::default();
-    for (index, prompt) in prompts.into_iter().enumerate() {
-        let model = model.clone();
-        let embedded = tokio::task::spawn_blocking(move || embed(&model, &prompt)).await;
-        let (vector, tokens) = embedded.map_err(|_| ApiError::Internal { doing: "embedded a text" })??;
-        usage.prompt_tokens += tokens;
-        data.push(EmbeddingOut { object: "embedding", index, embedding: encoding.write(vector) });
-    }
-    usage.total_tokens = usage.prompt_tokens;
-    Ok(Json(EmbeddingsOut { object: "list", data, model: model.id().to_owned(), usage }))
-}
-
-/// The vector of an input and how many tokens it has.
-fn embed(model: &Model, prompt: &Prompt) -> Result<(Vec<f32>, usize), ApiError> {
-    let tokens = prompt.tokens(model, PLAIN).map_err(|error| error.in_field(INPUT.field))?;
-    let count = tokens.len();
-    let vector = model.embed(vec![tokens], true)?.pop();
-    vector.map(|vector| (vector, count)).ok_or(ApiError::Internal { doing: "embedded a text" })
+    let id = model.id().to_owned();
+    let inputs = Inputs {
+        count: prompts.len(),
+        tokens: Box::new(move |model: &ServedModel, at: usize| match prompts.get(at) {
+            Some(prompt) => prompt.tokens(model, PLAIN).map_err(|error| error.in_field(INPUT.field)),
+            None => Err(ApiError::Internal { doing: "counted the inputs" }),
+        }),
+    };
+    let embedded = embedding::embed(&app, model, inputs, true).await?;
+    let usage = EmbeddingUsage { prompt_tokens: embedded.tokens, total_tokens: embedded.tokens };
+    let vectors = embedded.vectors.into_iter().enumerate();
+    let data =
+        vectors.map(|(index, vector)| EmbeddingOut { object: "embedding", index, embedding: encoding.write(vector) });
+    Ok(Json(EmbeddingsOut { object: "list", data: data.collect(), model: id, usage }))
 }

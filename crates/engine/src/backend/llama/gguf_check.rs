@@ -27,6 +27,10 @@ pub(super) struct GgufFacts {
     pub(super) architecture: String,
     /// Context length at which long RoPE factors take over, if the file has both sets.
     pub(super) rope_switch_at: Option<u32>,
+    /// That length, whether or not the file has the long factors.
+    pub(super) rope_original_context: Option<u32>,
+    /// Whether the file has the long factors; in a split model they may lie in another part.
+    pub(super) has_long_rope: bool,
 }
 
 /// Checks that a file is a GGUF that llama.cpp can be trusted with.
@@ -109,10 +113,12 @@ impl<R: Read + Seek> Header<'_, R> {
         if n_tensors > 0 && self.size < expected {
             return Err(LoadError::Truncated { path: self.path.to_path_buf(), expected, actual: self.size });
         }
-        let switch = self.values.rope_original_context.filter(|_| long_rope);
+        let original = self.values.rope_original_context.and_then(|length| u32::try_from(length).ok());
         Ok(GgufFacts {
             architecture: std::mem::take(&mut self.values.architecture),
-            rope_switch_at: switch.and_then(|length| u32::try_from(length).ok()),
+            rope_switch_at: original.filter(|_| long_rope),
+            rope_original_context: original,
+            has_long_rope: long_rope,
         })
     }
 

@@ -122,9 +122,11 @@ impl LlamaModel {
     /// Checks the file, then loads it on this thread.
     pub(super) fn load(options: &ModelOptions) -> Result<Self, LoadError> {
         options.check()?;
-        let facts = gguf_check::check_file(&options.path)?;
+        let mut facts = gguf_check::check_file(&options.path)?;
         for path in &options.split_paths {
-            gguf_check::check_file(path)?;
+            if gguf_check::check_file(path)?.has_long_rope {
+                facts.rope_switch_at = facts.rope_original_context;
+            }
         }
         let (handle, reason) = log::collect(|| load_handle(options));
         let handle = handle?.ok_or(LoadError::Refused { path: options.path.clone(), reason })?;

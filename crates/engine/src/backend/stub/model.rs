@@ -191,6 +191,10 @@ impl Model for StubModel {
         if self.facts.faults.fails(StubCall::NewContext) {
             return Err(ContextError::Refused { reason: "the stub was asked to fail".to_owned() });
         }
+        // The llama.cpp backend reads a first token, which a flag that is already set would abort.
+        if abort.load(Ordering::Relaxed) {
+            return Err(ContextError::FirstDecode { code: 2, reason: "the abort flag was set".to_owned() });
+        }
         let layers = Layers { keep_all: options.swa_full, ..self.layers };
         let n_ctx = if options.n_ctx == 0 { N_CTX_TRAIN } else { options.n_ctx };
         let kind = layers.kind;
