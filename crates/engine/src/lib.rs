@@ -75,6 +75,7 @@ pub mod request;
 pub mod sample;
 pub mod signature;
 pub mod stop;
+pub mod tenant;
 pub mod thinning;
 
 mod adapters;
@@ -115,3 +116,4 @@ pub use model::Model;
 pub use request::{Grammar, GrammarSource, Mode, ModelLimits, Request, RequestId, Sampling, Thinking, Trigger};
 pub use status::{LastHit, Phase, StatusReport};
 pub use stream::Stream;
+pub use tenant::{Privacy, Tenant};

@@ -77,12 +77,14 @@ impl Origin {
         n: u32,
         prepare: impl FnOnce(&ServedModel) -> Result<Vec<Prepared>, ApiError> + Send + 'static,
     ) -> Result<Vec<Reply>, ApiError> {
-        let (model, owner) = (self.model.clone(), self.owner);
+        let (owner, tenant) = (self.owner, self.app.keys.tenant(self.owner));
+        let model = self.model.clone().asked_by(tenant);
         let started = blocking("prepared the prompt", move || {
             let mut started = Vec::new();
             for mut prepared in prepare(&model)? {
                 let session = prepared.request.session_id.take();
                 prepared.request.session_id = session.map(|name| sessions::scoped(owner, &name)).transpose()?;
+                prepared.request.tenant = tenant;
                 let submitted = Instant::now();
                 let streams = submit(&model, &prepared, n)?;
                 started.extend(streams.into_iter().map(|stream| (stream, prepared.form.clone(), submitted)));

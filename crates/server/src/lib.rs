@@ -65,6 +65,7 @@ mod config;
 mod defaults;
 mod error;
 mod explain;
+mod fair_lru;
 mod growing;
 mod hygiene;
 mod ids;
@@ -95,7 +96,7 @@ mod times;
 mod tools;
 mod trace;
 
-pub use config::{ConfigError, ServerConfig, check_bind};
+pub use config::{ConfigError, ReplayScope, ServerConfig, check_bind};
 pub use hygiene::HygieneRule;
 pub use keep_alive::KeepAlive;
 pub use library::{LibraryError, LibraryFacts, LibraryModel, ModelDefaults, ModelLibrary, PullStep, Recipe};

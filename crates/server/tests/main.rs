@@ -64,6 +64,8 @@ mod response_store;
 #[cfg(test)]
 mod responses;
 #[cfg(test)]
+mod restarts;
+#[cfg(test)]
 mod scripted;
 #[cfg(test)]
 mod sessions;
@@ -75,6 +77,8 @@ mod stalled;
 mod support;
 #[cfg(test)]
 mod template_families;
+#[cfg(test)]
+mod tenants;
 #[cfg(test)]
 mod tools;
 #[cfg(test)]
