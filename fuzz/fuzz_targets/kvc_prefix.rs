@@ -66,6 +66,7 @@ fn check_again(row: &RowPrefix) {
         host: row.host.as_deref(),
         writer: row.writer.as_deref(),
         reason_detail: row.reason_detail.as_deref(),
+        owners: &row.owners,
     });
     // A payload of nearly 2^64 bytes may leave no room for the prefix that the encoder makes.
     let Ok(prefix) = again else {

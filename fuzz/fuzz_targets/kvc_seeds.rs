@@ -36,6 +36,7 @@ fn main() -> io::Result<()> {
         host: Some("host"),
         writer: Some("0.1.0"),
         reason_detail: Some("seed"),
+        owners: &[],
     };
     let child = NewRow { parent: Some(Key::from_bytes([3; 32])), start: 4, tokens: &[5, 6], ..root };
     let bare = NewRow { tokens: &[], parts: &[], text: "", host: None, writer: None, reason_detail: None, ..root };

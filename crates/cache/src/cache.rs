@@ -12,6 +12,7 @@ use crate::error::CacheError;
 use crate::explain::{self, Explanation};
 use crate::index::{Cut, Needs};
 use crate::key::{Key, Namespace};
+use crate::owner::OwnerId;
 use crate::plan::RestorePlan;
 use crate::policy::Policy;
 use crate::pressure::PressureWatcher;
@@ -64,6 +65,8 @@ pub struct RowInfo {
     pub reason: SaveReason,
     /// File version.
     pub version: u8,
+    /// Who has sent all of its tokens, as far as is remembered.
+    pub owners: Vec<OwnerId>,
 }
 
 impl Cache {
@@ -76,7 +79,7 @@ impl Cache {
         store.recover()?;
         let evict = {
             let store = Arc::clone(&store);
-            Box::new(move |bytes, tiers: &[Tier]| store.evict_bytes(bytes, tiers))
+            Box::new(move |bytes, tiers: &[Tier]| store.evict_bytes(bytes, tiers, None))
         };
         let pressure = PressureWatcher::start(store.config.pressure.clone(), evict)?;
         let writers = if store.file_tiers().is_empty() { 0 } else { store.config.writers };
@@ -200,6 +203,34 @@ impl Cache {
         rows
     }
 
+    /// The rows of one owner, by key. Nothing in them tells of rows that are not its own.
+    #[must_use]
+    pub fn rows_of(&self, owner: OwnerId) -> Vec<RowInfo> {
+        let index = self.store.index.lock();
+        let is_own = |row: &crate::rows::Row| row.is_owned_by(owner);
+        let own = index.rows().filter(|(_, row)| is_own(row)).filter_map(|(_, row)| {
+            let info = row_info(&index, row)?;
+            let parent = row.parent.and_then(|parent| index.row(parent)).filter(|parent| is_own(parent));
+            let children = row.children.iter().filter(|child| index.row(**child).is_some_and(is_own)).count();
+            Some(RowInfo { parent: parent.map(|parent| parent.key), children, owners: vec![owner], ..info })
+        });
+        let mut rows: Vec<RowInfo> = own.collect();
+        drop(index);
+        rows.sort_by_key(|row| row.key);
+        rows
+    }
+
+    /// Notes that an owner has sent these tokens: rows that hold a beginning of them are its own from now on.
+    pub fn claim(&self, namespace: &Namespace, tokens: &[u32], owner: OwnerId) {
+        self.store.index.lock().claim(namespace, tokens, owner);
+    }
+
+    /// How many leading tokens the rows of one owner hold.
+    #[must_use]
+    pub fn owned_reach(&self, namespace: &Namespace, tokens: &[u32], owner: OwnerId) -> usize {
+        self.store.index.lock().owned_reach(namespace, tokens, owner)
+    }
+
     /// All tokens of a row.
     #[must_use]
     pub fn tokens_of(&self, key: &Key) -> Option<Vec<u32>> {
@@ -222,7 +253,13 @@ impl Cache {
     /// How far the best stored prefix reaches and where it parts.
     #[must_use]
     pub fn explain(&self, namespace: &Namespace, tokens: &[u32], cut: Cut) -> Explanation {
-        explain::explain(&self.store.index.lock(), namespace, tokens, cut)
+        explain::explain(&self.store.index.lock(), namespace, tokens, cut, None)
+    }
+
+    /// The same for one owner: rows of others are as if they were not there.
+    #[must_use]
+    pub fn explain_for(&self, owner: OwnerId, namespace: &Namespace, tokens: &[u32], cut: Cut) -> Explanation {
+        explain::explain(&self.store.index.lock(), namespace, tokens, cut, Some(owner))
     }
 
     /// Drops every row that nobody holds. Returns the bytes freed.
@@ -232,7 +269,12 @@ impl Cache {
 
     /// Frees at least `bytes` in the tiers, oldest rows first, as far as rows are free to go.
     pub fn evict_bytes(&self, bytes: u64, tiers: &[Tier]) -> u64 {
-        self.store.evict_bytes(bytes, tiers)
+        self.store.evict_bytes(bytes, tiers, None)
+    }
+
+    /// The same among the rows of one owner. Rows that others have sent too, or that theirs build on, stay.
+    pub fn evict_bytes_of(&self, owner: OwnerId, bytes: u64, tiers: &[Tier]) -> u64 {
+        self.store.evict_bytes(bytes, tiers, Some(owner))
     }
 
     /// Waits until every queued save is written or given up, and hit counts are in the files.
@@ -325,5 +367,6 @@ fn row_info(index: &crate::index::Index, row: &crate::rows::Row) -> Option<RowIn
         mode: row.mode,
         reason: row.reason,
         version: row.version,
+        owners: row.owners.clone(),
     })
 }

@@ -14,7 +14,7 @@ use crate::key::Key;
 use crate::lease::Lease;
 use crate::publish::Draft;
 use crate::rows::{Payload, PayloadPart, Row, RowId, payload_bytes};
-use crate::save::{DropReason, SaveOutcome, file_bytes};
+use crate::save::{DropReason, SaveOutcome, file_bytes, owner_bytes};
 use crate::store::Store;
 use crate::words::{PartKind, Tier};
 use crate::writer::{Job, JobEnd};
@@ -99,6 +99,7 @@ impl Store {
             mode: row.mode,
             reason: row.reason,
             reason_detail: None,
+            owners: row.owners.clone(),
             flags: row.flags,
             context_size: row.context_size,
             created: row.created,
@@ -109,7 +110,7 @@ impl Store {
         };
         let bytes = match tier {
             Tier::Ram => payload_bytes(&payload).saturating_sub(row.bytes_in(Tier::Ram)),
-            Tier::RamFile | Tier::Disk => file_bytes(&payload, draft.tokens.len(), 0),
+            Tier::RamFile | Tier::Disk => file_bytes(&payload, draft.tokens.len(), owner_bytes(&draft.owners)),
         };
         let (old_start, old_parent) = (row.start, row.parent);
         if tier != Tier::Ram && index.reservations.is_taken(key, tier, self.config.clock.now()) {

@@ -3,16 +3,19 @@
 //! The index chooses, this file removes what it chose. Never touches a leased row or one that is being written.
 
 use crate::format::{self, FileNameKind};
+use crate::owner::OwnerId;
 use crate::store::Store;
 use crate::words::Tier;
 
 impl Store {
     /// Frees at least `bytes` in the given tiers, oldest rows first within each tier, fastest tier first. Returns
     /// the bytes freed, which is less only if nothing more could be freed.
-    pub(crate) fn evict_bytes(&self, bytes: u64, tiers: &[Tier]) -> u64 {
+    ///
+    /// With an owner only rows go that are its own and nobody else's.
+    pub(crate) fn evict_bytes(&self, bytes: u64, tiers: &[Tier], owner: Option<OwnerId>) -> u64 {
         let mut freed = 0_u64;
         for tier in Tier::ALL.into_iter().filter(|tier| tiers.contains(tier)) {
-            let evicted = self.index.lock().evict(tier, bytes.saturating_sub(freed));
+            let evicted = self.index.lock().evict(tier, bytes.saturating_sub(freed), owner);
             freed = freed.saturating_add(evicted.bytes);
             self.counters.evictions.add(evicted.rows);
             self.remove_files(&evicted.gone);
@@ -26,7 +29,7 @@ impl Store {
 
     /// Drops every row that nobody holds, and the files that were moved aside. Returns the bytes freed.
     pub(crate) fn gc(&self) -> u64 {
-        self.evict_bytes(u64::MAX, &Tier::ALL) + self.remove_bad_files()
+        self.evict_bytes(u64::MAX, &Tier::ALL, None) + self.remove_bad_files()
     }
 
     fn remove_bad_files(&self) -> u64 {

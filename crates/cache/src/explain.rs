@@ -4,6 +4,7 @@
 
 use crate::index::{Cut, Index, Needs};
 use crate::key::{Key, Namespace};
+use crate::owner::OwnerId;
 use crate::words::Tier;
 
 /// Tokens shown on each side of the parting.
@@ -72,15 +73,23 @@ pub enum Verdict {
     },
 }
 
-pub(crate) fn explain(index: &Index, namespace: &Namespace, tokens: &[u32], cut: Cut) -> Explanation {
+/// Explains with all rows, or with those of one owner as if there were no others.
+pub(crate) fn explain(
+    index: &Index,
+    namespace: &Namespace,
+    tokens: &[u32],
+    cut: Cut,
+    owner: Option<OwnerId>,
+) -> Explanation {
     let needs = match cut {
         Cut::AnyToken => Needs::ATTENTION,
         Cut::SavedBoundary => Needs { cut, attention: false, partial: false },
     };
-    let matched = index.match_tokens(namespace, tokens);
+    let matched = index.match_for(namespace, tokens, owner);
     let common = matched.as_ref().map_or(0, |matched| matched.common);
-    let best = matched.and_then(|matched| matched.below);
-    let usable = index.find(namespace, tokens, needs).map_or(0, |found| found.reach as usize);
+    let best = matched.as_ref().and_then(|matched| matched.below);
+    let found = matched.as_ref().and_then(|matched| index.serving(matched, needs));
+    let usable = found.map_or(0, |found| found.reach as usize);
     let row = best.and_then(|id| index.row(id)).map(|row| ExplainedRow {
         key: row.key,
         tokens: row.token_count as usize,
@@ -96,14 +105,14 @@ pub(crate) fn explain(index: &Index, namespace: &Namespace, tokens: &[u32], cut:
         (Some(_), Some(_)) => Verdict::Parts,
         (Some(_), None) if common == tokens.len() => Verdict::Stored,
         (Some(_), None) => Verdict::Ends,
-        (None, _) => elsewhere(index, namespace, tokens),
+        (None, _) => elsewhere(index, namespace, tokens, owner),
     };
     Explanation { tokens: tokens.len(), common, usable, row, parting, verdict }
 }
 
 /// The namespace with the longest agreement, if one agrees at all.
-fn elsewhere(index: &Index, namespace: &Namespace, tokens: &[u32]) -> Verdict {
-    let agreement = |other: &Namespace| index.match_tokens(other, tokens).map_or(0, |matched| matched.common);
+fn elsewhere(index: &Index, namespace: &Namespace, tokens: &[u32], owner: Option<OwnerId>) -> Verdict {
+    let agreement = |other: &Namespace| index.match_for(other, tokens, owner).map_or(0, |matched| matched.common);
     let best = index.namespaces().map(|other| (agreement(&other), other)).max_by_key(|(common, _)| *common);
     match best {
         Some((common, other)) if common > 0 => Verdict::OtherNamespace {

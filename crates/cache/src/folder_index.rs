@@ -75,7 +75,7 @@ impl FolderIndex {
     /// As [`Cache::explain`](crate::Cache::explain).
     #[must_use]
     pub fn explain(&self, namespace: &Namespace, tokens: &[u32], cut: Cut) -> Explanation {
-        explain::explain(&self.index, namespace, tokens, cut)
+        explain::explain(&self.index, namespace, tokens, cut, None)
     }
 
     /// What [`Cache::evict_bytes`](crate::Cache::evict_bytes) would remove, in its order. The rows leave this index.
@@ -83,7 +83,7 @@ impl FolderIndex {
         let mut evictions: Vec<Eviction> = Vec::new();
         let mut freed = 0_u64;
         for tier in Tier::ALL.into_iter().filter(|tier| tiers.contains(tier)) {
-            let evicted = self.index.evict(tier, bytes.saturating_sub(freed));
+            let evicted = self.index.evict(tier, bytes.saturating_sub(freed), None);
             freed = freed.saturating_add(evicted.bytes);
             evictions.extend(evicted.gone.iter().map(|gone: &Gone| Eviction {
                 key: gone.key,
@@ -128,6 +128,7 @@ fn enter(index: &mut Index, tier: Tier, row: &RowFile) -> Option<()> {
         created: prefix.created,
         last_used: prefix.last_used,
         hits: prefix.hits,
+        owners: &prefix.owners,
     };
     let id = match index.by_key(&row.key) {
         Some(id) if index.row(id).is_some_and(|there| there.start == prefix.start && there.parent == parent) => id,
@@ -168,6 +169,7 @@ mod tests {
             context_size: 4096,
             text: String::new(),
             tier: Some(tier),
+            owner: None,
         });
         assert_eq!(saved.unwrap().outcome, crate::SaveOutcome::Published);
     }

@@ -29,6 +29,7 @@
 //!     context_size: 4096,
 //!     text: String::new(),
 //!     tier: None,
+//!     owner: None,
 //! })?;
 //!
 //! // Another prompt that shares the first 500 tokens resumes there.
@@ -58,6 +59,7 @@ mod inspect;
 mod key;
 mod lease;
 mod lock;
+mod owner;
 mod plan;
 mod policy;
 mod pressure;
@@ -96,6 +98,7 @@ pub use fs::{Entry, Fs, NewFile, ReadFile, StdFs};
 pub use index::{Cut, Needs};
 pub use inspect::{Finding, FolderReport, RowFile, inspect_file, inspect_folder};
 pub use key::{Key, KeyHasher, Namespace, to_hex};
+pub use owner::OwnerId;
 pub use plan::{RestorePlan, Segment, Unusable};
 pub use policy::{GateError, Gates, Policy};
 pub use pressure::{EvictBytes, PressureAction, PressureConfig, PressureConfigError, PressureReport, PressureWatcher};

@@ -14,6 +14,7 @@ use std::time::Duration;
 use crate::format::{self, FormatError, NewPart, RowPrefix, crc32c};
 use crate::fs::{Fs, NewFile};
 use crate::key::{Key, Namespace};
+use crate::owner::OwnerId;
 use crate::recover::{PrefixError, read_prefix};
 use crate::reservation::Token;
 use crate::rows::{FileSpot, Payload, PayloadPart, RowId};
@@ -67,6 +68,8 @@ pub(crate) struct Draft {
     pub(crate) mode: FingerprintMode,
     pub(crate) reason: SaveReason,
     pub(crate) reason_detail: Option<String>,
+    /// Who has sent all of its tokens.
+    pub(crate) owners: Vec<OwnerId>,
     pub(crate) flags: u16,
     pub(crate) context_size: u32,
     pub(crate) created: u64,
@@ -336,6 +339,7 @@ fn encode(draft: &Draft, payload: &Payload, sum: impl Fn(&[u8]) -> u32) -> Resul
         host: host_name().as_deref(),
         writer: Some(concat!("poncho ", env!("CARGO_PKG_VERSION"))),
         reason_detail: draft.reason_detail.as_deref(),
+        owners: &draft.owners,
     })
 }
 

@@ -287,6 +287,7 @@ impl Store {
             created: prefix.created,
             last_used: prefix.last_used,
             hits: prefix.hits,
+            owners: &prefix.owners,
         };
         let id = match index.by_key(key) {
             None => index.insert(&new).ok()?,
@@ -315,7 +316,7 @@ impl Store {
             let evicted = {
                 let mut index = self.index.lock();
                 let excess = index.used(tier).saturating_sub(index.quota(tier));
-                index.evict(tier, excess)
+                index.evict(tier, excess, None)
             };
             self.counters.evictions.add(evicted.rows);
             self.remove_files(&evicted.gone);

@@ -9,6 +9,7 @@ use bytes::Bytes;
 
 use crate::format::Part;
 use crate::key::Key;
+use crate::owner::OwnerId;
 use crate::trie::NodeId;
 use crate::words::{FingerprintMode, PartKind, SaveReason, Tier};
 
@@ -79,6 +80,8 @@ pub(crate) struct Row {
     pub(crate) doomed: bool,
     /// Hits or last use changed since the file was written.
     pub(crate) dirty: bool,
+    /// Who has sent all of its tokens, as far as is remembered.
+    pub(crate) owners: Vec<OwnerId>,
 }
 
 /// Order of eviction inside a tier: oldest use first, then fewest hits, then the longest row, so that a

@@ -11,6 +11,7 @@ use crate::format::{HEADER_LENGTH, MAX_PREFIX};
 use crate::index::{Gone, Index, NewRow, Use, will_be_durable};
 use crate::key::{Key, Namespace};
 use crate::lease::Lease;
+use crate::owner::OwnerId;
 use crate::publish::Draft;
 use crate::rows::{Payload, PayloadPart, Row, RowId, payload_bytes};
 use crate::store::Store;
@@ -42,6 +43,8 @@ pub struct SaveRequest<'a> {
     pub text: String,
     /// Where to; `None` for the configured tier.
     pub tier: Option<Tier>,
+    /// Who sent the tokens.
+    pub owner: Option<OwnerId>,
 }
 
 /// A stored row that a new one builds on, held until the save is made.
@@ -130,7 +133,8 @@ impl Store {
             Tier::Ram => payload_bytes(&payload),
             Tier::RamFile | Tier::Disk => {
                 let detail = request.reason_detail.as_ref().map_or(0, String::len);
-                file_bytes(&payload, suffix.len(), request.text.len() + detail)
+                let owners = request.owner.as_ref().map_or(0, |owner| owner_bytes(std::slice::from_ref(owner)));
+                file_bytes(&payload, suffix.len(), request.text.len() + detail + owners)
             }
         };
         let quota = self.config.quota(tier);
@@ -148,6 +152,7 @@ impl Store {
             mode: request.mode,
             reason: request.reason,
             reason_detail: request.reason_detail,
+            owners: request.owner.into_iter().collect(),
             flags: request.flags,
             context_size: request.context_size,
             created,
@@ -209,6 +214,7 @@ impl Pending<'_> {
             && !index.row(id).is_some_and(|row| self.completes(row, parent))
         {
             index.touch_chain(id, self.draft.created, Use::Extended);
+            index.add_owners(id, &self.draft.owners);
             return Ok(SaveOutcome::AlreadyPresent);
         }
         let now = store.config.clock.now();
@@ -316,7 +322,7 @@ impl Pending<'_> {
         Job { row, tier: self.tier, draft: self.draft, payload: self.payload, bytes: self.bytes, done, was: None }
     }
 
-    fn new_row<'t>(&self, tokens: &'t [u32], parent: Option<RowId>) -> NewRow<'t> {
+    fn new_row<'t>(&'t self, tokens: &'t [u32], parent: Option<RowId>) -> NewRow<'t> {
         NewRow {
             key: self.draft.key,
             namespace: self.draft.namespace,
@@ -331,6 +337,7 @@ impl Pending<'_> {
             created: self.draft.created,
             last_used: self.draft.created,
             hits: 0,
+            owners: &self.draft.owners,
         }
     }
 
@@ -352,6 +359,11 @@ impl Pending<'_> {
 pub(crate) fn file_bytes(payload: &Payload, tokens: usize, text: usize) -> u64 {
     const OTHER_RECORDS: usize = 512;
     payload_bytes(payload) + (HEADER_LENGTH + OTHER_RECORDS + tokens * 4 + text) as u64
+}
+
+/// Bytes of the record that names a row's owners.
+pub(crate) const fn owner_bytes(owners: &[OwnerId]) -> usize {
+    owners.len() * OwnerId::LENGTH
 }
 
 fn check(request: &SaveRequest<'_>, start: u32) -> Result<(), BadSave> {

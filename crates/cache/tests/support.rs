@@ -63,6 +63,7 @@ pub(crate) fn request<'a>(namespace: Namespace, tokens: &'a [u32], base: Option<
         context_size: 4096,
         text: "for people".to_owned(),
         tier: None,
+        owner: None,
     }
 }
 

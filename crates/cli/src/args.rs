@@ -9,7 +9,7 @@ use std::time::Duration;
 use clap::{Parser, Subcommand, ValueEnum};
 use poncho_cache::{PressureConfig, PressureSourceKind, Tier};
 use poncho_engine::backend::KvLayout;
-use poncho_server::{KeepAlive, MemoryBudget};
+use poncho_server::{KeepAlive, MemoryBudget, ReplayScope};
 
 use crate::bench::args::BenchArgs;
 use crate::bytes::parse_bytes;
@@ -241,6 +241,14 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "KEY")]
     pub(crate) api_key: Vec<String>,
 
+    /// A key that may also see and evict what all keys have stored, and read the metrics; may be given several times
+    #[arg(long, value_name = "KEY")]
+    pub(crate) admin_key: Vec<String>,
+
+    /// Share no cached state between keys: each has a namespace of its own
+    #[arg(long)]
+    pub(crate) isolate_keys: bool,
+
     /// Listen beyond this machine without a key
     #[arg(long)]
     pub(crate) open: bool,
@@ -264,6 +272,10 @@ pub(crate) struct ServeArgs {
     /// An origin whose pages may use the server, such as https://chat.example; may be given several times
     #[arg(long, value_name = "ORIGIN")]
     pub(crate) cors: Vec<String>,
+
+    /// Which turns that the model wrote are put back with its own tokens when a client sends them again
+    #[arg(long, value_name = "TURNS", default_value = "all")]
+    pub(crate) replay: ReplayArg,
 
     /// Send prompts as they come, without making their volatile parts equal
     #[arg(long)]
@@ -332,6 +344,28 @@ impl KvArg {
             // One request has the pool to itself, and rows from a disk are set while the next ones are read.
             Self::Auto if parallel == 1 => KvLayout::Unified,
             Self::Auto => KvLayout::Split,
+        }
+    }
+}
+
+/// Which turns are replayed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum ReplayArg {
+    /// Turns with tool calls and turns of text
+    All,
+    /// Turns with tool calls
+    Calls,
+    /// None: a prompt depends on its request alone
+    Off,
+}
+
+impl ReplayArg {
+    /// As the server knows it.
+    pub(crate) fn scope(self) -> ReplayScope {
+        match self {
+            Self::All => ReplayScope::All,
+            Self::Calls => ReplayScope::Calls,
+            Self::Off => ReplayScope::Nothing,
         }
     }
 }

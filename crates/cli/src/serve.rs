@@ -37,7 +37,8 @@ pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outc
     limits::raise_open_files();
     let address = address(args)?;
     let keys = args.api_key.clone();
-    check_bind(address, &keys, args.open).map_err(|_| {
+    let all_keys = [keys.as_slice(), &args.admin_key].concat();
+    check_bind(address, &all_keys, args.open).map_err(|_| {
         anyhow!(
             "{address} can be reached from other machines and no key is set; set one (PONCHO_API_KEY, api_key in \
              poncho.toml, or --api-key), listen on 127.0.0.1 only, or allow it with --open"
@@ -56,6 +57,9 @@ pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outc
     let aliases = aliases(args)?;
     let mut config = ServerConfig {
         keys,
+        admin_keys: args.admin_key.clone(),
+        isolate_keys: args.isolate_keys,
+        replay: args.replay.scope(),
         any_model: true,
         memory: args.memory.unwrap_or_default(),
         keep_alive: args.keep_alive,
@@ -185,7 +189,7 @@ fn greet(args: &ServeArgs, address: SocketAddr, id: &str, folder: &Path, out: &m
         model: id,
         ctx_size: args.ctx_size,
         cache_folder: folder,
-        needs_key: !args.api_key.is_empty(),
+        needs_key: !args.api_key.is_empty() || !args.admin_key.is_empty(),
     };
     out.write_all(greeting.text().as_bytes())?;
     out.flush()?;

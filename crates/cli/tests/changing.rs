@@ -114,6 +114,7 @@ fn evict_keeps_to_the_tier_it_was_given() {
             context_size: 4096,
             text: String::new(),
             tier: Some(Tier::RamFile),
+            owner: None,
         })
         .unwrap();
     drop(handle);

@@ -177,6 +177,7 @@ pub(crate) fn save(cache: &Cache, namespace: Namespace, tokens: &[u32], text: &s
             context_size: 4096,
             text: text.to_owned(),
             tier: None,
+            owner: None,
         })
         .unwrap();
     assert_eq!(saved.outcome, SaveOutcome::Published);

@@ -13,6 +13,7 @@ use crate::backend::{Adapter, AdapterUse};
 use crate::error::EngineError;
 use crate::identity::FileIdentity;
 use crate::request::Request;
+use crate::tenant::Tenant;
 
 /// The name of a loaded adapter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -71,12 +72,19 @@ impl AdapterSet {
 
     /// The namespace of a request's states.
     pub(crate) fn namespace_of(&self, request: &Request) -> Namespace {
-        if request.exact { self.exact_namespace } else { self.namespace }
+        self.namespace_for(request.exact, request.tenant)
     }
 
-    /// Whether states of this namespace are those of some request.
-    pub(crate) fn has_namespace(&self, namespace: &Namespace) -> bool {
-        [self.namespace, self.exact_namespace].contains(namespace)
+    /// The namespace of the states of such requests.
+    pub(crate) fn namespace_for(&self, exact: bool, tenant: Option<Tenant>) -> Namespace {
+        let shared = if exact { self.exact_namespace } else { self.namespace };
+        tenant.map_or(shared, |tenant| tenant.namespace(shared))
+    }
+
+    /// Whether states of this namespace may be those of some request. What isolated tenants make has context hashes that
+    /// nobody can list, so the model alone decides.
+    pub(crate) fn may_have_namespace(&self, namespace: &Namespace) -> bool {
+        (namespace.fingerprint, namespace.quant) == (self.namespace.fingerprint, self.namespace.quant)
     }
 
     /// The adapters as the context takes them.

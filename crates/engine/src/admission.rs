@@ -4,7 +4,10 @@
 //! after each of them until it says `Wait`. A sequence has one owner at a time and none is ever lost. A pinned idle
 //! session must never keep a new request waiting: `admit_next` names the one to save and release. It must never do I/O.
 
+use std::cmp::Reverse;
 use std::collections::{HashMap, VecDeque};
+
+use poncho_cache::OwnerId;
 
 use crate::backend::SeqId;
 use crate::error::EngineError;
@@ -19,6 +22,8 @@ pub struct Ticket {
     pub session: Option<String>,
     /// Whether it only makes sense on the state that the session holds (`continue`).
     pub needs_session: bool,
+    /// Whose it is: sequences are taken from the owner that pins most of them.
+    pub owner: Option<OwnerId>,
 }
 
 /// Where an admitted request runs.
@@ -109,9 +114,9 @@ enum Slot {
     /// Nobody's. `since` orders the free ones: the state that was left longest ago is overwritten first.
     Free { since: u64 },
     /// A request runs on it.
-    InFlight { request: RequestId, session: Option<String> },
+    InFlight { request: RequestId, session: Option<String>, owner: Option<OwnerId> },
     /// Pinned between two requests.
-    Idle { session: String, since: u64 },
+    Idle { session: String, owner: Option<OwnerId>, since: u64 },
 }
 
 /// Where a session's name leads.
@@ -153,8 +158,8 @@ impl Admission {
         let held = ticket.session.as_ref().and_then(|name| self.sessions.get(name)).copied();
         match (held, &ticket.session) {
             (Some(Holder::Sequence(seq)), Some(name)) if self.is_idle(seq) => {
-                let session = Some(name.clone());
-                self.set(seq, Slot::InFlight { request: ticket.request, session });
+                let (session, owner) = (Some(name.clone()), ticket.owner);
+                self.set(seq, Slot::InFlight { request: ticket.request, session, owner });
                 return Submitted::Admitted(Place::Session(seq));
             }
             (Some(_), Some(name)) => return Submitted::Refused(Refusal::StickyBusy { session: name.clone() }),
@@ -225,9 +230,11 @@ impl Admission {
     pub fn release(&mut self, seq: SeqId, after: After) -> Option<RequestId> {
         let since = self.tick();
         let slot = self.slot_mut(seq).filter(|slot| matches!(slot, Slot::InFlight { .. }))?;
-        let Slot::InFlight { request, session } = std::mem::replace(slot, Slot::Free { since }) else { return None };
+        let Slot::InFlight { request, session, owner } = std::mem::replace(slot, Slot::Free { since }) else {
+            return None;
+        };
         match (session, after) {
-            (Some(session), After::Pin) => self.set(seq, Slot::Idle { session, since }),
+            (Some(session), After::Pin) => self.set(seq, Slot::Idle { session, owner, since }),
             (Some(session), After::Free) => drop(self.sessions.remove(&session)),
             (None, _) => {}
         }
@@ -279,16 +286,25 @@ impl Admission {
         true
     }
 
-    /// The idle session that was used longest ago: the first to give up its sequence.
+    /// The idle session that gives up its sequence first: of the owner that pins most sequences, the one that was used
+    /// longest ago. An owner that opens many sessions does not push out those of others.
     #[must_use]
     pub fn lru_idle_session(&self) -> Option<(SeqId, &str)> {
-        self.idle_sessions().min_by_key(|&(_, _, since)| since).map(|(seq, name, _)| (seq, name))
+        let pinned = |owner: &Option<OwnerId>| {
+            let is_its = |slot: &&Slot| matches!(slot, Slot::Idle { owner: other, .. } if other == owner);
+            self.slots.iter().filter(is_its).count()
+        };
+        let idle = self.numbered().filter_map(|(seq, slot)| match slot {
+            Slot::Idle { session, owner, since } => Some((Reverse(pinned(owner)), *since, seq, session.as_str())),
+            _ => None,
+        });
+        idle.min().map(|(_, _, seq, name)| (seq, name))
     }
 
     /// Every idle session: its sequence, its name, and when it was last used (in no unit, only ordered).
     pub fn idle_sessions(&self) -> impl Iterator<Item = (SeqId, &str, u64)> {
         self.numbered().filter_map(|(seq, slot)| match slot {
-            Slot::Idle { session, since } => Some((seq, session.as_str(), *since)),
+            Slot::Idle { session, since, .. } => Some((seq, session.as_str(), *since)),
             _ => None,
         })
     }
@@ -315,7 +331,7 @@ impl Admission {
         if let Some(name) = &ticket.session {
             self.sessions.insert(name.clone(), Holder::Sequence(seq));
         }
-        self.set(seq, Slot::InFlight { request: ticket.request, session: ticket.session });
+        self.set(seq, Slot::InFlight { request: ticket.request, session: ticket.session, owner: ticket.owner });
     }
 
     /// The free sequence that a request gets: with `neighbours` one beside a request in flight, and then the one that was left

@@ -18,6 +18,7 @@ use crate::error::EngineError;
 use crate::request::{Mode, Request, RequestId};
 use crate::stream::EventSender;
 use crate::task::{End, Task};
+use crate::tenant::Tenant;
 use crate::worker::{Waiting, Worker};
 
 /// Positions between two boundaries at which exact states are kept and taken up.
@@ -51,6 +52,7 @@ pub(crate) struct ExactFacts {
 #[derive(Debug)]
 struct Reread {
     tokens: Vec<Token>,
+    tenant: Option<Tenant>,
 }
 
 /// Requests that may share a decode call.
@@ -99,7 +101,7 @@ impl Worker {
         let is_same_set = Arc::ptr_eq(&task.adapters, &self.adapters);
         let (Some(exact), Some(tokens)) = (self.exact.as_mut(), task.tokens.get(..end)) else { return };
         if is_more && is_same_set {
-            exact.rereads.push_back(Reread { tokens: tokens.to_vec() });
+            exact.rereads.push_back(Reread { tokens: tokens.to_vec(), tenant: task.request.tenant });
             // A conversation for each sequence: older ones have most likely gone on.
             let limit = self.context.info().n_seq_max as usize;
             while exact.rereads.len() > limit {
@@ -112,10 +114,11 @@ impl Worker {
     pub(crate) fn start_reread(&mut self) -> bool {
         let Some(reread) = self.exact.as_mut().and_then(|exact| exact.rereads.pop_front()) else { return false };
         let id = RequestId::next();
-        let ticket = Ticket { request: id, session: None, needs_session: false };
+        let ticket = Ticket { request: id, session: None, needs_session: false, owner: None };
         match self.admission.submit(ticket) {
             Submitted::Admitted(place @ Place::Fresh(_)) => {
-                let request = Request { mode: Mode::PrefillOnly, exact: true, ..Request::new(reread.tokens) };
+                let Reread { tokens, tenant } = reread;
+                let request = Request { mode: Mode::PrefillOnly, exact: true, tenant, ..Request::new(tokens) };
                 let waiting = Waiting {
                     request: Box::new(request),
                     grammar: None,

@@ -147,6 +147,7 @@ mod tests {
                 context_size: 100,
                 text: String::new(),
                 tier: None,
+                owner: None,
             };
             assert_eq!(cache.save(request).unwrap().outcome, SaveOutcome::Published);
         }

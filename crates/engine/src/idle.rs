@@ -77,7 +77,8 @@ impl Worker {
             return None;
         }
         let tokens = live.committed().get(..count)?.to_vec();
+        let tenant = live.tenant;
         let logits = if count == live.n_past { live.logits.clone() } else { Vec::new() };
-        self.saver().save(&Boundary { seq, tokens: &tokens, namespace, logits: &logits, reason, grid })
+        self.saver().save(&Boundary { seq, tokens: &tokens, namespace, logits: &logits, reason, grid, tenant })
     }
 }

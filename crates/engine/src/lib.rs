@@ -75,6 +75,7 @@ pub mod request;
 pub mod sample;
 pub mod signature;
 pub mod stop;
+pub mod tenant;
 pub mod thinning;
 
 mod adapters;
@@ -125,3 +126,4 @@ pub use queue_place::QueuePlace;
 pub use request::{Grammar, GrammarSource, Mode, ModelLimits, Request, RequestId, Sampling, Thinking, Trigger};
 pub use status::{LastHit, Phase, StatusReport};
 pub use stream::Stream;
+pub use tenant::{Privacy, Tenant};

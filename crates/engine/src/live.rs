@@ -7,6 +7,7 @@ use poncho_cache::Namespace;
 
 use crate::backend::SeqId;
 use crate::restore::Wanted;
+use crate::tenant::Tenant;
 
 /// The content of one sequence.
 #[derive(Debug, Default)]
@@ -21,6 +22,8 @@ pub(crate) struct Live {
     pub(crate) on_grid: usize,
     /// What the state depends on; `None` if the sequence is empty.
     pub(crate) namespace: Option<Namespace>,
+    /// Who sent the tokens.
+    pub(crate) tenant: Option<Tenant>,
     /// Larger is later.
     pub(crate) used: u64,
     /// Rows that other requests computed since then.
@@ -101,6 +104,13 @@ impl LiveTable {
             .max_by_key(|found| (found.common, found.whole))
     }
 
+    /// How many leading tokens of a prompt the sequences hold whose tokens this tenant sent.
+    pub(crate) fn own_reach(&self, tenant: &Tenant, namespace: &Namespace, prompt: &[u32]) -> usize {
+        let is_own = |live: &&Live| live.namespace.as_ref() == Some(namespace) && is_of(live.tenant, tenant);
+        let own = self.sequences.iter().filter(is_own);
+        own.map(|live| common_prefix(prompt, live.committed())).max().unwrap_or(0)
+    }
+
     /// Other requests computed so many rows.
     pub(crate) fn pass(&mut self, rows: usize) {
         self.sequences.iter_mut().for_each(|live| live.passed = live.passed.saturating_add(rows));
@@ -129,6 +139,11 @@ impl LiveTable {
             .min()
             .map(|(_, seq)| seq)
     }
+}
+
+/// Whether something is this tenant's.
+pub(crate) fn is_of(one: Option<Tenant>, tenant: &Tenant) -> bool {
+    one.is_some_and(|one| one.id == tenant.id)
 }
 
 /// How many leading tokens agree.

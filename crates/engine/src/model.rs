@@ -36,6 +36,7 @@ use crate::shared::Shared;
 use crate::status::{Phase, Status, StatusReport};
 use crate::stream::{Stream, Streams};
 use crate::supervisor::Supervisor;
+use crate::tenant::Tenant;
 
 /// Names of adapters are unique in the process.
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
@@ -192,6 +193,15 @@ impl Model {
     #[must_use]
     pub fn current_namespace(&self) -> Namespace {
         self.shared().adapters().map_or(self.inner.namespace, |set| set.namespace)
+    }
+
+    /// The namespace of the rows of such requests that come now.
+    #[must_use]
+    pub fn namespace_for(&self, exact: bool, tenant: Option<Tenant>) -> Namespace {
+        let exact = exact || self.config().exactness == Exactness::Always;
+        let shared = self.inner.namespace;
+        let of_tenant = || tenant.map_or(shared, |tenant| tenant.namespace(shared));
+        self.shared().adapters().map_or_else(of_tenant, |set| set.namespace_for(exact, tenant))
     }
 
     /// The cache behind it.

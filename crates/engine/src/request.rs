@@ -11,6 +11,7 @@ use poncho_cache::Key;
 
 use crate::error::{Field, RequestError};
 use crate::markers::ThinkingMarkers;
+use crate::tenant::Tenant;
 
 /// More stop sequences than any client sends; each costs a comparison for every byte of the reply.
 pub const MAX_STOPS: usize = 64;
@@ -218,6 +219,8 @@ pub struct Request {
     pub boundary_hints: Vec<usize>,
     /// Go on when the model says that it is done.
     pub ignore_eos: bool,
+    /// Whose it is; `None` where nobody tells callers apart.
+    pub tenant: Option<Tenant>,
     /// Control tokens whose text belongs to the reply (a template's tool-call tokens); the others yield no text.
     pub shown_tokens: Vec<u32>,
 }

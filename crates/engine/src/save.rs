@@ -15,6 +15,7 @@ use poncho_cache::{
 use crate::backend::{Backend, Context, MemoryKind, SeqId, StateError, StatePart};
 use crate::exact::Grid;
 use crate::file_watch::FileWatch;
+use crate::tenant::Tenant;
 
 /// What saving needs of the worker.
 pub(crate) struct Saver<'a> {
@@ -38,11 +39,22 @@ pub(crate) struct Boundary<'a> {
     pub(crate) reason: SaveReason,
     /// The grid that every token of it was computed on, for exact requests.
     pub(crate) grid: Option<Grid>,
+    /// Who sent the tokens.
+    pub(crate) tenant: Option<Tenant>,
 }
 
 impl Saver<'_> {
-    /// Saves a boundary if the gates let it pass. Returns the row's name if the cache has it then.
+    /// Saves a boundary if the gates let it pass. Returns the row's name if the cache has it then. Rows that hold a
+    /// beginning of it belong to the tenant that sent it, also those that were there before.
     pub(crate) fn save(&mut self, boundary: &Boundary<'_>) -> Option<Key> {
+        let key = self.store(boundary);
+        if let Some(tenant) = boundary.tenant {
+            self.cache.claim(&boundary.namespace, boundary.tokens, tenant.id);
+        }
+        key
+    }
+
+    fn store(&mut self, boundary: &Boundary<'_>) -> Option<Key> {
         let count = boundary.tokens.len();
         if !self.policy.should_save(boundary.reason, count) {
             return None;
@@ -91,6 +103,7 @@ impl Saver<'_> {
             context_size: self.context.info().n_ctx,
             text: String::new(),
             tier: self.tier,
+            owner: boundary.tenant.map(|tenant| tenant.id),
         };
         match self.cache.save(request) {
             Ok(saved) => {

@@ -13,7 +13,7 @@ use crate::admission::{After, Place};
 use crate::backend::{KvLayout, Restore, SeqId, StateError};
 use crate::error::EngineError;
 use crate::event::{CacheDelta, Completion, FinishReason, StreamEvent};
-use crate::live::{Live, LiveMatch};
+use crate::live::{Live, LiveMatch, common_prefix, is_of};
 use crate::output::Output;
 use crate::request::{Mode, Request, RequestId};
 use crate::restore::{Restored, Wanted, find_plan};
@@ -21,6 +21,7 @@ use crate::sample::Sampler;
 use crate::save::{Boundary, logits_from_bytes};
 use crate::status::{LastHit, add};
 use crate::task::{End, NewTask, Task};
+use crate::tenant::Tenant;
 use crate::worker::{Waiting, Worker};
 
 /// With split cells a copy is two passes over the bytes; fewer tokens than these may be computed as soon.
@@ -50,6 +51,7 @@ impl Worker {
             submitted,
             admitted,
         });
+        task.own_reach = self.own_reach(&task);
         let restored = match self.resolve(&mut task, place) {
             Ok(restored) => restored,
             Err(error) => {
@@ -94,7 +96,7 @@ impl Worker {
             request = %task.id, seq = task.seq, hit = task.hit.as_str(), read = task.read, prompt = task.prompt_len,
             us = task.waited().as_micros(), "request admitted"
         );
-        task.events.send(StreamEvent::Started { prompt: task.prompt_len, read: task.read });
+        task.events.send(StreamEvent::Started { prompt: task.prompt_len, read: task.told().1 });
         if let Some(logits) = logits {
             task.draw(&logits, &*shared.model);
             add(&shared.status.generated, task.generated() as u64);
@@ -167,6 +169,28 @@ impl Worker {
         }
         task.hit = restored.hit();
         Ok(restored)
+    }
+
+    /// How much of a prompt its own tenant has sent before, as far as something still holds it: the most that a discreet
+    /// tenant may be told of. `None` if it may be told everything.
+    fn own_reach(&self, task: &Task) -> Option<usize> {
+        let tenant = task.request.tenant.filter(Tenant::is_discreet)?;
+        if task.request.mode == Mode::Continue {
+            // The session is its own.
+            return None;
+        }
+        let stored = self.shared.cache.owned_reach(&task.namespace, &task.tokens, tenant.id);
+        let live = self.live.own_reach(&tenant, &task.namespace, &task.tokens);
+        let own = |other: &&Task| other.namespace == task.namespace && is_of(other.request.tenant, &tenant);
+        let running = self.tasks.iter().filter(own).map(|other| common_prefix(&task.tokens, &other.tokens)).max();
+        Some(stored.max(live).max(running.unwrap_or(0)))
+    }
+
+    /// Rows that hold a beginning of what a request sent and got belong to its tenant.
+    fn claim(&self, task: &Task) {
+        if let (Some(tenant), Some(tokens)) = (task.request.tenant, task.tokens.get(..task.n_past)) {
+            self.shared.cache.claim(&task.namespace, tokens, tenant.id);
+        }
     }
 
     fn best_live(&self, task: &Task, candidates: impl Iterator<Item = SeqId>) -> Option<LiveMatch> {
@@ -384,6 +408,7 @@ impl Worker {
             logits: task.logits_at(count),
             reason,
             grid,
+            tenant: task.request.tenant,
         });
         key.inspect(|key| self.compactor.saved(*key))
     }
@@ -412,6 +437,7 @@ impl Worker {
                 let committed = self.tasks.get(place).map_or(0, |task| task.n_past);
                 let key = self.save_task(place, committed, SaveReason::Finish);
                 let mut task = self.tasks.remove(place);
+                self.claim(&task);
                 if reason != FinishReason::Cancelled {
                     self.note_reread(&task);
                 }
@@ -422,8 +448,8 @@ impl Worker {
                     self.context.remove(seq, 0..u32::MAX);
                 } else {
                     let logits = if logits_for == n_past { logits } else { Vec::new() };
-                    let namespace = Some(namespace);
-                    self.live.put(seq, Live { tokens, n_past, logits, on_grid, namespace, ..Live::default() });
+                    let (namespace, tenant) = (Some(namespace), request.tenant);
+                    self.live.put(seq, Live { tokens, n_past, logits, on_grid, namespace, tenant, ..Live::default() });
                 }
                 self.admission.release(seq, if n_past > 0 { After::Pin } else { After::Free });
                 self.shared.end(id, StreamEvent::Done(Box::new(completion)));

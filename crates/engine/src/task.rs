@@ -60,6 +60,8 @@ pub(crate) struct Task {
     pub(crate) hit: HitKind,
     /// Tokens that were there already.
     pub(crate) read: usize,
+    /// How much of the prompt its tenant has sent before, where it may hear of nothing else.
+    pub(crate) own_reach: Option<usize>,
     /// Positions, ascending, at which the prefill pauses for a save. For models that cannot be cut.
     pub(crate) stops: Vec<usize>,
     /// Tokens held at the last save.
@@ -110,6 +112,7 @@ impl Task {
             adapters: new.adapters,
             hit: HitKind::Cold,
             read: 0,
+            own_reach: None,
             stops: Vec::new(),
             last_save: 0,
             prompt_saved: false,
@@ -256,6 +259,15 @@ impl Task {
         }
     }
 
+    /// What its caller hears of how the prompt was found, and how much of it: nothing of what others have sent.
+    pub(crate) fn told(&self) -> (HitKind, usize) {
+        match self.own_reach {
+            Some(0) if self.read > 0 => (HitKind::Cold, 0),
+            Some(own) if own < self.read => (HitKind::Partial, own),
+            _ => (self.hit, self.read),
+        }
+    }
+
     fn finish(&mut self, reason: FinishReason, stop: Option<usize>) {
         self.end = Some(End::Finished { reason, stop });
     }
@@ -272,14 +284,15 @@ impl Task {
         let now = Instant::now();
         let first = self.first_logits.unwrap_or(now);
         let generated = self.tokens.get(self.prompt_len..).unwrap_or(&[]).to_vec();
+        let (hit, read) = self.told();
         Completion {
             reply: self.output.take_reply(),
             completion_tokens: generated.len(),
             generated,
             committed_tokens: self.n_past,
             finish_key,
-            hit: self.hit,
-            cache_delta: CacheDelta { read: self.read, created: self.n_past.saturating_sub(self.read) },
+            hit,
+            cache_delta: CacheDelta { read, created: self.n_past.saturating_sub(read) },
             finish_reason: reason,
             stop_sequence: stop.and_then(|place| self.request.stop.get(place)).cloned(),
             queue_time: self.admitted.duration_since(self.submitted),

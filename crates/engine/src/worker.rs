@@ -243,7 +243,7 @@ impl Worker {
         self.is_prepared = true;
         let info = self.context.info().clone();
         let rows = self.shared.cache.rows();
-        let ours = rows.iter().filter(|row| self.adapters.has_namespace(&row.namespace));
+        let ours = rows.iter().filter(|row| self.adapters.may_have_namespace(&row.namespace));
         let expected = staging::expected(ours.map(|row| (row.bytes, row.tokens)), &info);
         self.staging.prepare(&*self.shared.backend, expected);
     }
@@ -280,6 +280,7 @@ impl Worker {
             request: id,
             session: waiting.request.session_id.clone(),
             needs_session: waiting.request.mode == Mode::Continue,
+            owner: waiting.request.tenant.map(|tenant| tenant.id),
         };
         match self.admission.submit(ticket) {
             Submitted::Admitted(place) => self.start(id, waiting, place),

@@ -60,11 +60,11 @@ impl App {
         address: Option<SocketAddr>,
         exporter: Option<Arc<Exporter>>,
     ) -> Self {
-        let replay = Replay::open(config.replay_file.as_deref());
+        let replay = Replay::open(config.replay_file.as_deref(), config.replay);
         let conversations = Arc::new(Conversations::new(replay, config.hygiene.clone()));
         Self {
             models: Models::new(engine, conversations, &config).await,
-            keys: Keys::new(&config.keys),
+            keys: Keys::new(&config),
             metrics: Arc::default(),
             pulls: Pulls::default(),
             uploads: uploads::places(&config.uploads),

@@ -39,11 +39,12 @@ impl Gate {
     /// Names are checked where nothing else protects: on the loopback without keys.
     pub(crate) fn new(config: &ServerConfig, address: Option<SocketAddr>) -> Self {
         let is_loopback = address.is_some_and(|address| address.ip().to_canonical().is_loopback());
-        let hosts = (is_loopback && config.keys.is_empty()).then(|| config.allowed_hosts.clone());
+        let has_keys = !config.keys.is_empty() || !config.admin_keys.is_empty();
+        let hosts = (is_loopback && !has_keys).then(|| config.allowed_hosts.clone());
         Self {
             hosts,
             origins: config.cors.iter().filter_map(|origin| origin.parse().ok()).collect(),
-            refuses_pages: config.keys.is_empty(),
+            refuses_pages: !has_keys,
         }
     }
 

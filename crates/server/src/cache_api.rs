@@ -3,6 +3,7 @@
 //! Handlers of `/api/cache/*`. Errors have OpenAI's shape. Whatever frees something takes a JSON body, so that a page
 //! in a browser cannot ask for it unnoticed. No prompt text but the caller's own surroundings leaves here.
 
+use axum::Extension;
 use axum::extract::State;
 use axum::http::Uri;
 use poncho_cache::{RowInfo, Tier};
@@ -10,10 +11,11 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::app::SharedApp;
+use crate::auth::Owner;
 use crate::body::{Json, JsonBytes, parse};
 use crate::call::{blocking, preparing};
 use crate::error::ApiError;
-use crate::explain::{Asked, Shows, explain};
+use crate::explain::{Asked, explain};
 use crate::openai::prompt::{Prompt, Prompts};
 
 /// Rows of a page if nobody says.
@@ -21,16 +23,22 @@ const PAGE: usize = 100;
 /// The most rows of a page.
 const MOST_ROWS: usize = 1000;
 
-/// `GET /api/cache/rows?offset=0&limit=100`: the rows by key.
-pub(crate) async fn rows(State(app): State<SharedApp>, uri: Uri) -> Result<Json<Value>, ApiError> {
+/// `GET /api/cache/rows?offset=0&limit=100`: the rows by key. With several API keys each sees its own rows only.
+pub(crate) async fn rows(
+    State(app): State<SharedApp>,
+    Extension(owner): Extension<Owner>,
+    uri: Uri,
+) -> Result<Json<Value>, ApiError> {
     let offset = number(&uri, "offset")?.unwrap_or(0);
     let limit = number(&uri, "limit")?.unwrap_or(PAGE);
     if !(1..=MOST_ROWS).contains(&limit) {
         return Err(ApiError::field("limit", format!("it is {limit} and must lie in 1..={MOST_ROWS}")));
     }
     blocking("listed the rows", move || {
-        let all = app.models.engine().cache().rows();
-        let rows: Vec<Value> = all.iter().skip(offset).take(limit).map(row).collect();
+        let cache = app.models.engine().cache();
+        let own = app.keys.narrowed(owner);
+        let all = own.map_or_else(|| cache.rows(), |own| cache.rows_of(own));
+        let rows: Vec<Value> = all.iter().skip(offset).take(limit).map(|one| row(one, own.is_some())).collect();
         let next = offset.saturating_add(rows.len());
         let next = Some(next).filter(|next| *next < all.len() && !rows.is_empty());
         Ok(Json(json!({"total": all.len(), "offset": offset, "rows": rows, "next_offset": next})))
@@ -38,7 +46,9 @@ pub(crate) async fn rows(State(app): State<SharedApp>, uri: Uri) -> Result<Json<
     .await
 }
 
-fn row(row: &RowInfo) -> Value {
+/// A row; a narrowed view leaves out what others' use of it would change.
+fn row(row: &RowInfo, is_narrowed: bool) -> Value {
+    let unless_narrowed = |number: u64| (!is_narrowed).then_some(number);
     json!({
         "key": row.key.to_string(),
         "parent": row.parent.map(|key| key.to_string()),
@@ -49,9 +59,9 @@ fn row(row: &RowInfo) -> Value {
         "tiers": row.tiers.iter().map(|tier| tier.as_str()).collect::<Vec<_>>(),
         "pending": row.pending,
         "bytes": row.bytes,
-        "hits": row.hits,
+        "hits": unless_narrowed(row.hits.into()),
         "created": row.created,
-        "last_used": row.last_used,
+        "last_used": unless_narrowed(row.last_used),
         "reason": row.reason.as_str(),
     })
 }
@@ -72,8 +82,12 @@ pub(crate) struct EvictBody {
     tiers: Option<Vec<String>>,
 }
 
-/// Frees at least so many bytes, oldest rows first.
-pub(crate) async fn evict(State(app): State<SharedApp>, Json(body): Json<EvictBody>) -> Result<Json<Value>, ApiError> {
+/// Frees at least that many bytes, oldest rows first. With several API keys each frees only what is its own alone.
+pub(crate) async fn evict(
+    State(app): State<SharedApp>,
+    Extension(owner): Extension<Owner>,
+    Json(body): Json<EvictBody>,
+) -> Result<Json<Value>, ApiError> {
     let known = |(at, name): (usize, &String)| {
         let known = "it must be ram, ram_file or disk";
         Tier::from_name(name).ok_or_else(|| ApiError::field(format!("tiers[{at}]"), known))
@@ -83,7 +97,12 @@ pub(crate) async fn evict(State(app): State<SharedApp>, Json(body): Json<EvictBo
         None => Tier::ALL.to_vec(),
     };
     blocking("evicted rows", move || {
-        Ok(Json(json!({"freed_bytes": app.models.engine().cache().evict_bytes(body.bytes, &tiers)})))
+        let cache = app.models.engine().cache();
+        let freed = match app.keys.narrowed(owner) {
+            Some(own) => cache.evict_bytes_of(own, body.bytes, &tiers),
+            None => cache.evict_bytes(body.bytes, &tiers),
+        };
+        Ok(Json(json!({"freed_bytes": freed})))
     })
     .await
 }
@@ -92,9 +111,21 @@ pub(crate) async fn evict(State(app): State<SharedApp>, Json(body): Json<EvictBo
 #[derive(Deserialize)]
 pub(crate) struct GcBody {}
 
-/// Drops every row that nobody holds.
-pub(crate) async fn gc(State(app): State<SharedApp>, Json(GcBody {}): Json<GcBody>) -> Result<Json<Value>, ApiError> {
-    blocking("dropped the rows", move || Ok(Json(json!({"freed_bytes": app.models.engine().cache().gc()})))).await
+/// Drops every row that nobody holds. With several API keys each drops only what is its own alone.
+pub(crate) async fn gc(
+    State(app): State<SharedApp>,
+    Extension(owner): Extension<Owner>,
+    Json(GcBody {}): Json<GcBody>,
+) -> Result<Json<Value>, ApiError> {
+    blocking("dropped the rows", move || {
+        let cache = app.models.engine().cache();
+        let freed = match app.keys.narrowed(owner) {
+            Some(own) => cache.evict_bytes_of(own, u64::MAX, &Tier::ALL),
+            None => cache.gc(),
+        };
+        Ok(Json(json!({"freed_bytes": freed})))
+    })
+    .await
 }
 
 /// What tells the two kinds of questions apart.
@@ -105,8 +136,13 @@ struct Kind {
     prompt: Option<Prompts>,
 }
 
-/// `POST /api/cache/explain`: where a prompt, or the prompt of a chat request, leaves the best cached one.
-pub(crate) async fn explain_miss(State(app): State<SharedApp>, body: JsonBytes) -> Result<Json<Value>, ApiError> {
+/// `POST /api/cache/explain`: where a prompt, or the prompt of a chat request, leaves the best cached one; of several API
+/// keys each hears of its own rows only.
+pub(crate) async fn explain_miss(
+    State(app): State<SharedApp>,
+    Extension(owner): Extension<Owner>,
+    body: JsonBytes,
+) -> Result<Json<Value>, ApiError> {
     let kind: Kind = parse(&body.0)?;
     let model = app.models.resolve_or_only(kind.model.as_deref()).await?;
     let asked = match (kind.messages, kind.prompt) {
@@ -119,7 +155,6 @@ pub(crate) async fn explain_miss(State(app): State<SharedApp>, body: JsonBytes) 
         (Some(_), Some(_)) => return Err(ApiError::field("prompt", "send a prompt or messages, not both")),
         (None, None) => return Err(ApiError::field("messages", "send the messages of a chat, or a prompt")),
     };
-    // A caller could otherwise read what another wrote, a few tokens at a time.
-    let shows = if app.keys.are_several() { Shows::Common } else { Shows::Everything };
-    preparing("explained a prompt", move || explain(&model, &asked, shows).map(Json)).await
+    let model = model.asked_by(app.keys.tenant(owner));
+    preparing("explained a prompt", move || explain(&model, &asked).map(Json)).await
 }

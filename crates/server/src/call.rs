@@ -87,7 +87,8 @@ impl Origin {
         prompts: usize,
         prepare: impl FnOnce(&ServedModel) -> Result<Vec<Prepared>, ApiError> + Send + 'static,
     ) -> Result<Vec<Reply>, ApiError> {
-        let (model, owner) = (self.model.clone(), self.owner);
+        let (owner, tenant) = (self.owner, self.app.keys.tenant(self.owner));
+        let model = self.model.clone().asked_by(tenant);
         // A full queue refuses before anything is done for the request.
         let count = usize::try_from(n).unwrap_or(usize::MAX).saturating_mul(prompts);
         let places = (0..count).map(|_| model.reserve()).collect::<Result<Vec<_>, EngineError>>()?;
@@ -97,6 +98,7 @@ impl Origin {
             for mut prepared in prepare(&model)? {
                 let session = prepared.request.session_id.take();
                 prepared.request.session_id = session.map(|name| sessions::scoped(owner, &name)).transpose()?;
+                prepared.request.tenant = tenant;
                 if client_left() {
                     return Err(ApiError::Cancelled);
                 }

@@ -233,7 +233,9 @@ fn rendered(model: &ServedModel, turn: &ChatTurn, style: ToolStyle, limit: usize
         Some(prompt)
     };
     let scene = Scene { model, messages: &turn.messages, normal: &prompt, render: &again };
-    let spliced = splice(&scene, Check::Surroundings);
+    // What an exact request says is all that its prompt may depend on.
+    let is_exact = model.is_exact(turn.generation.exact);
+    let spliced = if is_exact { None } else { splice(&scene, Check::Surroundings) };
     let is_spliced = spliced.is_some();
     let tokens = spliced.map_or_else(|| model.tokenize_prompt(&prompt), Ok);
     let tokens = tokens.map_err(|error| ApiError::from(error).in_field("messages"))?;
@@ -296,7 +298,8 @@ pub(crate) fn prepare_chat(model: &ServedModel, turn: &ChatTurn) -> Result<Prepa
     } else {
         grammar(model, turn, &answer, style)?
     };
-    let recording = Some(Recording::new(model, &request.tokens, &answer.generation_prompt, &turn.messages));
+    let recording = (!model.is_exact(turn.generation.exact))
+        .then(|| Recording::new(model, &request.tokens, &answer.generation_prompt, &turn.messages));
     let most_calls = (tools::offers_tools(turn) && turn.wants_one_call()).then_some(1);
     Ok(Prepared { request, form: ReplyForm { recording, normalised, most_calls, ..reply_form(answer, generic) } })
 }

@@ -22,6 +22,10 @@ use crate::uploads::UploadRules;
 pub struct ServerConfig {
     /// Keys of which a client must send one; empty asks for none.
     pub keys: Vec<String>,
+    /// Further keys, whose holders may see and evict what all keys have stored, and read the metrics.
+    pub admin_keys: Vec<String>,
+    /// Give each key a namespace of its own: nothing is shared between keys, not even the time that a hit saves.
+    pub isolate_keys: bool,
     /// Names that clients use for models that are loaded or installed under another name. A name that ends with `*`
     /// stands for every name that begins so; the longest one wins, and a whole name wins over all of them.
     pub aliases: BTreeMap<String, String>,
@@ -55,8 +59,12 @@ pub struct ServerConfig {
     pub stream_keep_alive: Duration,
     /// The rules that make volatile parts of a prompt equal; leave one out to switch it off, empty for none.
     pub hygiene: Vec<HygieneRule>,
-    /// Where the exact text of tool calls is kept across restarts; `None` keeps it in memory only. The file holds parts
-    /// of conversations; put it beside the cache folder and let no other server write it.
+    /// Which of the turns that a model wrote are put back with its own tokens when a client sends them again. Requests
+    /// that must be exact never are: their prompts depend on what they say alone.
+    pub replay: ReplayScope,
+    /// Where those turns are kept across restarts; `None` keeps them in memory only, and a restart may change the prompt of
+    /// a later turn. The file holds parts of conversations; put it beside the cache folder and let no other server write
+    /// it.
     pub replay_file: Option<PathBuf>,
     /// How long requests in flight may go on once shutdown began.
     pub shutdown_grace: Duration,
@@ -68,10 +76,24 @@ pub struct ServerConfig {
     pub otlp_endpoint: Option<String>,
 }
 
+/// Which turns of a model are replayed with the tokens that it wrote.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ReplayScope {
+    /// Turns with tool calls and turns of text.
+    #[default]
+    All,
+    /// Turns with tool calls.
+    Calls,
+    /// None: a prompt depends on its request alone.
+    Nothing,
+}
+
 impl Default for ServerConfig {
     fn default() -> Self {
         Self {
             keys: Vec::new(),
+            admin_keys: Vec::new(),
+            isolate_keys: false,
             aliases: BTreeMap::new(),
             any_model: false,
             default_model: None,
@@ -91,6 +113,7 @@ impl Default for ServerConfig {
             // Proxies give up on a silent connection after 30 to 60 seconds.
             stream_keep_alive: Duration::from_secs(15),
             hygiene: HygieneRule::ALL.to_vec(),
+            replay: ReplayScope::All,
             replay_file: None,
             shutdown_grace: Duration::from_secs(30),
             allowed_hosts: Vec::new(),
@@ -105,6 +128,8 @@ impl fmt::Debug for ServerConfig {
         formatter
             .debug_struct("ServerConfig")
             .field("keys", &self.keys.len())
+            .field("admin_keys", &self.admin_keys.len())
+            .field("isolate_keys", &self.isolate_keys)
             .field("aliases", &self.aliases)
             .field("any_model", &self.any_model)
             .field("default_model", &self.default_model)
@@ -120,6 +145,7 @@ impl fmt::Debug for ServerConfig {
             .field("request_timeout", &self.request_timeout)
             .field("stream_keep_alive", &self.stream_keep_alive)
             .field("hygiene", &self.hygiene)
+            .field("replay", &self.replay)
             .field("replay_file", &self.replay_file)
             .field("shutdown_grace", &self.shutdown_grace)
             .field("allowed_hosts", &self.allowed_hosts)
@@ -188,7 +214,8 @@ impl ServerConfig {
     /// # Errors
     /// The first setting that cannot be used.
     pub fn check(&self) -> Result<(), ConfigError> {
-        if let Some(index) = self.keys.iter().position(|key| key.trim().is_empty()) {
+        let mut all_keys = self.keys.iter().chain(&self.admin_keys);
+        if let Some(index) = all_keys.position(|key| key.trim().is_empty()) {
             return Err(ConfigError::EmptyKey { number: index + 1 });
         }
         let zero = [
@@ -254,6 +281,7 @@ mod tests {
         assert_eq!(ServerConfig::default().check(), Ok(()));
         let wrong = [
             ServerConfig { keys: vec!["a".into(), " ".into()], ..ServerConfig::default() },
+            ServerConfig { admin_keys: vec![String::new()], keys: vec!["a".into()], ..ServerConfig::default() },
             ServerConfig { max_body: 0, ..ServerConfig::default() },
             ServerConfig { request_timeout: Some(Duration::ZERO), ..ServerConfig::default() },
             ServerConfig { aliases: BTreeMap::from([("gpt".into(), String::new())]), ..ServerConfig::default() },
@@ -262,7 +290,7 @@ mod tests {
             ServerConfig { otlp_endpoint: Some("https://x".into()), ..ServerConfig::default() },
         ];
         let said = wrong.map(|config| config.check().unwrap_err().to_string());
-        let words = ["number 2", "max_body", "request_timeout", "\"gpt\"", "\"a*b\"", "\"*\"", "http://"];
+        let words = ["number 2", "number 2", "max_body", "request_timeout", "\"gpt\"", "\"a*b\"", "\"*\"", "http://"];
         for (text, word) in said.iter().zip(words) {
             assert!(text.contains(word), "{text}");
         }

@@ -68,6 +68,11 @@ pub(crate) enum ApiError {
     /// No key, or a wrong one.
     #[error("a valid API key is needed; send it as Authorization: Bearer KEY or as x-api-key: KEY")]
     Unauthorized,
+    /// What tells of all keys at once, asked with a key that may know of its own only.
+    #[error(
+        "this tells of all keys at once; ask with an admin key (--admin-key), or start the server with --isolate-keys"
+    )]
+    AdminOnly,
     /// The request was sent to a name that is not this server's.
     #[error(
         "{host:?} is no name of this server; use localhost, or start the server with --allow-host or with an API key"
@@ -349,6 +354,7 @@ impl ApiError {
             Self::NoItem { .. } => Facts::new(StatusCode::NOT_FOUND, NotFound).code("item_not_found").param("input"),
             Self::NotBuilt { .. } => Facts::new(StatusCode::NOT_IMPLEMENTED, Server).code("not_implemented"),
             Self::Unauthorized => Facts::new(StatusCode::UNAUTHORIZED, Authentication).code("invalid_api_key"),
+            Self::AdminOnly => Facts::new(StatusCode::FORBIDDEN, Kind::Permission).code("admin_key_needed"),
             Self::Host { .. } => Facts::new(StatusCode::FORBIDDEN, Kind::Permission).code("host_not_allowed"),
             Self::Page { .. } => Facts::new(StatusCode::FORBIDDEN, Kind::Permission).code("origin_not_allowed"),
             Self::TooManyUploads { .. } => {
@@ -495,7 +501,7 @@ mod tests {
     #[test]
     fn the_statuses_are_those_of_the_design() {
         let model = || "m".to_owned();
-        let cases: [(ApiError, u16, &str); 14] = [
+        let cases: [(ApiError, u16, &str); 15] = [
             (RequestError::NothingToGenerate.into(), 400, "invalid_value"),
             (EngineError::PromptTooLong { tokens: 9, limit: 8 }.into(), 400, "context_length_exceeded"),
             (EngineError::PromptTooLarge { least: 9, limit: 8 }.into(), 400, "context_length_exceeded"),
@@ -507,6 +513,7 @@ mod tests {
             (EngineError::ShuttingDown { model: model() }.into(), 503, "shutting_down"),
             (ApiError::NotReady, 503, "not_ready"),
             (ApiError::Unauthorized, 401, "invalid_api_key"),
+            (ApiError::AdminOnly, 403, "admin_key_needed"),
             (ApiError::BodyTooLarge { limit: 1 }, 413, "body_too_large"),
             (ApiError::ContentType { got: "x".into() }, 415, "unsupported_content_type"),
             (ApiError::NotBuilt { path: "/v1/embeddings".into() }, 501, "not_implemented"),

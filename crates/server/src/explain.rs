@@ -38,6 +38,10 @@ impl Asked {
         chat_turn(body, &Generation::default()).map(|turn| Self::Chat(Box::new(turn)))
     }
 
+    fn is_exact(&self) -> bool {
+        matches!(self, Self::Chat(turn) if turn.generation.exact)
+    }
+
     fn tokens(&self, model: &ServedModel) -> Result<Vec<u32>, ApiError> {
         match self {
             Self::Chat(turn) => Ok(chat::render(model, turn)?.tokens),
@@ -94,20 +98,15 @@ impl Cause {
     }
 }
 
-/// How much of a cached prompt an answer may tell.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Shows {
-    /// Also what comes after the place where the prompts part.
-    Everything,
-    /// Only what the caller sent too: the cached prompt may be somebody else's.
-    Common,
-}
-
-/// The answer for one prompt.
-pub(crate) fn explain(model: &ServedModel, asked: &Asked, shows: Shows) -> Result<Value, ApiError> {
+/// The answer for one prompt. Where keys tell callers apart it is that of a cache which holds the caller's rows alone.
+pub(crate) fn explain(model: &ServedModel, asked: &Asked) -> Result<Value, ApiError> {
     let tokens = asked.tokens(model)?;
     let cut = if model.info().memory.can_cut() { Cut::AnyToken } else { Cut::SavedBoundary };
-    let found = model.cache().explain(&model.current_namespace(), &tokens, cut);
+    let namespace = model.namespace_for(asked.is_exact(), model.tenant());
+    let found = match model.private_to() {
+        Some(owner) => model.cache().explain_for(owner, &namespace, &tokens, cut),
+        None => model.cache().explain(&namespace, &tokens, cut),
+    };
     let stored = found.row.as_ref().and_then(|row| model.cache().tokens_of(&row.key)).unwrap_or_default();
     let cause = match found.verdict {
         Verdict::Stored => Cause::Cached,
@@ -118,11 +117,10 @@ pub(crate) fn explain(model: &ServedModel, asked: &Asked, shows: Shows) -> Resul
         Verdict::Parts => cause(model, &stored, &tokens, found.common),
     };
     let parts = found.parting.is_some();
-    let around = |tokens: &[u32], shows: Shows| {
+    let around = |tokens: &[u32]| {
         let before = tokens.get(found.common.saturating_sub(SHOWN)..found.common).unwrap_or_default();
         let after: Vec<u32> = tokens.iter().skip(found.common).take(SHOWN).copied().collect();
-        let after = (shows == Shows::Everything).then(|| text(model, &after));
-        json!({"before": text(model, before), "after": after})
+        json!({"before": text(model, before), "after": text(model, &after)})
     };
     let (word, sentence) = cause.words();
     Ok(json!({
@@ -134,8 +132,8 @@ pub(crate) fn explain(model: &ServedModel, asked: &Asked, shows: Shows) -> Resul
         "cause": word,
         "reason": sentence,
         "row": found.row.map(|row| json!({"key": row.key.to_string(), "tokens": row.tokens, "tier": row.tier.map(|tier| tier.as_str())})),
-        "cached": parts.then(|| around(&stored, shows)),
-        "asked": parts.then(|| around(&tokens, Shows::Everything)),
+        "cached": parts.then(|| around(&stored)),
+        "asked": parts.then(|| around(&tokens)),
     }))
 }
 

@@ -66,6 +66,7 @@ mod defaults;
 mod embedding;
 mod error;
 mod explain;
+mod fair_lru;
 mod growing;
 mod hygiene;
 mod ids;
@@ -98,7 +99,7 @@ mod tools;
 mod trace;
 mod uploads;
 
-pub use config::{ConfigError, ServerConfig, check_bind};
+pub use config::{ConfigError, ReplayScope, ServerConfig, check_bind};
 pub use hygiene::HygieneRule;
 pub use keep_alive::KeepAlive;
 pub use library::{

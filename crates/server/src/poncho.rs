@@ -2,6 +2,7 @@
 //!
 //! Errors have OpenAI's shape. Where a `model` can be left out, it means the only one that is loaded.
 
+use axum::Extension;
 use axum::extract::State;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -11,6 +12,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::app::SharedApp;
+use crate::auth::Owner;
 use crate::body::Json;
 use crate::call::preparing;
 use crate::chat::{self, most_counted};
@@ -39,7 +41,11 @@ pub(crate) async fn ready(State(app): State<SharedApp>) -> Response {
 }
 
 /// `GET /metrics`.
-pub(crate) async fn metrics(State(app): State<SharedApp>) -> Response {
+pub(crate) async fn metrics(
+    State(app): State<SharedApp>,
+    Extension(owner): Extension<Owner>,
+) -> Result<Response, ApiError> {
+    app.keys.check_sees_sums(owner)?;
     let engine = app.models.engine();
     let page = app.metrics.render(&Surroundings {
         cache: engine.cache(),
@@ -48,7 +54,7 @@ pub(crate) async fn metrics(State(app): State<SharedApp>) -> Response {
         spans: app.exporter.as_ref().map_or((0, 0), |exporter| exporter.counts()),
     });
     let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
-    ([(header::CONTENT_TYPE, kind)], page).into_response()
+    Ok(([(header::CONTENT_TYPE, kind)], page).into_response())
 }
 
 /// `GET /api/version`.
@@ -62,7 +68,11 @@ pub(crate) async fn hygiene(State(app): State<SharedApp>) -> Json<Value> {
 }
 
 /// `GET /api/cache`: counters, tiers and their health.
-pub(crate) async fn cache(State(app): State<SharedApp>) -> Json<Value> {
+pub(crate) async fn cache(
+    State(app): State<SharedApp>,
+    Extension(owner): Extension<Owner>,
+) -> Result<Json<Value>, ApiError> {
+    app.keys.check_sees_sums(owner)?;
     let cache = app.models.engine().cache();
     let snapshot = cache.counters();
     let counters: serde_json::Map<String, Value> =
@@ -76,7 +86,7 @@ pub(crate) async fn cache(State(app): State<SharedApp>) -> Json<Value> {
             json!({"tier": tier.as_str(), "bytes": bytes, "quota": quota, "rows": rows, "on": quota > 0 && off.is_none(), "off_because": off})
         })
         .collect();
-    Json(json!({
+    Ok(Json(json!({
         "counters": counters,
         "tiers": tiers,
         "rows": cache.len(),
@@ -84,7 +94,7 @@ pub(crate) async fn cache(State(app): State<SharedApp>) -> Json<Value> {
         "write_queue": cache.queue_depth(),
         "index_bytes": cache.index_bytes(),
         "pressure": pressure(cache.pressure()),
-    }))
+    })))
 }
 
 /// What the pressure watcher has seen and done.
@@ -169,9 +179,10 @@ pub(crate) async fn detokenize(
 /// `POST /apply-template`: a chat request as the model would read it.
 pub(crate) async fn apply_template(
     State(app): State<SharedApp>,
+    Extension(owner): Extension<Owner>,
     Json(body): Json<ChatRequestBody>,
 ) -> Result<Json<Value>, ApiError> {
-    let model = app.models.resolve_or_only(body.model.as_deref()).await?;
+    let model = app.models.resolve_or_only(body.model.as_deref()).await?.asked_by(app.keys.tenant(owner));
     let turn = chat_turn(&body, model.defaults().generation())?;
     preparing("rendered", move || {
         let rendered = chat::render(&model, &turn)?;

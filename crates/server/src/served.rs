@@ -7,8 +7,9 @@ use std::collections::HashMap;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use poncho_cache::OwnerId;
 use poncho_engine::backend::{ChatPrompt, ChatRequest};
-use poncho_engine::{EngineError, Model};
+use poncho_engine::{EngineError, Exactness, Model, Privacy, Tenant};
 
 use crate::call::client_left;
 use crate::defaults::ServedDefaults;
@@ -42,6 +43,8 @@ pub(crate) struct ServedModel {
     model: Model,
     conversations: Arc<Conversations>,
     known: Arc<Known>,
+    /// Who asks it, where keys tell callers apart.
+    tenant: Option<Tenant>,
     /// Keeps the model loaded; the last of all, so that no handle of the model outlives it. A model that the manager
     /// does not know has none.
     _lease: Option<Arc<Lease>>,
@@ -50,18 +53,38 @@ pub(crate) struct ServedModel {
 impl ServedModel {
     #[cfg(test)]
     pub(crate) fn new(model: Model, conversations: Arc<Conversations>) -> Self {
-        Self { model, conversations, known: Arc::default(), _lease: None }
+        Self { model, conversations, known: Arc::default(), tenant: None, _lease: None }
     }
 
     /// A model that stays loaded as long as this value or a clone of it lives.
     pub(crate) fn held(held: Held, conversations: Arc<Conversations>) -> Self {
         let Held { model, known, lease } = held;
-        Self { model, conversations, known, _lease: Some(Arc::new(lease)) }
+        Self { model, conversations, known, tenant: None, _lease: Some(Arc::new(lease)) }
     }
 
     /// A model that is only looked at, and may go any time.
     pub(crate) fn shown(model: Model, known: Arc<Known>, conversations: Arc<Conversations>) -> Self {
-        Self { model, conversations, known, _lease: None }
+        Self { model, conversations, known, tenant: None, _lease: None }
+    }
+
+    /// The same model, asked by somebody.
+    pub(crate) fn asked_by(self, tenant: Option<Tenant>) -> Self {
+        Self { tenant, ..self }
+    }
+
+    /// Who asks.
+    pub(crate) fn tenant(&self) -> Option<Tenant> {
+        self.tenant
+    }
+
+    /// Whose conversations may be looked at; `None` where all are one caller's.
+    pub(crate) fn private_to(&self) -> Option<OwnerId> {
+        self.tenant.filter(|tenant| tenant.privacy != Privacy::Open).map(|tenant| tenant.id)
+    }
+
+    /// Whether a prompt may depend on nothing but its request.
+    pub(crate) fn is_exact(&self, asked: bool) -> bool {
+        asked || self.config().exactness == Exactness::Always
     }
 
     /// What requests that leave something out get.

@@ -72,6 +72,8 @@ mod response_store;
 #[cfg(test)]
 mod responses;
 #[cfg(test)]
+mod restarts;
+#[cfg(test)]
 mod schemas;
 #[cfg(test)]
 mod scripted;
@@ -87,6 +89,8 @@ mod stalled;
 mod support;
 #[cfg(test)]
 mod template_families;
+#[cfg(test)]
+mod tenants;
 #[cfg(test)]
 mod tools;
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! A server on a free port, stub models that say what a test scripted, and a small HTTP client.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -341,6 +341,18 @@ pub(crate) fn joined(chunks: &[Value], index: u64, field: &str) -> String {
     let choices = chunks.iter().flat_map(|chunk| chunk["choices"].as_array().unwrap());
     let deltas = choices.filter(|choice| choice["index"] == index).map(|choice| &choice["delta"][field]);
     deltas.filter_map(Value::as_str).collect()
+}
+
+/// Opens a cache folder that the server before may not have let go of yet: its last connections hold it for a moment.
+pub(crate) async fn reopened(folder: &Path) -> Arc<Cache> {
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    loop {
+        match Cache::open(CacheConfig::on_disk(folder, 1 << 28)) {
+            Ok(cache) => return Arc::new(cache),
+            Err(error) => assert!(tokio::time::Instant::now() < deadline, "{error}"),
+        }
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
 }
 
 /// Waits until something is so; fails if it does not become so.

@@ -66,6 +66,7 @@ fn save_for(
         context_size: 131_072,
         text: String::new(),
         tier: None,
+        owner: None,
     })?;
     match saved.outcome {
         outcome if outcome == expected => Ok(saved.key),
@@ -106,6 +107,7 @@ pub(crate) fn write_row(
         host: Some("bench"),
         writer: Some("bench"),
         reason_detail: None,
+        owners: &[],
     })
     .map_err(io::Error::other)?;
     let mut file = File::create_new(format::row_path(folder, &key))?;

@@ -11,6 +11,7 @@ use super::reader::Reader;
 use super::tlv::{Records, Tag, to_text};
 use super::{CODEC_RAW, HEADER_LENGTH, Part, RowPrefix, VERSION_CHAINED, check_parent};
 use crate::key::{Key, Namespace};
+use crate::owner::{MOST_OWNERS, OwnerId};
 use crate::quant::QuantType;
 use crate::words::{FingerprintMode, PartKind, SaveReason};
 
@@ -93,10 +94,21 @@ fn decode_fields(header: &Header, text: &[u8], records: &Records<'_>) -> Result<
         host: records.get_text(Tag::Host)?,
         writer: records.get_text(Tag::Writer)?,
         reason_detail: records.get_text(Tag::ReasonDetail)?,
+        owners: decode_owners(records)?,
         payload_offset: header.payload_offset,
         payload_length: header.payload_length,
         payload_crc: header.payload_crc,
     })
+}
+
+/// Who the file says has sent its tokens; a reader keeps no more of them than a writer writes.
+fn decode_owners(records: &Records<'_>) -> Result<Vec<OwnerId>, FormatError> {
+    let value = records.get(Tag::Owners).unwrap_or_default();
+    let (owners, remainder) = value.as_chunks::<{ OwnerId::LENGTH }>();
+    if !remainder.is_empty() {
+        return Err(FormatError::TagUnit { tag: Tag::Owners, unit: OwnerId::LENGTH, got: value.len() });
+    }
+    Ok(owners.iter().take(MOST_OWNERS).copied().map(OwnerId::from_bytes).collect())
 }
 
 /// The tokens of the covered range, once header, count and ids agree on how many there are.
@@ -235,6 +247,7 @@ mod tests {
             host: None,
             writer: None,
             reason_detail: None,
+            owners: Vec::new(),
             payload_offset: offset,
             payload_length: PAYLOAD_LENGTH,
             payload_crc: 0xdead_beef,
@@ -257,6 +270,7 @@ mod tests {
             host: None,
             writer: None,
             reason_detail: None,
+            owners: &[],
         });
         let row = decode_prefix(&written.unwrap(), offset + PAYLOAD_LENGTH).unwrap();
         assert!(!row.is_grid(), "the flag has no meaning in version 1");

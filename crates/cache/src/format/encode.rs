@@ -10,6 +10,7 @@ use super::parts::{NewPart, Payload};
 use super::tlv::{Tag, put_record};
 use super::{CODEC_RAW, HEADER_LENGTH, HITS_OFFSET, LAST_USED_OFFSET, MAX_PREFIX, VERSION_CHAINED, check_parent};
 use crate::key::{Key, Namespace};
+use crate::owner::OwnerId;
 use crate::words::{FingerprintMode, SaveReason};
 
 /// A row to be written. The token count is `start` plus the number of `tokens`.
@@ -47,6 +48,8 @@ pub struct NewRow<'a> {
     pub writer: Option<&'a str>,
     /// More about the save reason.
     pub reason_detail: Option<&'a str>,
+    /// Who has sent all of its tokens; written only if somebody is named.
+    pub owners: &'a [OwnerId],
 }
 
 /// The bytes before the payload of a version 2 file.
@@ -140,6 +143,10 @@ impl Prefix {
         }
         prefix.record(Tag::TokenIdCount, &own_token_count(row)?.to_le_bytes())?;
         prefix.record(Tag::TokenIds, &ids)?;
+        if !row.owners.is_empty() {
+            let owners: Vec<u8> = row.owners.iter().flat_map(|owner| *owner.as_bytes()).collect();
+            prefix.record(Tag::Owners, &owners)?;
+        }
         Ok(prefix)
     }
 
@@ -206,6 +213,8 @@ pub(super) mod tests {
     use crate::quant::QuantType;
     use crate::words::PartKind;
 
+    const OWNERS: [OwnerId; 2] = [OwnerId::from_bytes([4; 16]), OwnerId::from_bytes([5; 16])];
+
     /// A small row with every record, for the tests of this folder.
     pub(in crate::format) fn sample() -> NewRow<'static> {
         NewRow {
@@ -228,6 +237,7 @@ pub(super) mod tests {
             host: Some("h"),
             writer: Some("w"),
             reason_detail: Some("d"),
+            owners: &OWNERS,
         }
     }
 
@@ -299,6 +309,7 @@ pub(super) mod tests {
             tokens in proptest::collection::vec(any::<u32>(), 0..100),
             parts in parts(),
             text in ".{0,60}",
+            owners in proptest::collection::vec(any::<[u8; 16]>().prop_map(OwnerId::from_bytes), 0..4),
             (host, writer, reason_detail) in (
                 proptest::option::of(".{0,9}"), proptest::option::of(".{0,9}"), proptest::option::of(".{0,9}"),
             ),
@@ -314,6 +325,7 @@ pub(super) mod tests {
                 host: host.as_deref(),
                 writer: writer.as_deref(),
                 reason_detail: reason_detail.as_deref(),
+                owners: &owners,
             };
             let prefix = encode_prefix(&new).unwrap();
             let payload_length: u64 = parts.iter().map(|part| part.length).sum();
@@ -323,6 +335,7 @@ pub(super) mod tests {
             prop_assert_eq!((row.context_size, row.created, row.last_used), (context_size, created, last_used));
             prop_assert_eq!((row.namespace, row.fingerprint_mode), (new.namespace, fingerprint_mode));
             prop_assert_eq!((row.parent, row.start), (new.parent, new.start));
+            prop_assert_eq!(&row.owners, &owners);
             prop_assert_eq!(row.token_count, new.start + u32::try_from(tokens.len()).unwrap());
             prop_assert_eq!(row.is_grid(), flags & 1 == 1);
             prop_assert_eq!((row.payload_offset, row.payload_length), (prefix.len() as u64, payload_length));

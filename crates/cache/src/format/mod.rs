@@ -28,6 +28,7 @@ pub use parts::{NewPart, Part};
 pub use tlv::Tag;
 
 use crate::key::{Key, Namespace};
+use crate::owner::OwnerId;
 use crate::words::{FingerprintMode, PartKind, SaveReason};
 
 /// The first bytes of every file.
@@ -99,6 +100,8 @@ pub struct RowPrefix {
     pub writer: Option<String>,
     /// More about the save reason.
     pub reason_detail: Option<String>,
+    /// Who has sent all tokens of the row, as far as the file knows.
+    pub owners: Vec<OwnerId>,
     /// Where the payload starts: the length of the prefix.
     pub payload_offset: u64,
     /// The length of the payload.

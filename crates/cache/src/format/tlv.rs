@@ -32,6 +32,8 @@ pub enum Tag {
     TokenIdCount = 0x08,
     /// The token ids of the covered range, `u32` each.
     TokenIds = 0x09,
+    /// Who has sent all tokens of the row, 16 bytes each. Older releases skip it.
+    Owners = 0x0a,
     /// The key of the parent row, 32 bytes. Version 2.
     Parent = 0x20,
     /// The first token that the file covers, `u32`. Version 2.
@@ -44,7 +46,7 @@ pub enum Tag {
 
 impl Tag {
     /// All known tags, in the order of their bytes.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Fingerprint,
         Self::FingerprintMode,
         Self::QuantType,
@@ -54,6 +56,7 @@ impl Tag {
         Self::ReasonDetail,
         Self::TokenIdCount,
         Self::TokenIds,
+        Self::Owners,
         Self::Parent,
         Self::Start,
         Self::Parts,
@@ -94,6 +97,7 @@ impl Tag {
             Self::ReasonDetail => "reason detail",
             Self::TokenIdCount => "token id count",
             Self::TokenIds => "token ids",
+            Self::Owners => "owners",
             Self::Parent => "parent key",
             Self::Start => "range start",
             Self::Parts => "payload parts",
@@ -199,7 +203,7 @@ mod tests {
             assert_eq!(Tag::from_byte(tag.byte()), Some(tag));
         }
         let bytes = Tag::ALL.map(Tag::byte);
-        assert_eq!(bytes, [1, 2, 3, 4, 5, 6, 7, 8, 9, 0x20, 0x21, 0x22, 0x23]);
+        assert_eq!(bytes, [1, 2, 3, 4, 5, 6, 7, 8, 9, 0x0a, 0x20, 0x21, 0x22, 0x23]);
     }
 
     #[test]

@@ -7,6 +7,7 @@
 use super::Index;
 use crate::key::Namespace;
 use crate::rows::{Row, RowId};
+use crate::trie::Match;
 use crate::words::{PartKind, Tier};
 
 /// Where a stored state may end.
@@ -66,7 +67,11 @@ pub(crate) struct Found {
 impl Index {
     /// The longest stored prefix of `tokens` that the model can use.
     pub(crate) fn find(&self, namespace: &Namespace, tokens: &[u32], needs: Needs) -> Option<Found> {
-        let matched = self.match_tokens(namespace, tokens)?;
+        self.serving(&self.match_tokens(namespace, tokens)?, needs)
+    }
+
+    /// The longest of the matched rows that the model can use.
+    pub(crate) fn serving(&self, matched: &Match<RowId>, needs: Needs) -> Option<Found> {
         let boundaries = matched.boundaries.iter().rev().map(|(depth, row)| (*row, *depth));
         let inside = match needs.cut {
             Cut::AnyToken => matched.below.map(|row| (row, matched.common)),

@@ -7,6 +7,7 @@ use std::collections::HashSet;
 use std::ops::Bound;
 
 use super::{Gone, Index};
+use crate::owner::OwnerId;
 use crate::rows::{Row, RowId};
 use crate::words::Tier;
 
@@ -93,7 +94,7 @@ impl Index {
         }
         let wanted = self.used(tier).saturating_add(self.incoming(tier)).saturating_add(bytes);
         let excess = wanted.saturating_sub(self.quota(tier));
-        let chosen = self.choose(tier, excess);
+        let chosen = self.choose(tier, excess, None);
         if chosen.bytes < excess {
             return Evicted::default();
         }
@@ -101,20 +102,24 @@ impl Index {
     }
 
     /// Gives up at least `bytes` of a tier, oldest first, or all that can be given up.
-    pub(crate) fn evict(&mut self, tier: Tier, bytes: u64) -> Evicted {
-        let chosen = self.choose(tier, bytes);
+    /// With an owner only rows that are its own and nobody else's.
+    pub(crate) fn evict(&mut self, tier: Tier, bytes: u64, owner: Option<OwnerId>) -> Evicted {
+        let chosen = self.choose(tier, bytes, owner);
         Evicted { enough: chosen.bytes >= bytes, ..self.give_up(tier, &chosen) }
     }
 
     /// The rows to give up for `bytes` of a tier, in their order; all that can go if that is not enough.
-    fn choose(&self, tier: Tier, bytes: u64) -> Chosen {
+    fn choose(&self, tier: Tier, bytes: u64, owner: Option<OwnerId>) -> Chosen {
+        let is_open = |id: RowId| owner.is_none_or(|owner| self.row(id).is_some_and(|row| row.owners == [owner]));
         let mut chosen = Chosen::default();
         let mut leaving = HashSet::new();
         let mut from = Bound::Unbounded;
         let Some(lru) = self.lru.get(tier.index()) else { return chosen };
         while chosen.bytes < bytes {
             let mut older_first = lru.range((from, Bound::Unbounded));
-            let next = older_first.find(|entry| !leaving.contains(&entry.3) && self.can_leave(entry.3, tier, &leaving));
+            let next = older_first.find(|entry| {
+                !leaving.contains(&entry.3) && is_open(entry.3) && self.can_leave(entry.3, tier, &leaving)
+            });
             let Some(entry) = next.copied() else { break };
             let id = entry.3;
             // A row mostly sorts before the row it builds on, which is met further on. But a parent may be longer

@@ -6,10 +6,12 @@
 
 mod chain;
 mod lru;
+mod owned;
 
 use std::collections::{BTreeSet, HashMap};
 
 use crate::key::{Key, Namespace};
+use crate::owner::OwnerId;
 use crate::reservation::Reservations;
 use crate::rows::{FileSpot, LruKey, NamespaceId, Payload, Row, RowId, payload_bytes};
 use crate::trie::{Match, TokenTrie};
@@ -42,6 +44,7 @@ pub(crate) struct NewRow<'a> {
     pub(crate) created: u64,
     pub(crate) last_used: u64,
     pub(crate) hits: u32,
+    pub(crate) owners: &'a [OwnerId],
 }
 
 /// Why a row cannot be entered.
@@ -129,8 +132,12 @@ impl Index {
 
     /// How the stored rows of a namespace meet these tokens.
     pub(crate) fn match_tokens(&self, namespace: &Namespace, tokens: &[u32]) -> Option<Match<RowId>> {
+        self.trie(namespace).map(|trie| trie.lookup(tokens))
+    }
+
+    fn trie(&self, namespace: &Namespace) -> Option<&TokenTrie<RowId>> {
         let id = self.by_namespace.get(namespace)?;
-        self.namespaces.get(id.0 as usize).map(|entry| entry.trie.lookup(tokens))
+        self.namespaces.get(id.0 as usize).map(|entry| &entry.trie)
     }
 
     /// Enters a row that has no payload yet. The caller gives it one (`set_pending`, `set_ram`, `set_spot`)
@@ -170,6 +177,7 @@ impl Index {
             pins: 0,
             doomed: false,
             dirty: false,
+            owners: new.owners.to_vec(),
         };
         if self.free.pop().is_some() {
             if let Some(slot) = self.rows.get_mut(id.0 as usize) {
@@ -189,6 +197,7 @@ impl Index {
     pub(crate) fn redescribe(&mut self, id: RowId, new: &NewRow<'_>) {
         let Some(row) = self.row_mut(id) else { return };
         (row.reason, row.mode, row.context_size, row.created) = (new.reason, new.mode, new.context_size, new.created);
+        self.add_owners(id, new.owners);
     }
 
     /// Hangs a row on another one, from which it takes the tokens before `start`.
@@ -416,6 +425,7 @@ impl Index {
                 .flatten()
                 .map(|row| {
                     row.children.capacity() * size_of::<RowId>()
+                        + row.owners.capacity() * size_of::<OwnerId>()
                         + row.spots.iter().flatten().map(|spot| spot.parts.len() * 32).sum::<usize>()
                 })
                 .sum::<usize>();

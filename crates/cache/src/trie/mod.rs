@@ -208,6 +208,40 @@ impl<R: Copy + Eq> TokenTrie<R> {
         Match { common, boundaries, below: self.row_at(nearest.end), divergence }
     }
 
+    /// Of the rows that `keep` names, one that shares the most leading tokens, and how many those are. Of several the
+    /// one that ends soonest. Looks at every row in the worst case, so it is for questions that people ask.
+    pub fn longest_where(&self, tokens: &[u32], keep: impl Fn(R) -> bool) -> Option<(usize, R)> {
+        let Descent { place, found } = self.descend(Place { node: ROOT, inside: 0 }, tokens, |_| ());
+        let (mut top, mut common, mut searched) = (place.node, found, None);
+        while common > 0 {
+            if let Some(row) = self.soonest_where(top, searched, &keep) {
+                return Some((common, row));
+            }
+            searched = Some(top);
+            top = self.nodes.get(top).parent;
+            common = self.depth(top);
+        }
+        None
+    }
+
+    /// The row at or below a node that `keep` names and that ends soonest; what is below `searched` is known to have none.
+    fn soonest_where(&self, top: NodeId, searched: Option<NodeId>, keep: &impl Fn(R) -> bool) -> Option<R> {
+        let mut best: Option<(usize, R)> = None;
+        let mut open = vec![top];
+        while let Some(id) = open.pop() {
+            let node = self.nodes.get(id);
+            if best.is_some_and(|(depth, _)| depth <= node.depth) {
+                continue;
+            }
+            if let Some(row) = node.row.filter(|row| keep(*row)) {
+                best = Some((node.depth, row));
+                continue;
+            }
+            open.extend(node.children().iter().map(|(_, child)| *child).filter(|child| Some(*child) != searched));
+        }
+        best.map(|(_, row)| row)
+    }
+
     /// How many rows the tree holds.
     #[must_use]
     pub const fn len(&self) -> usize {

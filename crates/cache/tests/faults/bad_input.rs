@@ -181,6 +181,7 @@ fn old_file() -> Vec<u8> {
         host: None,
         writer: None,
         reason_detail: None,
+        owners: &[],
     };
     let mut bytes = format::encode_v1(&row).unwrap();
     bytes.resize(bytes.len() + 10, 0);

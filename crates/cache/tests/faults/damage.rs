@@ -155,6 +155,7 @@ fn new_row<'a>(tokens: &'a [u32], parts: &'a [NewPart]) -> NewRow<'a> {
         host: None,
         writer: None,
         reason_detail: None,
+        owners: &[],
     }
 }
 

@@ -81,7 +81,8 @@ pub(super) fn gather(resolved: &Resolved) -> anyhow::Result<Facts> {
     let folder = chosen_folder(&FolderArgs { cache_dir, ram_file_dir: None })?;
     let model = matches.get_many::<String>("model").and_then(|mut models| models.next());
     let models_dir = matches.get_one::<PathBuf>("models_dir");
-    let has_keys = matches.get_raw("api_key").is_some_and(|mut keys| keys.next().is_some());
+    let has = |name: &str| matches.get_raw(name).is_some_and(|mut keys| keys.next().is_some());
+    let has_keys = has("api_key") || has("admin_key");
     let file = resolved.file.clone().filter(|path| has_keys && others_may_read(path));
     Ok(Facts {
         cpu_missing: missing_cpu_features(),

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use super::*;
 
 fn ticket(request: u64, session: Option<&str>) -> Ticket {
-    Ticket { request: RequestId(request), session: session.map(str::to_owned), needs_session: false }
+    Ticket { request: RequestId(request), session: session.map(str::to_owned), needs_session: false, owner: None }
 }
 
 fn admitted(submitted: &Submitted) -> SeqId {
@@ -201,7 +201,7 @@ proptest! {
                 Operation::Submit { session, needs_session } => {
                     let request = RequestId(number as u64);
                     let session = session.map(|name| name.to_string());
-                    match admission.submit(Ticket { request, session, needs_session }) {
+                    match admission.submit(Ticket { request, session, needs_session, owner: None }) {
                         Submitted::Admitted(Place::Fresh(seq) | Place::Session(seq)) => {
                             prop_assert!(account.running.iter().all(|&(_, used)| used != seq));
                             account.running.push((request, seq));
@@ -248,4 +248,32 @@ proptest! {
             prop_assert!(account.waiting.is_empty() || free + idle == 0, "nobody waits beside a sequence at rest");
         }
     }
+}
+
+/// Hardening 26: one owner opened session after session, and the idle ones of all others gave up their sequences.
+#[test]
+fn the_owner_that_pins_most_gives_up_a_sequence_first() {
+    let mut admission = Admission::new(3, 8);
+    let owner = |number: u8| Some(OwnerId::from_bytes([number; 16]));
+    let pin = |admission: &mut Admission, request: u64, name: &str, owner: Option<OwnerId>| {
+        let seq = match admission.submit(Ticket { owner, ..ticket(request, Some(name)) }) {
+            Submitted::Admitted(Place::Fresh(seq)) => seq,
+            Submitted::Queued(_) => loop {
+                match admission.admit_next() {
+                    Next::Admit(_, seq) => break seq,
+                    Next::ReleaseFirst(seq) => drop(admission.release_session(seq)),
+                    Next::Wait => panic!("nothing to release"),
+                }
+            },
+            other => panic!("{other:?}"),
+        };
+        admission.release(seq, After::Pin);
+    };
+    pin(&mut admission, 1, "one's only", owner(1));
+    for request in 2..12 {
+        pin(&mut admission, request, &format!("two's {request}"), owner(2));
+    }
+    let mut names: Vec<&str> = admission.idle_sessions().map(|(_, name, _)| name).collect();
+    names.sort_unstable();
+    assert_eq!(names, ["one's only", "two's 10", "two's 11"]);
 }

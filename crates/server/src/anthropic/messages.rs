@@ -86,9 +86,10 @@ pub(crate) async fn create(
 /// Counts the tokens of a prompt.
 pub(crate) async fn count_tokens(
     State(app): State<SharedApp>,
+    Extension(owner): Extension<Owner>,
     Json(body): Json<MessagesBody>,
 ) -> Result<Json<TokenCount>, ApiError> {
-    let model = app.models.resolve(model_name(body.model.as_deref())?).await?;
+    let model = app.models.resolve(model_name(body.model.as_deref())?).await?.asked_by(app.keys.tenant(owner));
     let Asked { turn, .. } = asked(&body, model.config().signing_key.as_ref(), model.defaults().generation())?;
     let rendered = preparing("rendered a prompt", move || render(&model, &turn)).await?;
     Ok(Json(TokenCount { input_tokens: rendered.tokens.len() }))

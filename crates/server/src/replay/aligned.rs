@@ -79,7 +79,7 @@ impl<'a> Attempt<'a> {
                 add_tokens(&mut hash, &before);
                 let kept = replay.find_text(&text_key(hash, content))?;
                 self.commit(&before);
-                self.commit(&kept);
+                self.commit(&kept.tokens);
                 self.cursor = after;
             }
             Stand::Calls(turn) => {

@@ -12,13 +12,14 @@ use sha2::{Digest, Sha256};
 pub(crate) struct Said(Sha256);
 
 impl Said {
-    pub(super) fn new(fingerprint: &[u8; 32]) -> Self {
-        Self(Sha256::new_with_prefix(fingerprint))
+    /// Before any message; `before` has seen the model and whose conversation it is.
+    pub(super) fn new(before: Sha256) -> Self {
+        Self(before)
     }
 
     /// After all of these messages.
-    pub(super) fn all(fingerprint: &[u8; 32], messages: &[Value]) -> Self {
-        let mut said = Self::new(fingerprint);
+    pub(super) fn all(before: Sha256, messages: &[Value]) -> Self {
+        let mut said = Self::new(before);
         messages.iter().for_each(|message| said.add(message));
         said
     }
@@ -50,7 +51,9 @@ mod tests {
     #[test]
     fn the_same_ids_in_another_conversation_are_another_turn() {
         let (hi, there, both) = (json!("hi"), json!("there"), json!("hi\"\"there"));
-        let key = |messages: &[Value], ids: &[&str]| Said::all(&[1; 32], messages).key(ids.iter().copied());
+        let key = |messages: &[Value], ids: &[&str]| {
+            Said::all(Sha256::new_with_prefix([1; 32]), messages).key(ids.iter().copied())
+        };
         let one = key(&[hi.clone(), there.clone()], &["f:0"]);
         assert_eq!(one, key(&[hi.clone(), there.clone()], &["f:0"]));
         for other in [key(std::slice::from_ref(&hi), &["f:0"]), key(&[both], &["f:0"]), key(&[hi, there], &["f:1"])] {

@@ -95,16 +95,15 @@ pub(crate) fn splice(scene: &Scene<'_>, check: Check) -> Option<Vec<u32>> {
 
 fn placeholders(scene: &Scene<'_>) -> Vec<Placeholder> {
     let replay = &scene.model.conversations().replay;
-    let fingerprint = scene.model.namespace().fingerprint;
     let with_texts = replay.has_texts();
     let secret = random_id("kept");
-    let mut said = Said::new(&fingerprint);
+    let mut said = Said::new(begin(scene.model));
     let stand = |message: &Value, said: &Said| {
         if message.get("role").and_then(Value::as_str) != Some("assistant") {
             return None;
         }
         if message.get("tool_calls").is_some() {
-            return replay.find_calls(&fingerprint, message, said).map(Stand::Calls);
+            return replay.find_calls(scene.model, message, said).map(Stand::Calls);
         }
         let text = message.get("content").and_then(Value::as_str).filter(|text| !text.is_empty() && with_texts)?;
         message.get("reasoning_content").is_none().then(|| Stand::Text(text.to_owned()))
@@ -311,7 +310,7 @@ impl Walk<'_> {
             let mut hash = self.hash.clone();
             add_tokens(&mut hash, &before);
             if let Some(kept) = self.model.conversations().replay.find_text(&text_key(hash, content)) {
-                self.put(&before, &kept, is_input);
+                self.put(&before, &kept.tokens, is_input);
                 return Some(());
             }
         }

@@ -19,7 +19,7 @@ fn model() -> ServedModel {
     let context = ContextOptions { n_ctx: 1024, n_seq_max: 1, ..ContextOptions::default() };
     let fingerprint = FingerprintSource::FastUnsafe([7; 32]);
     let model = engine.load(ModelConfig { fingerprint, context, ..ModelConfig::new("stub", "stub") }).unwrap();
-    ServedModel::new(model, Arc::new(Conversations::new(Replay::open(None), Vec::new())))
+    ServedModel::new(model, Arc::new(Conversations::new(Replay::open(None, ReplayScope::All), Vec::new())))
 }
 
 fn render(model: &ServedModel, messages: &[Value]) -> Option<poncho_engine::backend::ChatPrompt> {
@@ -99,7 +99,7 @@ fn play(model: &ServedModel, steps: &[Step]) -> (Vec<Value>, Vec<u32>, usize) {
                 if *kept {
                     let mut hash = begin(model);
                     add_tokens(&mut hash, &before);
-                    replay.keep_text(text_key(hash, content), &sampled);
+                    replay.keep_text(text_key(hash, content), &sampled, None);
                     kept_turns += 1;
                 } else {
                     tokens.truncate(before.len());
@@ -163,8 +163,7 @@ fn another_models_tokens_are_never_used() {
         play(&model, &[Step::Call { content: String::new(), raw: "x".into(), kept: true, changed: false }]);
     assert!(spliced(&model, &messages).is_some());
     let replay = &model.conversations().replay;
-    let kept = replay.calls.lock().unwrap().values();
-    let mut other = kept[0].as_ref().clone();
+    let mut other = replay.shelves().calls.values()[0].turn.as_ref().clone();
     other.fingerprint = [8; 32];
     replay.keep_calls(other);
     assert_eq!(spliced(&model, &messages), None);

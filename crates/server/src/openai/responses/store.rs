@@ -1,15 +1,15 @@
 //! Past responses, so that a client can name one instead of sending its conversation again.
 //!
-//! Written by `create` when a response ends, read by `create` and `stored`. In memory, bounded in count and bytes; what
-//! was used least recently is dropped first. A response holds the whole conversation before it, shared with others, so
+//! Written by `create` when a response ends, read by `create` and `stored`. In memory, bounded in count and bytes. The
+//! owner that has stored most loses what it used least recently. A response holds the whole conversation before it, shared with others, so
 //! dropping or deleting an earlier one never breaks a later one. It must never hold what was asked not to be stored, nor
 //! show anybody what another has stored.
 
-use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::item::Item;
 use crate::auth::Owner;
+use crate::fair_lru::FairLru;
 
 /// How much is kept.
 #[derive(Debug, Clone, Copy)]
@@ -52,7 +52,6 @@ impl StoredResponse {
 }
 
 /// See the module.
-#[derive(Default)]
 pub(crate) struct ResponseStore {
     limits: StoreLimits,
     shelf: Mutex<Shelf>,
@@ -77,25 +76,17 @@ impl OwnResponses<'_> {
     }
 }
 
-#[derive(Default)]
-struct Shelf {
-    entries: HashMap<String, Entry>,
-    /// From the time of last use to the id.
-    by_use: BTreeMap<u64, String>,
-    clock: u64,
-    bytes: usize,
-}
+type Shelf = FairLru<Owner, String, Arc<StoredResponse>>;
 
-struct Entry {
-    response: Arc<StoredResponse>,
-    used: u64,
-    cost: usize,
+impl Default for ResponseStore {
+    fn default() -> Self {
+        Self::new(StoreLimits::default())
+    }
 }
 
 impl ResponseStore {
-    #[cfg(test)]
     pub(crate) fn new(limits: StoreLimits) -> Self {
-        Self { limits, shelf: Mutex::default() }
+        Self { limits, shelf: Mutex::new(FairLru::new(limits.responses, limits.bytes)) }
     }
 
     fn shelf(&self) -> MutexGuard<'_, Shelf> {
@@ -103,70 +94,37 @@ impl ResponseStore {
         self.shelf.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Remembers a response. One that is larger than the whole store is not kept.
+    /// Remembers a response. One that is larger than its owner's share is not kept.
     pub(crate) fn put(&self, response: StoredResponse) {
-        let cost = response.cost();
-        if cost > self.limits.bytes {
-            tracing::warn!(id = response.id, cost, limit = self.limits.bytes, "the response is too large to be stored");
-            return;
+        let (id, owner, cost) = (response.id.clone(), response.owner, response.cost());
+        if !self.shelf().put(owner, id.clone(), Arc::new(response), cost) {
+            tracing::warn!(id, cost, limit = self.limits.bytes, "the response is too large to be stored");
         }
-        let mut shelf = self.shelf();
-        shelf.take(&response.id);
-        while shelf.bytes + cost > self.limits.bytes || shelf.entries.len() >= self.limits.responses {
-            let Some((_, oldest)) = shelf.by_use.pop_first() else { break };
-            shelf.take(&oldest);
-        }
-        let (id, used) = (response.id.clone(), shelf.tick());
-        shelf.bytes += cost;
-        shelf.by_use.insert(used, id.clone());
-        shelf.entries.insert(id, Entry { response: Arc::new(response), used, cost });
     }
 
     /// The owner's response of that id; it counts as used now.
     pub(crate) fn get(&self, owner: Owner, id: &str) -> Option<Arc<StoredResponse>> {
         let mut shelf = self.shelf();
-        let now = shelf.tick();
-        let entry = shelf.entries.get_mut(id).filter(|entry| entry.response.owner == owner)?;
-        let response = Arc::clone(&entry.response);
-        let before = std::mem::replace(&mut entry.used, now);
-        shelf.by_use.remove(&before);
-        shelf.by_use.insert(now, id.to_owned());
+        let response = shelf.peek(id).filter(|response| response.owner == owner).cloned()?;
+        shelf.touch(id);
         Some(response)
     }
 
     /// Forgets a response of the owner; says whether it was there.
     pub(crate) fn remove(&self, owner: Owner, id: &str) -> bool {
         let mut shelf = self.shelf();
-        shelf.entries.get(id).is_some_and(|entry| entry.response.owner == owner) && shelf.take(id)
+        shelf.peek(id).is_some_and(|response| response.owner == owner) && shelf.remove(id).is_some()
     }
 
     /// An item of any response that the owner has stored, the latest used ones first.
     pub(crate) fn item(&self, owner: Owner, id: &str) -> Option<Arc<Item>> {
-        let shelf = self.shelf();
-        let newest = shelf.by_use.values().rev().filter_map(|name| shelf.entries.get(name));
-        let mut own = newest.filter(|entry| entry.response.owner == owner);
-        own.find_map(|entry| entry.response.conversation().find(|item| item.id() == id).cloned())
-    }
-}
-
-impl Shelf {
-    fn tick(&mut self) -> u64 {
-        self.clock += 1;
-        self.clock
-    }
-
-    fn take(&mut self, id: &str) -> bool {
-        let Some(entry) = self.entries.remove(id) else { return false };
-        self.by_use.remove(&entry.used);
-        self.bytes -= entry.cost;
-        true
+        let has_it = |one: &Arc<StoredResponse>| one.conversation().find(|item| item.id() == id).cloned();
+        self.shelf().newest_of(owner).find_map(has_it)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
     use super::super::item::{ContentPart, Role, Status};
     use super::*;
 
@@ -247,23 +205,18 @@ mod tests {
         assert_eq!(store.get(NOBODY, "b").unwrap().input[0].id(), "msg_a");
     }
 
-    proptest! {
-        #[test]
-        fn the_numbers_always_agree_with_what_is_there(steps in prop::collection::vec((0_u8..3, 0_u8..6, 0_usize..2000), 0..80)) {
-            let store = store(4, 5000);
-            for (step, name, bytes) in steps {
-                let id = name.to_string();
-                match step {
-                    0 => store.put(response(&id, bytes)),
-                    1 => drop(store.get(NOBODY, &id)),
-                    _ => drop(store.remove(NOBODY, &id)),
-                }
-                let shelf = store.shelf();
-                prop_assert!(shelf.bytes <= 5000 && shelf.entries.len() <= 4);
-                prop_assert_eq!(shelf.bytes, shelf.entries.values().map(|entry| entry.cost).sum::<usize>());
-                prop_assert_eq!(shelf.by_use.len(), shelf.entries.len());
-                prop_assert!(shelf.by_use.iter().all(|(used, id)| shelf.entries[id].used == *used));
-            }
+    /// Hardening 26: a key that stored much pushed out what all others had stored.
+    #[test]
+    fn one_owner_does_not_push_out_what_another_has_stored() {
+        let (one, two) = (Owner(Some(1)), Owner(Some(2)));
+        let store = store(10, usize::MAX / 2);
+        for id in ["a", "b", "c"] {
+            store.put(StoredResponse { owner: one, ..response(id, 1) });
         }
+        for number in 0..100 {
+            store.put(StoredResponse { owner: two, ..response(&format!("other{number}"), 1) });
+        }
+        assert!(["a", "b", "c"].iter().all(|id| store.get(one, id).is_some()));
+        assert!(store.get(two, "other99").is_some() && store.get(two, "other92").is_none());
     }
 }

@@ -1,0 +1,58 @@
+//! Rows by their owners: who has sent all tokens of a row, and what one owner's rows hold for some tokens.
+//!
+//! Called by the handle for claims, lists and explanations that must not tell one owner about the rows of another. A row
+//! belongs to everybody who has sent all of its tokens; one that nobody claimed belongs to nobody.
+
+use super::Index;
+use crate::key::Namespace;
+use crate::owner::{OwnerId, add_owner};
+use crate::rows::{Row, RowId};
+use crate::trie::Match;
+
+impl Row {
+    /// Whether that owner has sent all of its tokens.
+    pub(crate) fn is_owned_by(&self, owner: OwnerId) -> bool {
+        self.owners.contains(&owner)
+    }
+}
+
+impl Index {
+    /// Notes more owners of a row.
+    pub(crate) fn add_owners(&mut self, id: RowId, owners: &[OwnerId]) {
+        if let Some(row) = self.row_mut(id) {
+            for owner in owners {
+                add_owner(&mut row.owners, *owner);
+            }
+        }
+    }
+
+    /// An owner has sent these tokens: every row that holds a beginning of them is its own too.
+    pub(crate) fn claim(&mut self, namespace: &Namespace, tokens: &[u32], owner: OwnerId) {
+        let boundaries = self.match_tokens(namespace, tokens).map(|matched| matched.boundaries);
+        for (_, id) in boundaries.unwrap_or_default() {
+            self.add_owners(id, &[owner]);
+        }
+    }
+
+    /// How stored rows meet these tokens: all rows, or those of one owner.
+    pub(crate) fn match_for(
+        &self,
+        namespace: &Namespace,
+        tokens: &[u32],
+        owner: Option<OwnerId>,
+    ) -> Option<Match<RowId>> {
+        let Some(owner) = owner else { return self.match_tokens(namespace, tokens) };
+        let trie = self.trie(namespace)?;
+        let is_own = |id: RowId| self.row(id).is_some_and(|row| row.is_owned_by(owner));
+        let mut boundaries = trie.lookup(tokens).boundaries;
+        boundaries.retain(|(_, id)| is_own(*id));
+        let longest = trie.longest_where(tokens, is_own);
+        let common = longest.map_or(0, |(common, _)| common);
+        Some(Match { common, boundaries, below: longest.map(|(_, id)| id), divergence: None })
+    }
+
+    /// How many leading tokens an owner's rows hold.
+    pub(crate) fn owned_reach(&self, namespace: &Namespace, tokens: &[u32], owner: OwnerId) -> usize {
+        self.match_for(namespace, tokens, Some(owner)).map_or(0, |matched| matched.common)
+    }
+}
