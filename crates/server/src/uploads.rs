@@ -217,7 +217,7 @@ mod tests {
         let began = Instant::now();
         let ended = send_pieces(Body::from_stream(drip), send, wait, time).await;
         assert!(matches!(ended, Err(ApiError::SlowBody { limit }) if limit == time), "{ended:?}");
-        assert_eq!(began.elapsed(), time);
+        assert!(began.elapsed() >= time && began.elapsed() < time + wait, "{:?}", began.elapsed());
         reading.await.unwrap();
         // A piece that does not come is given up much earlier.
         let silent = Body::from_stream(stream::pending::<Result<Bytes, std::io::Error>>());
