@@ -143,6 +143,8 @@ mod tests {
             n_seq_max: 1,
             n_batch: 1,
             n_ubatch: 1,
+            n_threads: 1,
+            n_threads_batch: 1,
             kv,
             memory: MemoryKind::Attention,
             flash_attention: None,

@@ -113,7 +113,8 @@ impl Worker {
         let budget = shared.config.budget(info.n_batch, info.n_seq_max)?;
         let policy = shared.config.policy()?;
         let plain = context_hash(options, info, shared.model.info());
-        let on_grid = |grid| exact_context_hash(options, info, shared.model.info(), grid);
+        let build = shared.backend.build();
+        let on_grid = |grid| exact_context_hash(options, info, shared.model.info(), grid, &build);
         let hashes = ContextHashes { plain, exact: shared.config.grid().map_or(plain, on_grid) };
         let none = Arc::new(AdapterSet::new(Vec::new(), &shared.file, hashes)?);
         let (n_seq, neighbours) = (info.n_seq_max, info.kv == KvLayout::Split);
