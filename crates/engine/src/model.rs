@@ -24,6 +24,7 @@ use crate::detokenize::Utf8Stream;
 use crate::error::EngineError;
 use crate::event::Completion;
 use crate::identity::FileIdentity;
+use crate::readers::Readers;
 use crate::request::{Grammar, GrammarSource, Mode, ModelLimits, Request, RequestId, Trigger};
 use crate::shared::Shared;
 use crate::status::{Phase, Status, StatusReport};
@@ -96,6 +97,7 @@ impl Model {
             abort: Arc::default(),
             alone: AtomicU64::new(0),
             overdue: AtomicBool::new(false),
+            readers: Readers::default(),
             context_hash: OnceLock::new(),
             adapters: Mutex::default(),
         });

@@ -8,12 +8,16 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use poncho_cache::Cache;
 
 use crate::adapters::AdapterSet;
-use crate::backend::{Backend, Model};
+use crate::backend::{Backend, Context, Model};
 use crate::config::ModelConfig;
 use crate::error::EngineError;
+use crate::estimate::Estimates;
 use crate::event::StreamEvent;
 use crate::identity::FileIdentity;
+use crate::readers::{Buffers, Readers};
 use crate::request::{ModelLimits, RequestId};
+use crate::restore::Restorer;
+use crate::staging::Staging;
 use crate::status::Status;
 use crate::stream::Streams;
 
@@ -34,6 +38,8 @@ pub(crate) struct Shared {
     pub(crate) alone: AtomicU64,
     /// Set by the watchdog when it aborted a tick.
     pub(crate) overdue: AtomicBool,
+    /// The threads that read stored rows.
+    pub(crate) readers: Readers,
     /// Told by the first worker: only a context knows the layout of its state.
     pub(crate) context_hash: OnceLock<[u8; 32]>,
     /// What requests that are admitted now get; kept here because it outlives a worker. `None` until one is attached.
@@ -41,6 +47,24 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
+    /// What restoring needs, with what is the worker's own.
+    pub(crate) fn restorer<'a>(
+        &'a self,
+        context: &'a mut dyn Context,
+        estimates: &'a mut Estimates,
+        staging: &Staging,
+    ) -> Restorer<'a> {
+        Restorer {
+            context,
+            cache: &self.cache,
+            estimates,
+            readers: &self.readers,
+            buffers: Buffers { backend: Arc::clone(&self.backend), staging: staging.clone() },
+            read_wait: self.config.read_wait,
+            n_vocab: self.limits.vocab,
+        }
+    }
+
     /// Gives a request its last event.
     pub(crate) fn end(&self, id: RequestId, last: StreamEvent) {
         if let Some(sender) = self.streams.close(id) {

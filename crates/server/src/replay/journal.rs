@@ -8,15 +8,18 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, PoisonError};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use super::Calls;
 use super::record::CallTurn;
 
 /// Records that wait for the thread; more are remembered in memory only.
 const QUEUE: usize = 1024;
+/// How long the end of the server waits for them to be written.
+const END_WAIT: Duration = Duration::from_secs(5);
 /// Below this size a file is not worth writing anew.
 const SMALL: u64 = 1 << 20;
 /// A file that is so many times larger than what it must hold is written anew.
@@ -28,6 +31,8 @@ const MOST_READ: u64 = 1 << 28;
 pub(super) struct Journal {
     lines: Option<SyncSender<String>>,
     thread: Option<JoinHandle<()>>,
+    /// Disconnected when the thread has ended.
+    ended: Mutex<Receiver<()>>,
 }
 
 impl Journal {
@@ -42,9 +47,13 @@ impl Journal {
             Err(error) => tracing::warn!(path = %path.display(), %error, "kept tool calls cannot be read"),
         }
         let (lines, waiting) = sync_channel(QUEUE);
-        let thread =
-            std::thread::Builder::new().name("replay".to_owned()).spawn(move || write_all(&path, &calls, &waiting));
-        Self { lines: Some(lines), thread: thread.ok() }
+        let (ending, ended) = sync_channel::<()>(0);
+        let write = move || {
+            let _ending = ending;
+            write_all(&path, &calls, &waiting);
+        };
+        let thread = std::thread::Builder::new().name("replay".to_owned()).spawn(write);
+        Self { lines: Some(lines), thread: thread.ok(), ended: Mutex::new(ended) }
     }
 
     /// Hands a line to the thread; never waits for it.
@@ -58,6 +67,11 @@ impl Journal {
 impl Drop for Journal {
     fn drop(&mut self) {
         self.lines = None;
+        let ended = self.ended.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Err(RecvTimeoutError::Timeout) = ended.recv_timeout(END_WAIT) {
+            tracing::warn!("the file of kept tool calls is not written; its disk does not answer");
+            return;
+        }
         if let Some(thread) = self.thread.take() {
             // It has nothing to say; what it could not write it has logged.
             let _ = thread.join();
@@ -144,8 +158,6 @@ fn rewrite(path: &Path, calls: &Calls) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
-
     use super::super::lru::Lru;
     use super::super::record::tests::turn;
     use super::*;
