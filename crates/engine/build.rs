@@ -24,7 +24,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     if Path::new(LOCK).is_file() {
         println!("cargo:rerun-if-changed={LOCK}");
     }
-    let llama = llama_cpp()?;
+    let Sources { folder: llama, version } = llama_cpp()?;
     for header in HEADERS {
         let path = llama.join(header);
         if !path.is_file() {
@@ -33,7 +33,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         println!("cargo:rerun-if-changed={}", path.display());
     }
     refuse_patches(&llama)?;
-    cc::Build::new()
+    let mut build = cc::Build::new();
+    build
         .cpp(true)
         .std("c++17")
         .include(llama.join("src"))
@@ -41,27 +42,43 @@ fn main() -> Result<(), Box<dyn Error>> {
         .include(llama.join("ggml/include"))
         // The headers are not ours to keep free of warnings.
         .warnings(false)
-        .file(SOURCE)
-        .try_compile("poncho_state_io")?;
+        .file(SOURCE);
+    println!("cargo:rustc-env=PONCHO_LLAMA_BUILD={PACKAGE} {version}, {}, {}", env::var("TARGET")?, compiler(&build));
+    build.try_compile("poncho_state_io")?;
     Ok(())
 }
 
+/// What the compiler says that it is: another one may round otherwise. The package is compiled by the same one.
+fn compiler(build: &cc::Build) -> String {
+    let asked = build.try_get_compiler().ok().and_then(|tool| tool.to_command().arg("--version").output().ok());
+    let said = asked.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
+    said.lines().next().unwrap_or("an unknown compiler").trim().to_owned()
+}
+
+/// llama.cpp as cargo resolved it.
+struct Sources {
+    folder: PathBuf,
+    version: String,
+}
+
 /// The folder of the sources that are linked, as cargo resolved them.
-fn llama_cpp() -> Result<PathBuf, Box<dyn Error>> {
+fn llama_cpp() -> Result<Sources, Box<dyn Error>> {
     if let Some(folder) = env::var_os(OVERRIDE) {
-        return Ok(folder.into());
+        return Ok(Sources { folder: folder.into(), version: "of unknown version".to_owned() });
     }
     let metadata = cargo_metadata(&["--locked", "--offline"]).or_else(|_| cargo_metadata(&["--locked"]))?;
     // As a package is listed, not as a dependency of one.
     let package = format!("{{\"name\":\"{PACKAGE}\",\"version\":");
-    let manifest = metadata
-        .split_once(&package)
-        .and_then(|(_, rest)| rest.split_once("\"manifest_path\":\""))
+    let found = metadata.split_once(&package).map(|(_, rest)| rest);
+    // The version is the string that follows.
+    let version = found.and_then(|rest| rest.split('"').nth(1)).unwrap_or("unknown").to_owned();
+    let manifest = found
+        .and_then(|rest| rest.split_once("\"manifest_path\":\""))
         .and_then(|(_, rest)| rest.split_once('"'))
         .map(|(path, _)| path.replace("\\\\", "\\"))
         .ok_or_else(|| format!("cargo metadata does not name {PACKAGE}; set {OVERRIDE} to llama.cpp's sources"))?;
     let folder = Path::new(&manifest).parent().ok_or("a manifest lies in a folder")?;
-    Ok(folder.join("llama.cpp"))
+    Ok(Sources { folder: folder.join("llama.cpp"), version })
 }
 
 /// The package applies patches to a copy of its sources before it compiles them. Those must not be of our headers, because we

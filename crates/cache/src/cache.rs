@@ -1,7 +1,7 @@
 //! The handle of an open cache: what the engine and the command line call.
 //!
-//! It owns the writer threads and the pressure watcher; dropping it writes what is queued, then ends them. Every
-//! method is a thin door to the store; none of them holds a lock while it waits for a disk.
+//! It owns the writer threads and the pressure watcher; dropping it writes what is queued, then ends them. A disk that
+//! does not answer is waited for up to a limit, then left alone with its threads. Every method is a thin door to the store; none of them holds a lock while it waits for a disk.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,8 +20,9 @@ use crate::save::{SaveBase, SaveOutcome, SaveRequest, Saved};
 use crate::stats::CounterSnapshot;
 use crate::store::Store;
 use crate::sync::thread::{self, JoinHandle};
-use crate::tier::{FileTier, TierHealth};
+use crate::tier::{FileTier, Readable, TierHealth};
 use crate::words::{FingerprintMode, PartKind, SaveReason, Tier};
+use crate::writer::Queue;
 
 /// An open cache. Share it with `Arc`.
 pub struct Cache {
@@ -85,8 +86,8 @@ impl Cache {
         let writers = if store.file_tiers().is_empty() { 0 } else { store.config.writers };
         let writers = (0..writers)
             .map(|_| {
-                let store = Arc::clone(&store);
-                thread::spawn(move || store.write_jobs())
+                let writing = Queue::enter(&store);
+                thread::spawn(move || writing.run())
             })
             .collect();
         Ok(Self { store, writers, pressure })
@@ -283,6 +284,11 @@ impl Cache {
         self.store.write_touches();
     }
 
+    /// Waits until every queued save is written or given up, at most so long. Says whether they are.
+    pub fn drain(&self, limit: Duration) -> bool {
+        self.store.queue.wait_idle_for(limit)
+    }
+
     /// The counters, and what the tiers hold.
     #[must_use]
     pub fn counters(&self) -> CounterSnapshot {
@@ -293,6 +299,28 @@ impl Cache {
     pub fn count_pack(&self, bytes: u64, time: Duration) {
         self.store.counters.pack_bytes.add(bytes);
         self.store.counters.pack_nanos.add_nanos(time);
+    }
+
+    /// Whether rows of a tier may be read now. Asked before reading: a tier whose reads were late is left alone for a while, then
+    /// one caller is told to try.
+    #[must_use]
+    pub fn may_read(&self, tier: Tier) -> Readable {
+        self.store.file_tier(tier).map_or(Readable::Yes, |file_tier| file_tier.may_read(self.store.config.clock.now()))
+    }
+
+    /// A restore did not wait any longer for a read from this tier.
+    pub fn read_late(&self, tier: Tier, waited: Duration) {
+        self.store.counters.reads_late.increment();
+        if let Some(file_tier) = self.store.file_tier(tier) {
+            file_tier.read_late(waited, self.store.config.clock.now());
+        }
+    }
+
+    /// What was read from this tier came in time.
+    pub fn read_in_time(&self, tier: Tier) {
+        if let Some(file_tier) = self.store.file_tier(tier) {
+            file_tier.read_in_time();
+        }
     }
 
     /// Whether each configured file tier works.
@@ -341,11 +369,16 @@ impl Cache {
 impl Drop for Cache {
     fn drop(&mut self) {
         self.store.queue.close();
+        let limit = self.store.config.drain_limit;
+        if !self.store.queue.wait_until_left(limit) {
+            let (rows, seconds) = (self.store.queue.depth(), limit.as_secs_f64());
+            tracing::warn!(rows, seconds, "the cache folder does not answer; what is not written yet is given up");
+            return;
+        }
         for writer in self.writers.drain(..) {
             // A writer catches the panics of its jobs; there is nothing to do about one that still ended.
             let _ = writer.join();
         }
-        self.store.write_touches();
     }
 }
 

@@ -6,6 +6,7 @@
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::clock::{Clock, SystemClock};
 use crate::error::CacheError;
@@ -43,6 +44,8 @@ pub struct CacheConfig {
     pub queue: usize,
     /// How long a writer may own a key before another may take it over.
     pub reservation_ttl_ms: u64,
+    /// How long closing the cache waits for what is still being written.
+    pub drain_limit: Duration,
     /// The save gates.
     pub gates: Gates,
     /// The memory pressure watcher.
@@ -69,6 +72,8 @@ impl Default for CacheConfig {
             queue: 64,
             // Far above any honest write, low enough that a stuck one does not block its key for long.
             reservation_ttl_ms: 60_000,
+            // A queue full of rows of a large model, on a slow disk.
+            drain_limit: Duration::from_secs(30),
             gates: Gates::default(),
             pressure: PressureConfig::default(),
             fs: Arc::new(StdFs),

@@ -110,5 +110,5 @@ pub use quant::QuantType;
 pub use rows::PayloadPart;
 pub use save::{DropReason, SaveBase, SaveOutcome, SaveRequest, Saved};
 pub use stats::{CounterSnapshot, Counters};
-pub use tier::TierHealth;
+pub use tier::{Readable, TierHealth};
 pub use words::{FingerprintMode, HitKind, PartKind, SaveReason, Tier};

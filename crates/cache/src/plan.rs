@@ -189,6 +189,13 @@ impl Segment {
         if self.memory.is_some() { Tier::Ram } else { self.spots.first().map_or(Tier::Ram, |(tier, _)| *tier) }
     }
 
+    /// Where a part is loaded from: memory if it is there, else the fastest tier of files. `None` if the row has no such part.
+    #[must_use]
+    pub fn tier_of(&self, kind: PartKind) -> Option<Tier> {
+        let in_memory = self.in_memory(kind).map(|_| Tier::Ram);
+        in_memory.or_else(|| self.in_files(kind).next().map(|(tier, _, _)| tier))
+    }
+
     /// Bytes of a part, `None` if the row has no such part.
     #[must_use]
     pub fn length(&self, kind: PartKind) -> Option<u64> {
@@ -261,7 +268,10 @@ impl Segment {
             Ok(crc.finish())
         };
         match { read }() {
-            Ok(got) if got == part.crc => Ok(()),
+            Ok(got) if got == part.crc => {
+                file_tier.read_came(self.store.config.clock.now());
+                Ok(())
+            }
             Ok(got) => {
                 self.store.condemn(self.row, &key, tier);
                 Err(Unusable::Damaged { key, kind: part.kind, expected: part.crc, got })

@@ -97,11 +97,12 @@ impl Reservations {
 
     /// Whether `reserve` would be refused now.
     pub(crate) fn is_taken(&self, key: Key, tier: Tier, now: Duration) -> bool {
-        match self.held.get(&(key, tier)) {
-            Some(Holder::Remover) => true,
-            Some(Holder::Writer { expires, .. }) => now < *expires,
-            None => false,
-        }
+        matches!(self.held.get(&(key, tier)), Some(Holder::Remover)) || self.is_being_written(key, tier, now)
+    }
+
+    /// Whether a writer holds the key.
+    pub(crate) fn is_being_written(&self, key: Key, tier: Tier, now: Duration) -> bool {
+        matches!(self.held.get(&(key, tier)), Some(Holder::Writer { expires, .. }) if now < *expires)
     }
 
     #[cfg(test)]

@@ -218,7 +218,8 @@ impl Pending<'_> {
             return Ok(SaveOutcome::AlreadyPresent);
         }
         let now = store.config.clock.now();
-        if self.tier != Tier::Ram && index.reservations.is_taken(self.draft.key, self.tier, now) {
+        // A file of that name that is being removed is gone before the row is written: writers wait for removals.
+        if self.tier != Tier::Ram && index.reservations.is_being_written(self.draft.key, self.tier, now) {
             return Ok(SaveOutcome::Dropped(DropReason::Conflict));
         }
         let mut gone = Vec::new();
@@ -229,8 +230,9 @@ impl Pending<'_> {
         let (id, room) = match placed {
             Ok(placed) => placed,
             Err(reason) => {
+                store.queue.push_removal(gone);
                 drop(index);
-                store.remove_files(&gone);
+                store.changed.notify_all();
                 return Ok(SaveOutcome::Dropped(reason));
             }
         };
@@ -240,8 +242,9 @@ impl Pending<'_> {
             // Before anybody else sees the row: one that builds on it must not get into the queue before it.
             store.queue.push(self.job(id, done.clone()));
         }
+        // Not here: the caller has others to serve, and a disk may take its time.
+        store.queue.push_removal(gone);
         drop(index);
-        store.remove_files(&gone);
         store.changed.notify_all();
         if !room.file {
             store.counters.saved(reason);

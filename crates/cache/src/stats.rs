@@ -114,6 +114,8 @@ counters! {
     tier_off_ram_file,
     /// Times the `disk` tier was switched off by a fault.
     tier_off_disk,
+    /// Restores given up because a file tier did not answer in time; their tokens were computed.
+    reads_late,
     /// Keys looked up in the index.
     probes,
     /// Time spent packing states.
@@ -184,7 +186,7 @@ mod tests {
         assert_eq!(value(&snapshot, "lookup_nanos"), 2000);
         assert_eq!(snapshot.fields().map(|field| field.1).sum::<u64>(), 2073, "nothing else was counted");
         let names: BTreeSet<_> = snapshot.fields().map(|field| field.0).collect();
-        assert_eq!(names.len(), 26);
+        assert_eq!(names.len(), 27);
     }
 
     #[test]

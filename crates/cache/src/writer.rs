@@ -1,4 +1,5 @@
-//! The bounded queue of saves and the threads that write them.
+//! The bounded queue of saves and the threads that write them. They also remove the files that make room, so that
+//! whoever saves never waits for a disk.
 //!
 //! `save.rs` puts jobs in, the threads take them in order and publish them. A row may build on one that stands
 //! before it in the queue, so a job whose parent is still being written waits for it. A job always ends: a
@@ -11,6 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::compact::OldPlace;
+use crate::index::Gone;
 use crate::publish::{Draft, PublishError};
 use crate::rows::{Payload, RowId};
 use crate::store::Store;
@@ -63,12 +65,32 @@ impl Done {
     }
 }
 
+/// What a thread does next.
+enum Work {
+    /// Removes files that made room for others.
+    Remove(Vec<Gone>),
+    /// Writes a row.
+    Write(Box<Job>),
+}
+
 #[derive(Default)]
 struct State {
     jobs: VecDeque<Job>,
     /// Rows that a thread is working on.
     running: Vec<RowId>,
+    /// Files that are to be removed, before anything is written.
+    removals: VecDeque<Vec<Gone>>,
+    /// Threads that remove files.
+    removing: usize,
+    /// Threads that have not ended.
+    writers: usize,
     closed: bool,
+}
+
+impl State {
+    fn is_idle(&self) -> bool {
+        self.jobs.is_empty() && self.running.is_empty() && self.removals.is_empty() && self.removing == 0
+    }
 }
 
 /// The queue.
@@ -106,26 +128,77 @@ impl Queue {
         state.jobs.len() + state.running.len()
     }
 
+    /// Adds files to remove. The store does so under the index lock, as those who wait for the removal look under it.
+    pub(crate) fn push_removal(&self, gone: Vec<Gone>) {
+        if !gone.is_empty() {
+            self.state.lock().removals.push_back(gone);
+            self.arrived.notify_one();
+        }
+    }
+
     /// No more jobs; the threads end when the queue is empty.
     pub(crate) fn close(&self) {
         self.state.lock().closed = true;
         self.arrived.notify_all();
     }
 
-    /// Waits until no job waits or runs.
+    /// Waits until nothing waits or runs.
     pub(crate) fn wait_idle(&self) {
         let mut state = self.state.lock();
-        while !state.jobs.is_empty() || !state.running.is_empty() {
+        while !state.is_idle() {
             state = self.ended.wait(state);
         }
     }
 
-    fn next(&self) -> Option<Job> {
+    /// The same for at most so long. Says whether it came to that.
+    pub(crate) fn wait_idle_for(&self, limit: Duration) -> bool {
+        self.wait_for(limit, State::is_idle)
+    }
+
+    /// A thread starts that counts until the guard is dropped.
+    pub(crate) fn enter(store: &Arc<Store>) -> Writing {
+        store.queue.state.lock().writers += 1;
+        Writing { store: Arc::clone(store) }
+    }
+
+    /// Waits until every thread has ended, at most so long. Says whether they have.
+    pub(crate) fn wait_until_left(&self, limit: Duration) -> bool {
+        self.wait_for(limit, |state| state.writers == 0)
+    }
+
+    fn wait_for(&self, limit: Duration, reached: impl Fn(&State) -> bool) -> bool {
+        let started = Instant::now();
+        let mut state = self.state.lock();
+        while !reached(&state) {
+            let Some(left) = limit.checked_sub(started.elapsed()).filter(|left| !left.is_zero()) else { return false };
+            state = self.ended.wait_for(state, left);
+        }
+        true
+    }
+
+    /// Files to remove that no thread has taken yet.
+    fn next_removal(&self) -> Option<Vec<Gone>> {
+        let mut state = self.state.lock();
+        let gone = state.removals.pop_front()?;
+        state.removing += 1;
+        Some(gone)
+    }
+
+    fn removed(&self) {
+        self.state.lock().removing -= 1;
+        self.ended.notify_all();
+    }
+
+    fn next(&self) -> Option<Work> {
         let mut state = self.state.lock();
         loop {
+            if let Some(gone) = state.removals.pop_front() {
+                state.removing += 1;
+                return Some(Work::Remove(gone));
+            }
             if let Some(job) = state.jobs.pop_front() {
                 state.running.push(job.row);
-                return Some(job);
+                return Some(Work::Write(Box::new(job)));
             }
             if state.closed {
                 return None;
@@ -154,10 +227,39 @@ impl Queue {
     }
 }
 
+/// Counts a thread that writes for as long as it runs.
+pub(crate) struct Writing {
+    store: Arc<Store>,
+}
+
+impl Drop for Writing {
+    fn drop(&mut self) {
+        let queue = &self.store.queue;
+        queue.state.lock().writers -= 1;
+        queue.ended.notify_all();
+    }
+}
+
+impl Writing {
+    /// The life of a writer thread. What is known of hits is in the files when the last one ends.
+    pub(crate) fn run(self) {
+        self.store.write_jobs();
+        if catch_unwind(AssertUnwindSafe(|| self.store.write_touches())).is_err() {
+            tracing::error!("a cache writer panicked at its end; some hit counts are not written");
+        }
+    }
+}
+
 impl Store {
-    /// The life of a writer thread.
-    pub(crate) fn write_jobs(&self) {
-        while let Some(mut job) = self.queue.next() {
+    fn write_jobs(&self) {
+        while let Some(work) = self.queue.next() {
+            let mut job = match work {
+                Work::Remove(gone) => {
+                    self.remove_queued(&gone);
+                    continue;
+                }
+                Work::Write(job) => job,
+            };
             let end = catch_unwind(AssertUnwindSafe(|| self.write_job(&job))).unwrap_or_else(|_| {
                 self.counters.save_failures.increment();
                 tracing::error!(key = %job.draft.key, "a cache writer panicked; the row is not saved");
@@ -206,8 +308,23 @@ impl Store {
     fn wait_for_removals(&self, tier: Tier) {
         let mut index = self.index.lock();
         while index.reservations.is_removing(tier) {
-            index = self.changed.wait(index);
+            // Nobody else may be there to do it.
+            index = match self.queue.next_removal() {
+                Some(gone) => {
+                    drop(index);
+                    self.remove_queued(&gone);
+                    self.index.lock()
+                }
+                None => self.changed.wait(index),
+            };
         }
+    }
+
+    fn remove_queued(&self, gone: &[Gone]) {
+        if catch_unwind(AssertUnwindSafe(|| self.remove_files(gone))).is_err() {
+            tracing::error!(files = gone.len(), "a cache writer panicked while it removed files");
+        }
+        self.queue.removed();
     }
 
     pub(crate) fn tier_failed(&self, tier: Tier, action: &'static str, error: &io::Error) {

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use poncho_cache::testing::{Fault, FaultFs, Operation};
 use poncho_cache::{
-    Cache, CacheConfig, CacheError, DropReason, Gates, Key, Needs, PausedClock, SaveOutcome, SaveReason, SaveRequest,
-    Stage, StageObserver, StdFs, Tier,
+    Cache, CacheConfig, CacheError, DropReason, FileTierConfig, Gates, Key, Needs, PausedClock, SaveOutcome,
+    SaveReason, SaveRequest, Stage, StageObserver, StdFs, Tier,
 };
 
 use crate::support::{conversation, namespace, on_disk, reach, request, save};
@@ -448,4 +448,43 @@ fn a_row_that_failed_to_be_read_is_used_again_after_it_was_saved_again() {
     assert_eq!(cache.counters().tier_bytes[Tier::Disk.index()], bytes);
     let plan = cache.lookup(&namespace(1), &tokens, Needs::ATTENTION).unwrap();
     assert_eq!(crate::support::check_plan(&plan, &tokens).unwrap(), 30);
+}
+
+/// Hardening 15: whoever saves removed the files that made room, and hung with the disk.
+#[test]
+fn a_save_that_needs_room_does_not_wait_for_a_disk_that_removes_nothing() {
+    let faulty = Faulty::new();
+    let config = faulty.config();
+    let disk = config.disk.clone().map(|disk| FileTierConfig { quota: 6_000, ..disk });
+    let cache = Cache::open(CacheConfig { disk, ..config }).unwrap();
+    let mut number = 0;
+    while cache.counters().evictions == 0 {
+        number += 1;
+        faulty.fs.fail(Operation::Remove, Fault::Stall);
+        save(&cache, namespace(1), &conversation(number, 30));
+        if cache.counters().evictions == 0 {
+            faulty.fs.release();
+            cache.flush();
+        }
+    }
+    assert!(faulty.fs.wait_until_stalled(1, Duration::from_secs(60)), "the removal is under way");
+    assert_eq!(reach(&cache, namespace(1), &conversation(number, 30)), 30, "and what made it necessary is there");
+    assert!(!cache.drain(Duration::from_millis(1)));
+    faulty.fs.release();
+    assert!(cache.drain(Duration::from_secs(60)));
+    assert_eq!(cache.row(&namespace(1).key(&conversation(number, 30))).unwrap().tiers, [Tier::Disk]);
+}
+
+/// Hardening 15: closing a cache hung for as long as its disk did.
+#[test]
+fn closing_a_cache_does_not_wait_for_a_stalled_disk_beyond_its_limit() {
+    let faulty = Faulty::new();
+    let cache = Cache::open(CacheConfig { drain_limit: Duration::from_millis(10), ..faulty.config() }).unwrap();
+    faulty.fs.fail(Operation::WriteNew, Fault::Stall);
+    save(&cache, namespace(1), &conversation(1, 30));
+    assert!(faulty.fs.wait_until_stalled(1, Duration::from_secs(60)));
+    drop(cache);
+    assert!(faulty.fs.wait_until_stalled(1, Duration::ZERO), "it still stalls");
+    faulty.fs.release();
+    assert!(faulty.fs.wait_until_none_stalled(Duration::from_secs(60)));
 }

@@ -269,6 +269,10 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "DURATION", default_value = "6h", value_parser = parse_wait)]
     pub(crate) upload_timeout: Duration,
 
+    /// How long the end of the server waits for its states to be saved, once its requests are over
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = parse_wait)]
+    pub(crate) drain_limit: Duration,
+
     /// An origin whose pages may use the server, such as https://chat.example; may be given several times
     #[arg(long, value_name = "ORIGIN")]
     pub(crate) cors: Vec<String>,

@@ -10,6 +10,7 @@ mod bench;
 mod bytes;
 mod cache;
 mod doctor;
+mod draining;
 mod embed;
 mod excerpt;
 mod greeting;

@@ -2,7 +2,8 @@
 //! hold.
 //!
 //! Wiring only. The first SIGINT or SIGTERM begins an orderly end: requests in flight may finish, states are saved, the
-//! exit code is 0. A second one ends the process at once.
+//! exit code is 0. Both have a limit, so that a disk which does not answer cannot keep the process. A second signal ends it
+//! at once.
 
 use std::io::Write;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -23,6 +24,7 @@ use crate::args::{ExactArg, FolderArgs, ServeArgs};
 use crate::bytes::show_bytes;
 use crate::cache::folder::{chosen_folder, free_bytes};
 use crate::doctor::{LITTLE_SPACE, limits, port};
+use crate::draining::{Drained, drain};
 use crate::greeting::Greeting;
 use crate::printable::printable_line;
 use crate::served_models::{Asked, ServedModels, aliases};
@@ -104,10 +106,18 @@ pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outc
     config.default_model = Some(id);
     config.library = Some(Arc::new(models.library.with_client_templates(args.client_templates)));
     runtime.block_on(poncho_server::serve(listener, Arc::clone(&engine), config, signals.told()))?;
-    writeln!(out, "saving what the models hold")?;
+    let limit = args.drain_limit;
+    writeln!(out, "saving what the models hold, for at most {} s", limit.as_secs_f64())?;
     out.flush()?;
-    engine.unload_all()?;
-    engine.cache().flush();
+    if drain(engine, limit)? == Drained::GaveUp {
+        let seconds = limit.as_secs_f64();
+        writeln!(
+            out,
+            "{} does not answer: gave up after {seconds} s; what is not written there is computed again next time (--drain-limit)",
+            folder.display()
+        )?;
+        out.flush()?;
+    }
     // A load that nobody waits for any more does not hold up the end.
     runtime.shutdown_background();
     Ok(Outcome::Good)

@@ -48,6 +48,8 @@ pub(crate) enum Command {
     Adapters { reply: Reply<Vec<AdapterInfo>> },
     /// Save every idle session and give its sequence back.
     Evict { reply: Reply<usize> },
+    /// Stored rows were read: look at them.
+    Wake,
     /// Save what there is and end.
     Shutdown { reply: Reply<()> },
 }

@@ -7,9 +7,10 @@
 //! and what cannot be done now is left for the next save. It must never touch the context.
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use poncho_cache::{Cache, Compaction, Key, PartKind, PayloadPart, RowInfo, Segment};
@@ -19,12 +20,22 @@ use crate::thinning::thin;
 
 /// Rows that may wait to be looked at; more are left for their next save.
 const QUEUE: usize = 64;
+/// How long the end of a model waits for the thread. One that hangs on a disk is left alone: what it does can end at any moment
+/// without harm.
+const END_WAIT: Duration = Duration::from_secs(5);
 
 /// See the module.
 pub(crate) struct Compactor {
     work: Work,
     /// Started when there is something to do for the first time.
-    thread: Option<(SyncSender<Key>, JoinHandle<()>)>,
+    thread: Option<Thread>,
+}
+
+struct Thread {
+    keys: SyncSender<Key>,
+    /// Disconnected when the thread has ended.
+    ended: Receiver<()>,
+    handle: JoinHandle<()>,
 }
 
 /// What a conversation may have.
@@ -40,7 +51,8 @@ impl Compactor {
     pub(crate) fn new(cache: Arc<Cache>, context: &dyn Context, bounds: Bounds) -> Self {
         let has_partial = context.info().memory.has_partial();
         let partials = if has_partial { bounds.partials } else { 0 };
-        let work = Work { cache, joiner: context.joiner(), bounds: Bounds { partials, ..bounds } };
+        let work =
+            Work { cache, joiner: context.joiner(), bounds: Bounds { partials, ..bounds }, stopping: Arc::default() };
         Self { work, thread: None }
     }
 
@@ -50,27 +62,38 @@ impl Compactor {
             return;
         }
         if self.thread.is_none() {
-            let (sender, receiver) = sync_channel(QUEUE);
+            let (keys, receiver) = sync_channel(QUEUE);
+            let (ending, ended) = sync_channel::<()>(0);
             let work = self.work.clone();
             let thread = std::thread::Builder::new().name("poncho-compactor".to_owned());
-            match thread.spawn(move || work.run(&receiver)) {
-                Ok(thread) => self.thread = Some((sender, thread)),
+            let run = move || {
+                // Dropped last, also by a panic.
+                let _ending = ending;
+                let work = work;
+                work.run(&receiver);
+            };
+            match thread.spawn(run) {
+                Ok(handle) => self.thread = Some(Thread { keys, ended, handle }),
                 Err(error) => tracing::warn!(%error, "no thread for joining rows; their chains stay as they are"),
             }
         }
-        if let Some((sender, _)) = &self.thread {
+        if let Some(Thread { keys, .. }) = &self.thread {
             // A full queue is no loss: the next save of the conversation says it again.
-            let _ = sender.try_send(key);
+            let _ = keys.try_send(key);
         }
     }
 }
 
 impl Drop for Compactor {
     fn drop(&mut self) {
-        if let Some((sender, thread)) = self.thread.take() {
-            drop(sender);
-            let _ = thread.join();
+        let Some(Thread { keys, ended, handle }) = self.thread.take() else { return };
+        drop(keys);
+        if let Err(RecvTimeoutError::Timeout) = ended.recv_timeout(END_WAIT) {
+            self.work.stopping.store(true, Ordering::Relaxed);
+            tracing::warn!("joining stored rows takes too long; the thread is left alone");
+            return;
         }
+        let _ = handle.join();
     }
 }
 
@@ -80,11 +103,16 @@ struct Work {
     /// `None` for a model without attention segments: its rows hang on nothing.
     joiner: Option<Arc<dyn SegmentJoiner>>,
     bounds: Bounds,
+    /// Set when nobody waits for the rest.
+    stopping: Arc<AtomicBool>,
 }
 
 impl Work {
     fn run(&self, keys: &Receiver<Key>) {
         while let Ok(key) = keys.recv() {
+            if self.stopping.load(Ordering::Relaxed) {
+                return;
+            }
             // A row that is still being written cannot be replaced.
             self.cache.flush();
             if self.bounds.partials > 0 {

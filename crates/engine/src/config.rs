@@ -106,6 +106,9 @@ pub struct ModelConfig {
     pub chain_limit: usize,
     /// Partial states (windows, recurrent states) that a conversation keeps, the older the further apart; 0 keeps all.
     pub partial_limit: usize,
+    /// How long a request waits for stored rows that have to be read, if half of what computing them would take is less. What
+    /// has not come by then is computed, and the tier is left alone for a while.
+    pub read_wait: Duration,
     /// Whether stored states are put back even where computing them is faster.
     pub restore_rule: RestoreRule,
     /// Whether replies can be made exact. If so, each sequence gets its own cells, and flash attention is off unless
@@ -140,6 +143,8 @@ impl ModelConfig {
             prefill_chunk: PrefillChunk::Default,
             chain_limit: DEFAULT_CHAIN,
             partial_limit: DEFAULT_PARTIALS,
+            // Enough for a disk that is busy with our own writes; a tier that was late gets a tenth of it.
+            read_wait: Duration::from_secs(1),
             restore_rule: RestoreRule::Faster,
             exactness: Exactness::Off,
             exact_grid: DEFAULT_GRID,

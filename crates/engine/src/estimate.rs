@@ -25,6 +25,10 @@ const HYSTERESIS: f64 = 1.15;
 /// Choices that pass a tier over before one segment of it is tried again; doubled after each try that changed nothing.
 const FIRST_PROBE: u32 = 8;
 const LAST_PROBE: u32 = 64;
+/// Tokens a second that a prefill is taken to compute before one was measured.
+const ASSUMED_PREFILL: f64 = 500.0;
+/// The longest that reads of a restore are waited for, however slow computing is.
+const LONGEST_READ: Duration = Duration::from_secs(120);
 
 /// A piece of a row's chain that could be restored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -171,6 +175,18 @@ impl Estimates {
             estimate.probe_after = FIRST_PROBE;
             estimate.passed_over = FIRST_PROBE;
         }
+    }
+
+    /// How long the reads of a restore of so many tokens may take: half of what computing the tokens would, and never less
+    /// than `floor`.
+    #[must_use]
+    pub fn patience(&self, tokens: usize, floor: Duration) -> Duration {
+        let seconds = tokens as f64 / self.prefill_rate().unwrap_or(ASSUMED_PREFILL) / 2.0;
+        let half = match self.rule {
+            RestoreRule::Faster => Duration::try_from_secs_f64(seconds).unwrap_or(LONGEST_READ).min(LONGEST_READ),
+            RestoreRule::Always => LONGEST_READ,
+        };
+        half.max(floor)
     }
 
     /// The estimated speed of a prefill, in tokens a second.

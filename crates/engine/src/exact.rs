@@ -141,6 +141,7 @@ impl Worker {
         if self.exact.is_none() {
             return;
         }
+        self.cancel_reads(Task::is_background);
         for task in self.tasks.iter_mut().filter(|task| task.is_background()) {
             task.end.get_or_insert(End::CANCELLED);
         }

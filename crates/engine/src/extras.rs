@@ -18,7 +18,7 @@ impl Worker {
     pub(crate) fn handle_extra(&mut self, command: Command) {
         // A caller that did not wait for the answer is no error.
         match command {
-            Command::Submit { .. } | Command::Shutdown { .. } => {}
+            Command::Submit { .. } | Command::Shutdown { .. } | Command::Wake => {}
             Command::EndSession { name, reply } => {
                 let known = self.admission.end_session(&name) != EndedSession::Unknown;
                 let _ = reply.send(Ok(known));

@@ -90,22 +90,24 @@ pub fn context_hash(options: &ContextOptions, context: &ContextInfo, model: &Mod
 }
 
 /// The same for states that were computed on a grid. They share nothing with others, and everything that could change a
-/// bit of them counts, down to the number of threads.
+/// bit of them counts: the build of the library with the kernels that it takes on this machine, and the number of threads
+/// that really compute, also where it was left to the default.
 pub(crate) fn exact_context_hash(
     options: &ContextOptions,
     context: &ContextInfo,
     model: &ModelInfo,
     grid: Grid,
+    build: &str,
 ) -> [u8; 32] {
-    let threads = |count: Option<u32>| count.map_or_else(|| "default".to_owned(), |count| count.to_string());
     let facts = [
+        ("build", build.to_owned()),
         ("grid", grid.0.to_string()),
         ("n_batch", context.n_batch.to_string()),
         ("n_ubatch", context.n_ubatch.to_string()),
         ("n_seq_max", context.n_seq_max.to_string()),
         ("n_ctx", context.n_ctx.to_string()),
-        ("threads", threads(options.threads)),
-        ("threads_batch", threads(options.threads_batch)),
+        ("threads", context.n_threads.to_string()),
+        ("threads_batch", context.n_threads_batch.to_string()),
     ];
     hash_with(options, context, model, facts.map(|(name, value)| (name.to_owned(), value)).into())
 }
@@ -137,4 +139,56 @@ fn hash_with(
         extra,
     }
     .hash()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroUsize;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::backend::stub::StubBackend;
+    use crate::backend::{Backend, MemoryKind};
+
+    /// The plain and the exact hash of a context on a build.
+    fn hashes(options: &ContextOptions, build: &str) -> (String, String) {
+        let backend = StubBackend::new(MemoryKind::Attention).with_build(build);
+        let model = backend.load_model(&ModelOptions::new("stub")).unwrap();
+        let context = model.new_context(options, Arc::default()).unwrap();
+        let grid = Grid(NonZeroUsize::new(128).unwrap());
+        let exact = exact_context_hash(options, context.info(), model.info(), grid, &backend.build());
+        (to_hex(&context_hash(options, context.info(), model.info())), to_hex(&exact))
+    }
+
+    /// Hardening 7: an upgrade of llama.cpp hit old rows, exact ones too.
+    #[test]
+    fn another_build_finds_plain_rows_and_no_exact_ones() {
+        let options = ContextOptions::default();
+        let (plain, exact) = hashes(&options, "one");
+        assert_eq!((plain.clone(), exact.clone()), hashes(&options, "one"));
+        let (other_plain, other_exact) = hashes(&options, "two");
+        assert_eq!(plain, other_plain);
+        assert_ne!(exact, other_exact);
+    }
+
+    /// Hardening 7: the default is another number of threads on another machine.
+    #[test]
+    fn the_threads_that_compute_count_and_not_whether_they_were_asked_for() {
+        let with = |threads, threads_batch| ContextOptions { threads, threads_batch, ..ContextOptions::default() };
+        let (plain, exact) = hashes(&with(None, None), "one");
+        // The stub's default is one thread.
+        assert_eq!(hashes(&with(Some(1), Some(1)), "one"), (plain.clone(), exact.clone()));
+        for (few, many) in [(Some(2), None), (None, Some(2))] {
+            let other = hashes(&with(few, many), "one");
+            assert_eq!(other.0, plain);
+            assert_ne!(other.1, exact);
+        }
+    }
+
+    /// A folder that was written before the build was a part of anything still serves.
+    #[test]
+    fn plain_rows_keep_their_namespace() {
+        let (plain, _) = hashes(&ContextOptions::default(), "any");
+        assert_eq!(plain, "125ec6e48a82894d37e73f17b5c88fb583317b6c7ea3660d073192395cf75ca6");
+    }
 }

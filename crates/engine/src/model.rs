@@ -29,6 +29,7 @@ use crate::file_watch::FileWatch;
 use crate::identity::FileIdentity;
 use crate::parts;
 use crate::queue_place::QueuePlace;
+use crate::readers::Readers;
 use crate::request::{Grammar, GrammarSource, Mode, ModelLimits, Request, RequestId, Trigger};
 use crate::running::Running;
 use crate::schema;
@@ -113,6 +114,7 @@ impl Model {
             streams: Arc::new(Streams::default()),
             embeddings: OpenEmbeddings::default(),
             running: Running::default(),
+            readers: Readers::default(),
             context_hash: OnceLock::new(),
             adapters: Mutex::default(),
         });

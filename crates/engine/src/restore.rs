@@ -1,33 +1,36 @@
 //! From a prompt to a sequence that holds as much of it as is known: live sequences, the cache, or nothing.
 //!
-//! Called by the worker when a request is admitted. Every restored state is checked before it is trusted; on any
-//! doubt the request goes on colder. It must never leave a sequence in a state that the task does not know of.
+//! Called by the worker when a request is admitted. A restore has three steps: choose what of a plan to put back, read what of
+//! it is not in memory (`readers.rs`, on other threads and with a deadline), and set it. Every restored state is checked before
+//! it is trusted; on any doubt the request goes on colder. It must never leave a sequence in a state that the task does not
+//! know of.
 
-use std::sync::mpsc::sync_channel;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use poncho_cache::{Cache, HitKind, Namespace, Needs, PartKind, RestorePlan, Segment, Tier};
 
-use crate::backend::{Backend, Context, KvLayout, MemoryKind, SeqId, StateError, StatePart, StoredRow};
+use crate::backend::{Context, MemoryKind, SeqId, StateError, StatePart, StoredRow};
+use crate::chosen::{Chosen, Loaded, Reach, Reads};
 use crate::estimate::{self, Estimates};
 use crate::exact::Grid;
-use crate::gathered::Gathered;
+use crate::readers::{Buffers, PartId, Parts, Readers, Reading};
 use crate::save::logits_from_bytes;
-use crate::staging::{Staged, Staging};
 
-/// Below this many bytes a chain is read by the worker itself: a thread costs more than it hides.
-const READ_AHEAD_BYTES: u64 = 4 << 20;
 /// Rows that may turn out unusable before the request goes cold.
-const ATTEMPTS: usize = 8;
+pub(crate) const ATTEMPTS: usize = 8;
+/// A tier whose reads were late gets this part of the usual time when it is tried again.
+const PROBE_SHARE: u32 = 10;
 
 /// What restoring needs of the worker.
 pub(crate) struct Restorer<'a> {
     pub(crate) context: &'a mut dyn Context,
-    pub(crate) backend: &'a dyn Backend,
     pub(crate) cache: &'a Cache,
     pub(crate) estimates: &'a mut Estimates,
-    pub(crate) staging: &'a Staging,
+    pub(crate) readers: &'a Readers,
+    pub(crate) buffers: Buffers,
+    /// How long reads are waited for at least.
+    pub(crate) read_wait: Duration,
     pub(crate) n_vocab: u32,
 }
 
@@ -38,8 +41,6 @@ pub(crate) struct Restored {
     pub(crate) n_past: usize,
     /// The logits after all of the prompt, if they were stored: nothing has to be decoded.
     pub(crate) logits: Option<Vec<f32>>,
-    /// The state was there and the context had no room for it.
-    pub(crate) no_room: bool,
 }
 
 impl Restored {
@@ -78,8 +79,13 @@ impl Wanted<'_> {
         if reach == prompt && plan.has_logits() {
             return (reach, true);
         }
-        // Without logits the last token is computed again, which only a model that can be cut allows.
-        (self.grid.map_or_else(|| reach.min(prompt.saturating_sub(1)), |grid| grid.usable(reach, prompt)), false)
+        (self.without_logits(reach), false)
+    }
+
+    /// The same if the logits cannot be had: the last token is computed again, which only a model that can be cut allows.
+    fn without_logits(&self, reach: usize) -> usize {
+        let prompt = self.prompt.len();
+        self.grid.map_or_else(|| reach.min(prompt.saturating_sub(1)), |grid| grid.usable(reach, prompt))
     }
 
     /// Whether a model can go on from a plan: from its very end, or from before it if it can be cut.
@@ -118,90 +124,121 @@ pub(crate) fn find_plan(
     None
 }
 
-impl<'a> Restorer<'a> {
-    /// Fills `seq` from the cache as far as that pays. Whatever `seq` held is gone.
+impl Restorer<'_> {
+    /// Fills `seq` from the cache as far as that pays, waiting for reads as long as that pays. Whatever `seq` held is gone.
+    /// For what runs alone anyway: others wait meanwhile.
     pub(crate) fn restore(&mut self, seq: SeqId, wanted: &Wanted<'_>, first: Option<RestorePlan>) -> Restored {
         let memory = self.context.info().memory;
-        let mut next = first;
+        let (mut next, mut until) = (first, None);
         for _ in 0..ATTEMPTS {
             let Some(plan) = next.take() else { break };
-            match self.try_plan(seq, wanted, &plan) {
+            match self.try_plan(seq, wanted, Arc::new(plan), &mut until) {
                 Ok(restored) => return restored,
                 // The row is out of the cache; what lies before it may still serve.
                 Err(Failure::Unusable) => next = find_plan(self.cache, memory, wanted, None),
-                Err(Failure::NoRoom) => {
-                    self.context.remove(seq, 0..u32::MAX);
-                    return Restored { no_room: true, ..Restored::default() };
-                }
-                Err(Failure::Refused) => break,
+                Err(Failure::NoRoom | Failure::Refused) => break,
             }
         }
         self.context.remove(seq, 0..u32::MAX);
         Restored::default()
     }
 
-    fn try_plan(&mut self, seq: SeqId, wanted: &Wanted<'_>, plan: &RestorePlan) -> Result<Restored, Failure> {
+    fn try_plan(
+        &mut self,
+        seq: SeqId,
+        wanted: &Wanted<'_>,
+        plan: Arc<RestorePlan>,
+        until: &mut Option<Instant>,
+    ) -> Result<Restored, Failure> {
+        let chosen = self.choose(wanted, plan, &Parts::default(), Reads::Allowed)?;
+        let missing = chosen.missing();
+        if missing.is_empty() {
+            return self.set(seq, &chosen, &Parts::default(), Duration::ZERO);
+        }
+        let until = *until.get_or_insert_with(|| Instant::now() + self.patience(&chosen));
+        let reading = self.readers.read(self.buffers.clone(), &chosen.plan, &missing, None)?;
+        reading.wait(until);
+        let (chosen, parts, took) = self.gather(wanted, chosen, &missing, reading)?;
+        self.set(seq, &chosen, &parts, took)
+    }
+
+    /// Chooses what of a plan to put back: what is at hand or can be read, and is not cheaper to compute.
+    pub(crate) fn choose(
+        &mut self,
+        wanted: &Wanted<'_>,
+        plan: Arc<RestorePlan>,
+        have: &Parts,
+        reads: Reads,
+    ) -> Result<Chosen, Failure> {
         let memory = self.context.info().memory;
-        let (usable, exact) = wanted.usable(plan);
-        let mut n_past = usable;
+        let (mut n_past, mut with_logits) = wanted.usable(&plan);
         if n_past as u64 > u64::from(self.context.info().n_ctx) {
             return Err(Failure::Refused);
         }
-        let is_needed = |segment: &&Segment| !segment.range().is_empty() && (segment.range().start as usize) < n_past;
-        let segments: Vec<&Segment> = plan.segments().iter().filter(is_needed).collect();
-        let whole = segments.iter().any(|segment| segment.length(PartKind::Whole).is_some());
-        let mut used = segments.len();
-        if memory.has_segments() && !whole {
-            let choice = self.choose(&segments, plan, wanted.prompt.len(), memory);
-            if choice < used {
-                used = choice;
-                let end = segments.get(..used).and_then(<[_]>::last).map_or(0, |last| last.range().end as usize);
-                n_past = wanted.grid.map_or(end, |grid| grid.floor(end)).min(n_past);
+        let mut reach = Reach { plan: &plan, have, cache: self.cache, reads, asked: [None; Tier::ALL.len()] };
+        let boundary = plan.boundary().and_then(|_| plan.segments().len().checked_sub(1));
+        if with_logits && !boundary.is_some_and(|row| reach.has((row, PartKind::Logits))) {
+            if !memory.can_cut() {
+                return Ok(Chosen::nothing(plan));
             }
+            (n_past, with_logits) = (wanted.without_logits(n_past), false);
+        }
+        let is_needed = |segment: &Segment| !segment.range().is_empty() && (segment.range().start as usize) < n_past;
+        let needed = plan.segments().iter().enumerate().filter(|(_, segment)| is_needed(segment));
+        let mut rows: Vec<usize> = needed.map(|(row, _)| row).collect();
+        let is_whole = |row: &usize| plan.segments().get(*row).is_some_and(|row| row.length(PartKind::Whole).is_some());
+        let whole = rows.iter().any(is_whole).then_some(()).map(|()| rows.clone());
+        let partial = boundary.filter(|_| whole.is_none() && memory.has_partial());
+        if partial.is_some_and(|row| !reach.has((row, PartKind::Partial))) {
+            return Ok(Chosen::nothing(plan));
+        }
+        let whole = match whole.as_deref() {
+            None => None,
+            Some([row]) if reach.has((*row, PartKind::Whole)) => Some(*row),
+            Some([_]) => return Ok(Chosen::nothing(plan)),
+            Some(_) => return Err(Failure::Refused),
+        };
+        if memory.has_segments() && whole.is_none() {
+            let at_hand = rows.iter().take_while(|row| reach.has((**row, PartKind::Attention))).count();
+            let used = self.estimate(&plan, &rows, at_hand, wanted.prompt.len(), memory);
+            if used < rows.len() {
+                rows.truncate(used);
+                let last = rows.last().and_then(|row| plan.segments().get(*row));
+                let end = last.map_or(0, |last| last.range().end as usize);
+                let end = wanted.grid.map_or(end, |grid| grid.floor(end));
+                with_logits &= end >= n_past;
+                n_past = end.min(n_past);
+                // On a grid, a row may begin where the last whole chunk ends.
+                let starts_before = |row: &usize| {
+                    plan.segments().get(*row).is_some_and(|segment| (segment.range().start as usize) < n_past)
+                };
+                rows.retain(starts_before);
+            }
+        } else {
+            rows.clear();
         }
         if n_past == 0 {
-            self.context.remove(seq, 0..u32::MAX);
-            return Ok(Restored::default());
+            return Ok(Chosen::nothing(plan));
         }
-        let exact = exact && n_past == usable;
-        let boundary = plan.boundary();
-        if whole {
-            self.restore_whole(seq, &segments, n_past, memory)?;
-        } else {
-            let partial = match boundary.filter(|_| memory.has_partial()) {
-                Some(row) => Some(self.load(row, PartKind::Partial)?),
-                None => None,
-            };
-            let refused = |error| match error {
-                StateError::NoRoom { .. } => Failure::NoRoom,
-                error => {
-                    tracing::warn!(%error, "a stored state was refused; the prompt is computed instead");
-                    Failure::Refused
-                }
-            };
-            let end = u32::try_from(n_past).unwrap_or(u32::MAX);
-            self.context.restore_begin(seq, end, partial.as_deref()).map_err(refused)?;
-            if memory.has_segments() {
-                self.restore_segments(segments.get(..used).unwrap_or(&[]))?;
-            }
-            self.context.restore_finish().map_err(refused)?;
-        }
-        let logits = match boundary.filter(|_| exact) {
-            Some(row) => logits_from_bytes(&self.load(row, PartKind::Logits)?, self.n_vocab),
-            None => None,
-        };
-        if exact && logits.is_none() {
-            // Logits of another vocabulary size cannot be of this model; nothing else of the row is trusted either.
-            return Err(Failure::Refused);
-        }
-        Ok(Restored { n_past, logits, no_room: false })
+        let is_probe = reach.is_probe();
+        let logits = boundary.filter(|_| with_logits);
+        Ok(Chosen { n_past, rows, whole, partial, logits, is_probe, plan })
     }
 
-    /// How many segments to restore; the rest is cheaper to compute.
-    fn choose(&mut self, segments: &[&Segment], plan: &RestorePlan, prompt: usize, memory: MemoryKind) -> usize {
-        let last = segments.len().saturating_sub(1);
-        let offered: Vec<estimate::Segment> = segments
+    /// How many of the first rows to restore; the rest is cheaper to compute.
+    fn estimate(
+        &mut self,
+        plan: &RestorePlan,
+        rows: &[usize],
+        at_hand: usize,
+        prompt: usize,
+        memory: MemoryKind,
+    ) -> usize {
+        let last = rows.len().saturating_sub(1);
+        let offered: Vec<estimate::Segment> = rows
             .iter()
+            .take(at_hand)
+            .filter_map(|row| plan.segments().get(*row))
             .enumerate()
             .map(|(place, segment)| estimate::Segment {
                 tokens: segment.range().len(),
@@ -213,17 +250,83 @@ impl<'a> Restorer<'a> {
         self.estimates.choose(&offered, prompt).segments
     }
 
-    fn restore_whole(
+    /// How long what was chosen may be waited for: half of what computing it would take, but at least so long that a healthy
+    /// disk beside a fast model is not cut off.
+    pub(crate) fn patience(&self, chosen: &Chosen) -> Duration {
+        let floor = if chosen.is_probe { self.read_wait / PROBE_SHARE } else { self.read_wait };
+        self.estimates.patience(chosen.n_past, floor)
+    }
+
+    /// What a reading brought, and what is put back of it. What did not come in time is computed, and its tier is left alone for a
+    /// while.
+    pub(crate) fn gather(
+        &mut self,
+        wanted: &Wanted<'_>,
+        chosen: Chosen,
+        missing: &[PartId],
+        reading: Reading,
+    ) -> Result<(Chosen, Parts, Duration), Failure> {
+        let waited = reading.waited();
+        let came = reading.take();
+        match came.outcome {
+            Some(Ok(())) => {
+                chosen.tiers_of(missing).for_each(|tier| self.cache.read_in_time(tier));
+                Ok((chosen, came.parts, came.took))
+            }
+            Some(Err(failure)) => Err(failure),
+            None => {
+                let late: Vec<PartId> =
+                    missing.iter().copied().filter(|part| came.parts.get(*part).is_none()).collect();
+                tracing::debug!(parts = late.len(), waited_ms = waited.as_millis(), "stored rows did not come in time");
+                chosen.tiers_of(&late).for_each(|tier| self.cache.read_late(tier, waited));
+                let chosen = self.choose(wanted, chosen.plan, &came.parts, Reads::No)?;
+                Ok((chosen, came.parts, waited))
+            }
+        }
+    }
+
+    /// Puts back what was chosen. After an error the sequence may hold anything.
+    pub(crate) fn set(
         &mut self,
         seq: SeqId,
-        segments: &[&Segment],
-        n_past: usize,
-        memory: MemoryKind,
-    ) -> Result<(), Failure> {
-        let [segment] = segments else { return Err(Failure::Refused) };
-        let bytes = self.load(segment, PartKind::Whole)?;
+        chosen: &Chosen,
+        parts: &Parts,
+        reading: Duration,
+    ) -> Result<Restored, Failure> {
+        let memory = self.context.info().memory;
+        let n_past = chosen.n_past;
+        if n_past == 0 {
+            self.context.remove(seq, 0..u32::MAX);
+            return Ok(Restored::default());
+        }
+        if let Some(row) = chosen.whole {
+            let bytes = chosen.load((row, PartKind::Whole), parts)?;
+            self.set_whole(seq, &bytes, n_past, memory)?;
+        } else {
+            let partial = chosen.partial.map(|row| chosen.load((row, PartKind::Partial), parts)).transpose()?;
+            let refused = |error| match error {
+                StateError::NoRoom { .. } => Failure::NoRoom,
+                error => {
+                    tracing::warn!(%error, "a stored state was refused; the prompt is computed instead");
+                    Failure::Refused
+                }
+            };
+            let end = u32::try_from(n_past).unwrap_or(u32::MAX);
+            self.context.restore_begin(seq, end, partial.as_deref()).map_err(refused)?;
+            if memory.has_segments() {
+                self.set_rows(chosen, parts, reading)?;
+            }
+            self.context.restore_finish().map_err(refused)?;
+        }
+        let Some(row) = chosen.logits else { return Ok(Restored { n_past, logits: None }) };
+        // Logits of another vocabulary size cannot be of this model; nothing else of the row is trusted either.
+        let logits = logits_from_bytes(&chosen.load((row, PartKind::Logits), parts)?, self.n_vocab);
+        Ok(Restored { n_past, logits: Some(logits.ok_or(Failure::Refused)?) })
+    }
+
+    fn set_whole(&mut self, seq: SeqId, bytes: &[u8], n_past: usize, memory: MemoryKind) -> Result<(), Failure> {
         self.context.remove(seq, 0..u32::MAX);
-        self.context.state_write(seq, StatePart::Whole, &bytes).map_err(|error| {
+        self.context.state_write(seq, StatePart::Whole, bytes).map_err(|error| {
             tracing::warn!(%error, "a stored whole state was refused; the prompt is computed instead");
             Failure::Refused
         })?;
@@ -237,94 +340,42 @@ impl<'a> Restorer<'a> {
         Ok(())
     }
 
-    /// Copies segments into the context: those in memory as one state, from where they lie. Of others the next one is read while
-    /// one is copied, unless a sequence with cells of its own takes them only at once.
-    fn restore_segments(&mut self, segments: &[&Segment]) -> Result<(), Failure> {
-        let in_files = |segment: &&&Segment| segment.tier() != Tier::Ram;
-        if self.context.info().kv == KvLayout::Split || !segments.iter().any(|segment| in_files(&segment)) {
-            return self.restore_at_once(segments);
+    /// Copies rows into the context in one call, from where they lie.
+    fn set_rows(&mut self, chosen: &Chosen, parts: &Parts, reading: Duration) -> Result<(), Failure> {
+        let mut loaded = Vec::with_capacity(chosen.rows.len());
+        for row in &chosen.rows {
+            let segment = chosen.plan.segments().get(*row).ok_or(Failure::Refused)?;
+            loaded.push((segment.range().end, chosen.load((*row, PartKind::Attention), parts)?));
         }
-        let in_files = segments.iter().filter(in_files);
-        let bytes_in_files: u64 = in_files.filter_map(|segment| segment.length(PartKind::Attention)).sum();
-        if segments.len() < 2 || bytes_in_files < READ_AHEAD_BYTES {
-            for segment in segments {
-                let started = Instant::now();
-                let bytes = self.load(segment, PartKind::Attention)?;
-                self.put_rows(&[row(segment, &bytes)])?;
-                self.estimates.record_restore(segment.tier(), bytes.len() as u64, started.elapsed());
-            }
-            return Ok(());
-        }
-        let (backend, staging) = (self.backend, self.staging);
-        std::thread::scope(|scope| {
-            // One segment ahead, one being copied: more would only take memory.
-            let (sender, receiver) = sync_channel::<Result<(Loaded<'_>, Duration), Failure>>(1);
-            scope.spawn(move || {
-                for segment in segments {
-                    let started = Instant::now();
-                    let loaded =
-                        load(backend, staging, segment, PartKind::Attention).map(|bytes| (bytes, started.elapsed()));
-                    let failed = loaded.is_err();
-                    if sender.send(loaded).is_err() || failed {
-                        break;
-                    }
-                }
-            });
-            for segment in segments {
-                let (bytes, reading) = receiver.recv().map_err(|_| Failure::Refused)??;
-                let started = Instant::now();
-                self.put_rows(&[row(segment, &bytes)])?;
-                // Reading and copying overlap, so the slower of the two is what a segment costs.
-                self.estimates.record_restore(segment.tier(), bytes.len() as u64, reading.max(started.elapsed()));
-            }
-            Ok(())
-        })
-    }
-
-    /// Copies segments into the context in one call, after all of them were read.
-    fn restore_at_once(&mut self, segments: &[&Segment]) -> Result<(), Failure> {
         let started = Instant::now();
-        let gathered = Gathered::read(self.backend, self.staging, segments)?;
-        let reading = started.elapsed();
-        let started = Instant::now();
-        let rows: Vec<StoredRow<'_>> =
-            segments.iter().zip(gathered.rows()).map(|(segment, (bytes, _))| row(segment, bytes)).collect();
-        self.put_rows(&rows)?;
-        self.record(segments, &gathered, reading, started.elapsed());
-        Ok(())
-    }
-
-    /// Notes what rows cost that were restored at once: a tier's share in the reading by what its rows took, for they were read
-    /// side by side, and in the copying by their bytes.
-    fn record(&mut self, segments: &[&Segment], gathered: &Gathered<'_>, reading: Duration, copying: Duration) {
-        let took = |part: Duration, whole: Duration| part.as_secs_f64() / whole.as_secs_f64().max(f64::MIN_POSITIVE);
-        let (all_bytes, all_reading) =
-            gathered.rows().fold((0, Duration::ZERO), |sum, row| (sum.0 + row.0.len(), sum.1 + row.1));
-        for tier in [Tier::Ram, Tier::RamFile, Tier::Disk] {
-            let rows = segments.iter().zip(gathered.rows()).filter(|(segment, _)| segment.tier() == tier);
-            let (bytes, read) = rows.fold((0, Duration::ZERO), |sum, (_, row)| (sum.0 + row.0.len(), sum.1 + row.1));
-            if bytes > 0 {
-                let reading = reading.mul_f64(took(read, all_reading).min(1.0));
-                let copying = copying.mul_f64(bytes as f64 / all_bytes as f64);
-                self.estimates.record_restore(tier, bytes as u64, reading + copying);
-            }
-        }
-    }
-
-    /// Copies rows that follow each other into the context.
-    fn put_rows(&mut self, rows: &[StoredRow<'_>]) -> Result<(), Failure> {
-        self.context.restore_rows(rows).map_err(|error| match error {
+        let rows: Vec<StoredRow<'_>> = loaded.iter().map(|(end, row)| StoredRow { bytes: row, end: *end }).collect();
+        self.context.restore_rows(&rows).map_err(|error| match error {
             StateError::NoRoom { .. } => Failure::NoRoom,
             error => {
                 let ends: Vec<u32> = rows.iter().map(|row| row.end).collect();
                 tracing::warn!(?ends, %error, "stored segments were refused; the prompt is computed instead");
                 Failure::Refused
             }
-        })
+        })?;
+        self.record(&loaded, reading, started.elapsed());
+        Ok(())
     }
 
-    fn load(&self, segment: &Segment, kind: PartKind) -> Result<Loaded<'a>, Failure> {
-        load(self.backend, self.staging, segment, kind)
+    /// Notes what rows cost that were restored at once: a tier's share in the reading by what its rows took, for they were read
+    /// side by side, and in the copying by their bytes.
+    fn record(&mut self, rows: &[(u32, Loaded<'_>)], reading: Duration, copying: Duration) {
+        let took = |part: Duration, whole: Duration| part.as_secs_f64() / whole.as_secs_f64().max(f64::MIN_POSITIVE);
+        let sum = |(bytes, read): (usize, Duration), row: &Loaded<'_>| (bytes + row.len(), read + row.took);
+        let rows = || rows.iter().map(|(_, row)| row);
+        let (all_bytes, all_reading) = rows().fold((0, Duration::ZERO), sum);
+        for tier in [Tier::Ram, Tier::RamFile, Tier::Disk] {
+            let (bytes, read) = rows().filter(|row| row.tier == tier).fold((0, Duration::ZERO), sum);
+            if bytes > 0 {
+                let reading = reading.mul_f64(took(read, all_reading).min(1.0));
+                let copying = copying.mul_f64(bytes as f64 / all_bytes as f64);
+                self.estimates.record_restore(tier, bytes as u64, reading + copying);
+            }
+        }
     }
 }
 
@@ -337,43 +388,4 @@ pub(crate) enum Failure {
     NoRoom,
     /// The context does not take the bytes.
     Refused,
-}
-
-fn row<'a>(segment: &Segment, bytes: &'a [u8]) -> StoredRow<'a> {
-    StoredRow { bytes, end: segment.range().end }
-}
-
-/// Bytes of a part: by reference if they are in memory, else read.
-enum Loaded<'a> {
-    Shared(Bytes),
-    Read(Staged<'a>),
-}
-
-impl std::ops::Deref for Loaded<'_> {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        match self {
-            Self::Shared(bytes) => bytes,
-            Self::Read(buffer) => buffer.as_ref(),
-        }
-    }
-}
-
-fn load<'a>(
-    backend: &dyn Backend,
-    staging: &'a Staging,
-    segment: &Segment,
-    kind: PartKind,
-) -> Result<Loaded<'a>, Failure> {
-    if let Some(bytes) = segment.bytes(kind) {
-        return Ok(Loaded::Shared(bytes));
-    }
-    let length = segment.length(kind).and_then(|length| usize::try_from(length).ok()).ok_or(Failure::Refused)?;
-    let mut buffer = staging.take(backend, length);
-    segment.read(kind, buffer.as_mut()).map_err(|error| {
-        tracing::debug!(%error, "a row is unusable");
-        Failure::Unusable
-    })?;
-    Ok(Loaded::Read(buffer))
 }

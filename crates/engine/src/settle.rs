@@ -27,6 +27,17 @@ use crate::worker::{Waiting, Worker};
 /// With split cells a copy is two passes over the bytes; fewer tokens than these may be computed as soon.
 const WORTH_COPYING: usize = 16;
 
+/// No state is saved at the end of a model once its saves have taken so long.
+const SHUTDOWN_SAVES: Duration = Duration::from_secs(20);
+
+/// Where the state of a prompt was found.
+enum Resolved {
+    /// In the request's sequence, as far as it goes.
+    Here(Restored),
+    /// In the cache, or nowhere.
+    Stored(Option<RestorePlan>),
+}
+
 impl Worker {
     /// A request got its sequence: finds what is known of its prompt and puts it to work.
     pub(crate) fn start(&mut self, id: RequestId, waiting: Waiting, place: Place) {
@@ -52,17 +63,24 @@ impl Worker {
             admitted,
         });
         task.own_reach = self.own_reach(&task);
-        let restored = match self.resolve(&mut task, place) {
-            Ok(restored) => restored,
+        match self.resolve(&mut task, place) {
+            Ok(Resolved::Here(restored)) => self.settle(task, restored),
+            Ok(Resolved::Stored(plan)) => self.restore_from(task, plan),
             Err(error) => {
                 // The session keeps what it had: the request never touched it.
                 let after = if matches!(place, Place::Session(_)) { After::Pin } else { After::Free };
                 self.admission.release(task.seq, after);
                 self.shared.end(id, StreamEvent::Error(error));
-                return;
             }
-        };
-        task.restore_time = admitted.elapsed();
+        }
+    }
+
+    /// A request has what was known of its prompt: from here on it runs.
+    pub(crate) fn settle(&mut self, mut task: Task, restored: Restored) {
+        if task.hit == HitKind::Cold {
+            task.hit = restored.hit();
+        }
+        task.restore_time = task.admitted().elapsed();
         task.n_past = restored.n_past;
         task.read = restored.n_past;
         task.last_save = restored.n_past;
@@ -105,9 +123,9 @@ impl Worker {
         }
     }
 
-    fn resolve(&mut self, task: &mut Task, place: Place) -> Result<Restored, EngineError> {
+    fn resolve(&mut self, task: &mut Task, place: Place) -> Result<Resolved, EngineError> {
         if task.request.mode == Mode::Continue {
-            return self.continue_session(task);
+            return self.continue_session(task).map(Resolved::Here);
         }
         let memory = self.context.info().memory;
         let grid = self.grid_of(&task.request);
@@ -149,26 +167,17 @@ impl Worker {
             && let Some(restored) = self.use_in_place(task, found, plan.as_ref())
         {
             task.hit = HitKind::Sticky;
-            return Ok(restored);
+            return Ok(Resolved::Here(restored));
         }
         let idle: Vec<SeqId> = self.admission.idle_sessions().map(|(seq, _, _)| seq).collect();
         let idle = self.best_live(task, idle.into_iter().chain(shared.map(|found| found.seq)));
         if let Some(found) = idle.filter(|found| self.is_worth_copying(*found, reach))
             && let Some(restored) = self.copy_from(task, found)
         {
-            task.hit = restored.hit();
-            return Ok(restored);
+            return Ok(Resolved::Here(restored));
         }
         drop(self.live.take(task.seq));
-        let wanted = Wanted { namespace: &task.namespace, prompt: &task.tokens, grid };
-        let mut restored = self.restorer().restore(task.seq, &wanted, plan);
-        // What others left behind is in the cache too; what this request needs comes first.
-        while restored.no_room && self.give_up_idle_cells() {
-            let plan = find_plan(&self.shared.cache, memory, &wanted, parent);
-            restored = self.restorer().restore(task.seq, &wanted, plan);
-        }
-        task.hit = restored.hit();
-        Ok(restored)
+        Ok(Resolved::Stored(plan))
     }
 
     /// How much of a prompt its own tenant has sent before, as far as something still holds it: the most that a discreet
@@ -226,7 +235,7 @@ impl Worker {
             logits = if found.whole && !live.logits.is_empty() {
                 Some(live.logits.clone())
             } else {
-                plan.filter(|plan| plan.reach() as usize == prompt).and_then(|plan| self.stored_logits(plan))
+                plan.filter(|plan| plan.reach() as usize == prompt).and_then(|plan| self.logits_in_memory(plan))
             };
             if logits.is_none() {
                 // The last token is computed again, which only a model that can be cut allows.
@@ -243,7 +252,7 @@ impl Worker {
             task.seq = found.seq;
         }
         let held = self.live.take(found.seq).n_past;
-        self.cut(found.seq, keep, held).then_some(Restored { n_past: keep, logits, no_room: false })
+        self.cut(found.seq, keep, held).then_some(Restored { n_past: keep, logits })
     }
 
     /// Copies what an idle session's sequence holds.
@@ -261,7 +270,7 @@ impl Worker {
         }
         drop(self.live.take(task.seq));
         let copied = self.copy_live(found.seq, task.seq, keep, held);
-        copied.then_some(Restored { n_past: keep, logits: None, no_room: false })
+        copied.then_some(Restored { n_past: keep, logits: None })
     }
 
     /// Makes `to` hold the first `keep` of the `held` tokens of `from`. After `false` it may hold anything.
@@ -291,11 +300,9 @@ impl Worker {
         keep == held || self.context.remove(seq, end..u32::MAX)
     }
 
-    fn stored_logits(&self, plan: &RestorePlan) -> Option<Vec<f32>> {
-        let row = plan.boundary()?;
-        let length = usize::try_from(row.length(PartKind::Logits)?).ok()?;
-        let mut bytes = vec![0; length];
-        row.read(PartKind::Logits, &mut bytes).ok()?;
+    /// The stored logits after a plan's last token, unless a disk would have to be asked: computing one token is as quick.
+    fn logits_in_memory(&self, plan: &RestorePlan) -> Option<Vec<f32>> {
+        let bytes = plan.boundary()?.bytes(PartKind::Logits)?;
         logits_from_bytes(&bytes, self.shared.limits.vocab)
     }
 
@@ -316,7 +323,7 @@ impl Worker {
         task.tokens.splice(0..0, live.tokens);
         task.prompt_len = task.tokens.len();
         task.hit = HitKind::Continuation;
-        Ok(Restored { n_past: live.n_past, logits: None, no_room: false })
+        Ok(Restored { n_past: live.n_past, logits: None })
     }
 
     /// Where the prefill of a model that cannot be cut pauses for a save.
@@ -460,16 +467,36 @@ impl Worker {
     /// Saves everything and ends every request.
     pub(crate) fn shut_down(&mut self) {
         self.sweep_cancelled();
+        self.cancel_reads(|_| true);
+        // Each save waits for its disk, up to a bound; all of them together have one too.
+        let started = Instant::now();
+        let mut given_up = 0;
         for place in 0..self.tasks.len() {
             let Some(task) = self.tasks.get_mut(place) else { break };
             task.end.get_or_insert(End::CANCELLED);
             let count = task.n_past;
-            self.save_task(place, count, SaveReason::Shutdown);
+            if started.elapsed() < SHUTDOWN_SAVES {
+                self.save_task(place, count, SaveReason::Shutdown);
+            } else {
+                given_up += 1;
+            }
         }
         self.end_tasks();
         let idle: Vec<SeqId> = self.admission.idle_sessions().map(|(seq, _, _)| seq).collect();
         for seq in idle {
-            self.save_live(seq, SaveReason::Shutdown);
+            if started.elapsed() < SHUTDOWN_SAVES {
+                self.save_live(seq, SaveReason::Shutdown);
+            } else {
+                given_up += 1;
+            }
+        }
+        if given_up > 0 {
+            let seconds = SHUTDOWN_SAVES.as_secs();
+            tracing::warn!(
+                states = given_up,
+                seconds,
+                "saving takes too long; these states are computed again next time"
+            );
         }
         let model = self.shared.config.id.clone();
         self.waiting.clear();

@@ -8,15 +8,19 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use poncho_cache::Cache;
 
 use crate::adapters::AdapterSet;
-use crate::backend::{Backend, Model};
+use crate::backend::{Backend, Context, Model};
 use crate::config::ModelConfig;
 use crate::embedding::OpenEmbeddings;
 use crate::error::EngineError;
+use crate::estimate::Estimates;
 use crate::event::StreamEvent;
 use crate::file_watch::FileWatch;
 use crate::identity::FileIdentity;
+use crate::readers::{Buffers, Readers};
 use crate::request::{ModelLimits, RequestId};
+use crate::restore::Restorer;
 use crate::running::Running;
+use crate::staging::Staging;
 use crate::status::Status;
 use crate::stream::Streams;
 
@@ -36,6 +40,8 @@ pub(crate) struct Shared {
     pub(crate) embeddings: OpenEmbeddings,
     /// The decode call that runs, and the right to abort it.
     pub(crate) running: Running,
+    /// The threads that read stored rows.
+    pub(crate) readers: Readers,
     /// Told by the first worker: only a context knows the layout of its state.
     pub(crate) context_hash: OnceLock<[u8; 32]>,
     /// What requests that are admitted now get; kept here because it outlives a worker. `None` until one is attached.
@@ -43,6 +49,24 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
+    /// What restoring needs, with what is the worker's own.
+    pub(crate) fn restorer<'a>(
+        &'a self,
+        context: &'a mut dyn Context,
+        estimates: &'a mut Estimates,
+        staging: &Staging,
+    ) -> Restorer<'a> {
+        Restorer {
+            context,
+            cache: &self.cache,
+            estimates,
+            readers: &self.readers,
+            buffers: Buffers { backend: Arc::clone(&self.backend), staging: staging.clone() },
+            read_wait: self.config.read_wait,
+            n_vocab: self.limits.vocab,
+        }
+    }
+
     /// Gives a request its last event.
     pub(crate) fn end(&self, id: RequestId, last: StreamEvent) {
         if let Some(sender) = self.streams.close(id) {

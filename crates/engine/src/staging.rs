@@ -1,66 +1,81 @@
 //! Buffers that stored states are read into on their way to the context, kept between requests.
 //!
-//! A fresh buffer of some tens of megabytes costs its page faults, as much as reading the bytes into it. The worker owns
-//! one of these; the restorer with its reading threads and copies between sequences borrow buffers from it and give them back by
-//! dropping them. It must
-//! never keep more memory than its limit.
+//! A fresh buffer of some tens of megabytes costs its page faults, as much as reading the bytes into it. The worker has
+//! one of these; the threads that read for it and copies between sequences borrow buffers and give them back by dropping
+//! them, however late. It must never keep more memory than its limit.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::backend::{Backend, ContextInfo, HostBuffer, KvLayout};
+use crate::backend::{Backend, ContextInfo, HostBuffer};
+use crate::readers::piece_length;
 
 /// Below this a fresh buffer is as good as a kept one.
 const SMALLEST: usize = 1 << 20;
 /// What may be kept while nothing is restored. Two segments of most models fit; larger ones are allocated each time.
 const LIMIT: usize = 256 << 20;
 
-/// Bytes that the first restore after a start may take, by the bytes and tokens of what is stored.
-pub(crate) fn expected(rows: impl Iterator<Item = (u64, u32)>, info: &ContextInfo) -> usize {
+/// Bytes that the first restore after a start may take, by the bytes and tokens of what is stored: those of the largest row,
+/// and those of the longest conversation.
+pub(crate) fn expected(rows: impl Iterator<Item = (u64, u32)>, info: &ContextInfo) -> (usize, usize) {
     let (row, tokens) = rows.fold((0, 0), |most, next| (next.0.max(most.0), next.1.max(most.1)));
-    let bytes = match info.kv {
-        // Row by row.
-        KvLayout::Unified => row,
-        // The rows of a conversation at once. Beside keys and values a cell has a record of its own, some bytes long.
-        KvLayout::Split => {
-            let keys_and_values = info.segment_bytes_per_token.saturating_mul(tokens.min(info.n_ctx).into());
-            keys_and_values.saturating_add(keys_and_values / 32)
-        }
-    };
-    usize::try_from(bytes).map_or(LIMIT, |bytes| bytes.min(LIMIT))
+    // Beside keys and values a cell has a record of its own, some bytes long.
+    let keys_and_values = info.segment_bytes_per_token.saturating_mul(tokens.min(info.n_ctx).into());
+    let conversation = keys_and_values.saturating_add(keys_and_values / 32);
+    let bounded = |bytes: u64| usize::try_from(bytes).map_or(LIMIT, |bytes| bytes.min(LIMIT));
+    (bounded(row), bounded(conversation))
 }
 
-/// See the module.
-#[derive(Debug, Default)]
+/// See the module. Clones share what is kept.
+#[derive(Debug, Default, Clone)]
 pub(crate) struct Staging {
-    kept: Mutex<Vec<HostBuffer>>,
+    kept: Arc<Mutex<Vec<HostBuffer>>>,
 }
 
 /// A borrowed buffer.
-pub(crate) struct Staged<'a> {
-    staging: &'a Staging,
+pub(crate) struct Staged {
+    staging: Staging,
     buffer: Option<HostBuffer>,
 }
 
 impl Staging {
     /// A buffer of exactly `length` bytes, whatever they are.
-    pub(crate) fn take(&self, backend: &dyn Backend, length: usize) -> Staged<'_> {
+    pub(crate) fn take(&self, backend: &dyn Backend, length: usize) -> Staged {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let fits = kept.iter().position(|buffer| length >= SMALLEST && buffer.capacity() >= length);
-        let buffer = match fits {
+        let fits = kept.iter().enumerate().filter(|(_, buffer)| length >= SMALLEST && buffer.capacity() >= length);
+        // The smallest that fits: a larger one may be wanted next.
+        let best = fits.min_by_key(|(_, buffer)| buffer.capacity()).map(|(place, _)| place);
+        let buffer = match best {
             Some(place) => {
                 let mut buffer = kept.swap_remove(place);
                 buffer.set_len(length);
                 buffer
             }
-            None => backend.host_buffer(length),
+            None => {
+                drop(kept);
+                backend.host_buffer(length)
+            }
         };
-        Staged { staging: self, buffer: Some(buffer) }
+        Staged { staging: self.clone(), buffer: Some(buffer) }
     }
 
-    /// Has a buffer of so many bytes ready, its pages touched: making them takes longer than filling them.
-    pub(crate) fn prepare(&self, backend: &dyn Backend, length: usize) {
-        let mut buffer = self.take(backend, length);
-        buffer.as_mut().fill(1);
+    /// Has buffers ready for a row of so many bytes and for a conversation of so many, their pages touched: making them takes
+    /// longer than filling them.
+    pub(crate) fn prepare(&self, backend: &dyn Backend, (row, conversation): (usize, usize)) {
+        let piece = piece_length(conversation);
+        let beyond = conversation.saturating_sub(row);
+        let rest = if beyond < SMALLEST { 0 } else { beyond.div_ceil(piece) };
+        let lengths = std::iter::once(row).chain(std::iter::repeat_n(piece, rest));
+        let mut total = 0;
+        let mut ready = Vec::new();
+        for length in lengths {
+            total += length;
+            if total > LIMIT {
+                break;
+            }
+            let mut buffer = self.take(backend, length);
+            buffer.as_mut().fill(1);
+            ready.push(buffer);
+        }
     }
 
     fn give_back(&self, buffer: HostBuffer) {
@@ -76,19 +91,19 @@ impl Staging {
     }
 }
 
-impl AsRef<[u8]> for Staged<'_> {
+impl AsRef<[u8]> for Staged {
     fn as_ref(&self) -> &[u8] {
         self.buffer.as_ref().map_or(&[], |buffer| buffer.as_ref())
     }
 }
 
-impl AsMut<[u8]> for Staged<'_> {
+impl AsMut<[u8]> for Staged {
     fn as_mut(&mut self) -> &mut [u8] {
         self.buffer.as_mut().map_or(&mut [], |buffer| buffer.as_mut())
     }
 }
 
-impl Drop for Staged<'_> {
+impl Drop for Staged {
     fn drop(&mut self) {
         if let Some(buffer) = self.buffer.take() {
             self.staging.give_back(buffer);
@@ -99,8 +114,8 @@ impl Drop for Staged<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::MemoryKind;
     use crate::backend::stub::StubBackend;
+    use crate::backend::{KvLayout, MemoryKind};
 
     fn kept(staging: &Staging) -> Vec<usize> {
         staging.kept.lock().unwrap().iter().map(HostBuffer::capacity).collect()
@@ -123,38 +138,46 @@ mod tests {
     #[test]
     fn what_was_prepared_serves_the_first_state() {
         let (staging, backend) = (Staging::default(), StubBackend::new(MemoryKind::Attention));
-        staging.prepare(&backend, 64 << 20);
+        staging.prepare(&backend, (64 << 20, 64 << 20));
         let ready = kept(&staging);
         assert!(matches!(ready.as_slice(), [size] if (64 << 20..=LIMIT).contains(size)), "{ready:?}");
         let first = staging.take(&backend, 40 << 20);
         assert!(kept(&staging).is_empty(), "it is the one that was ready");
         drop(first);
+        let rows = Staging::default();
+        rows.prepare(&backend, (2 << 20, 40 << 20));
+        let sizes: Vec<usize> = kept(&rows).iter().map(|size| size >> 20).collect();
+        assert_eq!(sizes, [2, 20, 20], "a row, and the pieces of a conversation");
+        let huge = Staging::default();
+        huge.prepare(&backend, (LIMIT, LIMIT));
+        assert!(kept(&huge).iter().sum::<usize>() <= LIMIT + 64);
         let small = Staging::default();
-        small.prepare(&backend, 1000);
+        small.prepare(&backend, (1000, 2000));
         assert!(kept(&small).is_empty(), "small states need none");
     }
 
     #[test]
-    fn the_largest_row_or_the_longest_conversation_that_fits_is_expected() {
+    fn the_largest_row_and_the_longest_conversation_that_fits_are_expected() {
         let rows = || [(7_000, 600), (9_000, 200), (1_000, 900)].into_iter();
-        let info = |kv, segment_bytes_per_token, n_ctx| ContextInfo {
+        let info = |segment_bytes_per_token, n_ctx| ContextInfo {
             n_ctx,
             n_cells: n_ctx,
             n_seq_max: 1,
             n_batch: 1,
             n_ubatch: 1,
-            kv,
+            n_threads: 1,
+            n_threads_batch: 1,
+            kv: KvLayout::Split,
             memory: MemoryKind::Attention,
             flash_attention: None,
             segment_bytes_per_token,
             on_device: false,
             state_layout: Vec::new(),
         };
-        assert_eq!(expected(rows(), &info(KvLayout::Unified, 3200, 10_000)), 9_000);
-        assert_eq!(expected(rows(), &info(KvLayout::Split, 3200, 10_000)), 900 * 3300);
-        assert_eq!(expected(rows(), &info(KvLayout::Split, 3200, 500)), 500 * 3300, "more would not be restored");
-        assert_eq!(expected(rows(), &info(KvLayout::Split, u64::MAX, 500)), LIMIT);
-        assert_eq!(expected(std::iter::empty(), &info(KvLayout::Split, 3200, 500)), 0);
+        assert_eq!(expected(rows(), &info(3200, 10_000)), (9_000, 900 * 3300));
+        assert_eq!(expected(rows(), &info(3200, 500)), (9_000, 500 * 3300), "more would not be restored");
+        assert_eq!(expected(rows(), &info(u64::MAX, 500)), (9_000, LIMIT));
+        assert_eq!(expected(std::iter::empty(), &info(3200, 500)), (0, 0));
     }
 
     #[test]

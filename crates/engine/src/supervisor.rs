@@ -160,7 +160,7 @@ impl Link {
             shared.status.set_phase(Phase::Starting);
             let started = Instant::now();
             let served = catch_unwind(AssertUnwindSafe(|| {
-                let mut worker = Worker::new(Arc::clone(shared), Arc::clone(given_up))?;
+                let mut worker = Worker::new(Arc::clone(shared), Arc::clone(given_up), self.commands.clone())?;
                 add(&shared.status.starts, 1);
                 shared.status.set_phase(Phase::Idle);
                 if let Some(ready) = ready.take() {

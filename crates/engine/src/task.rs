@@ -135,6 +135,11 @@ impl Task {
         self.generation_limit = limit;
     }
 
+    /// When it got its sequence.
+    pub(crate) fn admitted(&self) -> Instant {
+        self.admitted
+    }
+
     /// Since it was submitted.
     pub(crate) fn waited(&self) -> Duration {
         self.submitted.elapsed()

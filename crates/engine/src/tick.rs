@@ -11,7 +11,7 @@ use crate::adapters::AdapterSet;
 use crate::backend::{BatchRow, DecodeOutcome, SeqId};
 use crate::batch::plan_into;
 use crate::error::EngineError;
-use crate::restore::{Restorer, Wanted, find_plan};
+use crate::restore::{Wanted, find_plan};
 use crate::status::add;
 use crate::task::{End, Task};
 use crate::worker::{Exit, Worker};
@@ -267,14 +267,7 @@ impl Worker {
         let prompt = task.tokens.get(..known).unwrap_or(&[]);
         let plan =
             find_plan(&shared.cache, context.info().memory, &Wanted { namespace: &task.namespace, prompt, grid }, None);
-        let mut restorer = Restorer {
-            context: &mut **context,
-            backend: &*shared.backend,
-            cache: &shared.cache,
-            estimates,
-            staging,
-            n_vocab: shared.limits.vocab,
-        };
+        let mut restorer = shared.restorer(&mut **context, estimates, staging);
         task.n_past = restorer.restore(task.seq, &Wanted { namespace: &task.namespace, prompt, grid }, plan).n_past;
         task.read = task.read.min(task.n_past);
         task.logits_for = usize::MAX;

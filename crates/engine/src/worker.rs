@@ -8,8 +8,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::TryRecvError;
-use std::time::Instant;
+use std::sync::mpsc::{Sender, TryRecvError};
+use std::time::{Duration, Instant};
 
 use poncho_cache::Policy;
 
@@ -28,6 +28,7 @@ use crate::identity::{context_hash, exact_context_hash};
 use crate::inbox::Inbox;
 use crate::live::LiveTable;
 use crate::parents::{LOOK_AGAIN, Orphan};
+use crate::reading::Restoring;
 use crate::request::{Mode, Request, RequestId};
 use crate::restore::Restorer;
 use crate::running::AbortFlag;
@@ -37,6 +38,9 @@ use crate::staging::{self, Staging};
 use crate::status::Phase;
 use crate::stream::EventSender;
 use crate::task::{End, Task};
+
+/// How often a worker that only waits for reads looks whether its callers still want them.
+const LOOK_AT_CALLERS: Duration = Duration::from_millis(10);
 
 /// Why a worker ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,6 +78,10 @@ pub(crate) struct Worker {
     pub(crate) waiting: HashMap<RequestId, Waiting>,
     /// Requests that wait for their parent row, outside of the queue.
     pub(crate) orphans: Vec<Orphan>,
+    /// Requests with a sequence whose stored state is being read.
+    pub(crate) restoring: Vec<Restoring>,
+    /// Where those who read wake the worker.
+    pub(crate) commands: Sender<Command>,
     /// Requests with a sequence, in the order of their admission.
     pub(crate) tasks: Vec<Task>,
     pub(crate) live: LiveTable,
@@ -105,7 +113,11 @@ pub(crate) struct Worker {
 
 impl Worker {
     /// A worker with a fresh context and no request.
-    pub(crate) fn new(shared: Arc<Shared>, given_up: Arc<AtomicBool>) -> Result<Self, EngineError> {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        given_up: Arc<AtomicBool>,
+        commands: Sender<Command>,
+    ) -> Result<Self, EngineError> {
         let options = &shared.config.context;
         let abort = shared.running.new_worker();
         let mut context = shared.model.new_context(options, Arc::clone(&abort)).map_err(|error| {
@@ -119,7 +131,8 @@ impl Worker {
         let budget = shared.config.budget(info.n_batch, info.n_seq_max)?;
         let policy = shared.config.policy()?;
         let plain = context_hash(options, info, shared.model.info());
-        let on_grid = |grid| exact_context_hash(options, info, shared.model.info(), grid);
+        let build = shared.backend.build();
+        let on_grid = |grid| exact_context_hash(options, info, shared.model.info(), grid, &build);
         let hashes = ContextHashes { plain, exact: shared.config.grid().map_or(plain, on_grid) };
         let none = Arc::new(AdapterSet::new(Vec::new(), &shared.file, hashes)?);
         let (n_seq, neighbours) = (info.n_seq_max, info.kv == KvLayout::Split);
@@ -138,6 +151,8 @@ impl Worker {
             exact,
             waiting: HashMap::new(),
             orphans: Vec::new(),
+            restoring: Vec::new(),
+            commands,
             tasks: Vec::new(),
             estimates: Estimates::new(shared.config.restore_rule),
             embeds: Embeds::default(),
@@ -159,7 +174,9 @@ impl Worker {
     /// Serves until it is told to stop.
     pub(crate) fn run(&mut self, inbox: &Inbox) -> Exit {
         loop {
-            if self.tasks.is_empty() && self.waiting.is_empty() && self.embeds.is_empty() {
+            // Whoever waits for a sequence while all of them are being read for waits for those reads.
+            let is_waiting = !self.waiting.is_empty() && self.restoring.is_empty();
+            if self.tasks.is_empty() && self.embeds.is_empty() && !is_waiting {
                 self.decoded_at = None;
                 match self.next_command(inbox) {
                     Ok(command) => {
@@ -189,6 +206,7 @@ impl Worker {
             }
             self.sweep_cancelled();
             self.look_for_parents();
+            self.look_at_reads();
             // A request may be over as soon as it starts: all that it asked for was known.
             loop {
                 self.end_tasks();
@@ -223,8 +241,12 @@ impl Worker {
     /// The next command for a worker that serves nobody. `Empty` if there is something to do without one.
     fn next_command(&mut self, inbox: &Inbox) -> Result<Command, TryRecvError> {
         self.note_phase();
-        if !self.orphans.is_empty() {
-            return inbox.wait_for(&self.given_up, LOOK_AGAIN);
+        // Callers that change their mind meanwhile are only seen by looking.
+        let reads =
+            self.reads_until().map(|until| until.saturating_duration_since(Instant::now()).min(LOOK_AT_CALLERS));
+        let parents = (!self.orphans.is_empty()).then_some(LOOK_AGAIN);
+        if let Some(time) = reads.into_iter().chain(parents).min() {
+            return inbox.wait_for(&self.given_up, time);
         }
         match inbox.poll(&self.given_up) {
             Err(TryRecvError::Empty) if !self.is_prepared => {
@@ -313,6 +335,7 @@ impl Worker {
                 task.end = Some(End::CANCELLED);
             }
         }
+        self.cancel_reads(|task| task.events.is_cancelled());
         let gone: Vec<Orphan> = self.orphans.extract_if(.., |orphan| orphan.waiting.events.is_cancelled()).collect();
         for orphan in gone {
             self.end_unstarted(orphan.id, orphan.waiting);
@@ -338,9 +361,10 @@ impl Worker {
     pub(crate) fn note_phase(&self) {
         let status = &self.shared.status;
         status.pending.store(self.waiting.len() + self.orphans.len(), Ordering::Relaxed);
-        status.active.store(self.tasks.len(), Ordering::Relaxed);
+        status.active.store(self.tasks.len() + self.restoring.len(), Ordering::Relaxed);
         status.sessions.store(self.admission.idle_sessions().count(), Ordering::Relaxed);
-        status.set_phase(if self.tasks.is_empty() && self.embeds.is_empty() {
+        let is_idle = self.tasks.is_empty() && self.embeds.is_empty() && self.restoring.is_empty();
+        status.set_phase(if is_idle {
             Phase::Idle
         } else if self.tasks.iter().all(Task::is_prefilling) {
             Phase::Prefilling
@@ -351,14 +375,7 @@ impl Worker {
 
     /// What restoring needs.
     pub(crate) fn restorer(&mut self) -> Restorer<'_> {
-        Restorer {
-            context: &mut *self.context,
-            backend: &*self.shared.backend,
-            cache: &self.shared.cache,
-            estimates: &mut self.estimates,
-            staging: &self.staging,
-            n_vocab: self.shared.limits.vocab,
-        }
+        self.shared.restorer(&mut *self.context, &mut self.estimates, &self.staging)
     }
 
     /// What saving needs, borrowed apart from the tasks.

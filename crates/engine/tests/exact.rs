@@ -265,3 +265,29 @@ fn exactness_is_refused_where_it_cannot_be_kept() {
     let refused = Model::load(ModelConfig { context: small, ..config }, Arc::new(backend), memory_cache());
     assert!(matches!(refused, Err(EngineError::Config { .. })), "a grid that no batch can hold");
 }
+
+/// Hardening 7: an upgrade that changes arithmetic hit the rows of the old build.
+#[test]
+fn the_rows_of_another_build_serve_plain_requests_and_no_exact_ones() {
+    let cache = memory_cache();
+    let config = ModelConfig {
+        exactness: Exactness::OnRequest,
+        exact_grid: NonZeroUsize::new(GRID).unwrap(),
+        restore_rule: RestoreRule::Always,
+        ..stub_config("stub")
+    };
+    let load = |build: &str| {
+        let backend = StubBackend::new(MemoryKind::Attention).with_build(build);
+        Model::load(config.clone(), Arc::new(backend), Arc::clone(&cache)).unwrap()
+    };
+    let plain = Request { max_tokens: Some(4), sampling: Sampling::greedy(), ..Request::new(prompt(1, 100)) };
+    let exact = Request { exact: true, ..plain.clone() };
+    let hits = |model: &Model| {
+        let hit = |request: &Request| model.complete(request.clone()).unwrap().hit;
+        (hit(&exact), hit(&plain))
+    };
+    assert_eq!(hits(&load("one")), (HitKind::Cold, HitKind::Cold));
+    assert_eq!(hits(&load("one")), (HitKind::Exact, HitKind::Exact));
+    assert_eq!(hits(&load("two")), (HitKind::Cold, HitKind::Exact), "the new build computes it again");
+    assert_eq!(hits(&load("two")), (HitKind::Exact, HitKind::Exact));
+}

@@ -33,6 +33,8 @@ mod sharing;
 #[cfg(test)]
 mod smollm2;
 #[cfg(test)]
+mod stalled;
+#[cfg(test)]
 mod state_machine;
 #[cfg(test)]
 mod stub;

@@ -81,9 +81,11 @@ pub(crate) async fn cache(
     let tiers: Vec<Value> = snapshot
         .tiers()
         .map(|(tier, bytes, rows)| {
-            let off = health.iter().find(|health| health.tier == tier).and_then(|health| health.off.clone());
+            let health = health.iter().find(|health| health.tier == tier);
+            let off = health.and_then(|health| health.off.clone());
+            let slow = health.and_then(|health| health.slow.clone());
             let quota = cache.config().quota(tier);
-            json!({"tier": tier.as_str(), "bytes": bytes, "quota": quota, "rows": rows, "on": quota > 0 && off.is_none(), "off_because": off})
+            json!({"tier": tier.as_str(), "bytes": bytes, "quota": quota, "rows": rows, "on": quota > 0 && off.is_none(), "off_because": off, "slow_because": slow})
         })
         .collect();
     Ok(Json(json!({

@@ -43,6 +43,10 @@ impl Backend for GatedBackend {
         "gated"
     }
 
+    fn build(&self) -> String {
+        self.0.build()
+    }
+
     fn load_model(&self, options: &ModelOptions) -> Result<Arc<dyn Model>, LoadError> {
         self.1.pass();
         self.0.load_model(options)

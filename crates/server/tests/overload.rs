@@ -57,6 +57,10 @@ impl Backend for Gated {
         self.inner.name()
     }
 
+    fn build(&self) -> String {
+        self.inner.build()
+    }
+
     fn load_model(&self, options: &ModelOptions) -> Result<Arc<dyn Model>, LoadError> {
         Ok(Arc::new(GatedModel { inner: self.inner.load_model(options)?, gate: Arc::clone(&self.gate) }))
     }

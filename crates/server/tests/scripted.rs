@@ -27,6 +27,10 @@ impl Backend for ScriptedBackend {
         LlamaBackend.name()
     }
 
+    fn build(&self) -> String {
+        LlamaBackend.build()
+    }
+
     fn load_model(&self, options: &ModelOptions) -> Result<Arc<dyn Model>, LoadError> {
         let inner = LlamaBackend.load_model(options)?;
         let size = inner.info().n_vocab;

@@ -4,9 +4,10 @@ use std::collections::HashMap;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::fs::{Entry, Fs, NewFile, ReadFile};
-use crate::sync::Mutex;
+use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// What a fault is aimed at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -63,6 +64,8 @@ pub enum Fault {
     },
     /// The thread panics.
     Panic,
+    /// The call does not come back before [`FaultFs::release`], and then does its work.
+    Stall,
 }
 
 #[derive(Debug, Default)]
@@ -72,6 +75,27 @@ struct Plan {
     /// Faults of the n-th next call.
     coming: HashMap<Operation, (usize, Fault)>,
     calls: HashMap<Operation, usize>,
+    /// Calls that are stalled now.
+    stalled: usize,
+    /// How often stalled calls were released.
+    releases: usize,
+}
+
+impl Plan {
+    fn next(&mut self, operation: Operation) -> Option<Fault> {
+        match self.coming.get_mut(&operation) {
+            Some((0, fault)) => {
+                let fault = *fault;
+                self.coming.remove(&operation);
+                Some(fault)
+            }
+            Some((skip, _)) => {
+                *skip -= 1;
+                None
+            }
+            None => self.standing.get(&operation).copied(),
+        }
+    }
 }
 
 /// See the module. Clones share the plan of faults.
@@ -79,13 +103,15 @@ struct Plan {
 pub struct FaultFs {
     inner: Arc<dyn Fs>,
     plan: Arc<Mutex<Plan>>,
+    /// A call stalls, or stalled calls are released.
+    changed: Arc<Condvar>,
 }
 
 impl FaultFs {
     /// Passes everything on to `inner` until told otherwise.
     #[must_use]
     pub fn new(inner: Arc<dyn Fs>) -> Self {
-        Self { inner, plan: Arc::default() }
+        Self { inner, plan: Arc::default(), changed: Arc::default() }
     }
 
     /// From now on every such operation fails, until `clear`.
@@ -105,32 +131,71 @@ impl FaultFs {
         plan.coming.clear();
     }
 
+    /// Lets every stalled call go on; from now on none stalls.
+    pub fn release(&self) {
+        let mut plan = self.plan.lock();
+        plan.standing.retain(|_, fault| *fault != Fault::Stall);
+        plan.coming.retain(|_, (_, fault)| *fault != Fault::Stall);
+        plan.releases += 1;
+        drop(plan);
+        self.changed.notify_all();
+    }
+
+    /// Waits until so many calls are stalled, at most so long. Says whether they are.
+    #[must_use]
+    pub fn wait_until_stalled(&self, calls: usize, limit: Duration) -> bool {
+        self.wait_for(limit, |plan| plan.stalled >= calls)
+    }
+
+    /// Waits until no call is stalled any more, at most so long. Says whether it came to that.
+    #[must_use]
+    pub fn wait_until_none_stalled(&self, limit: Duration) -> bool {
+        self.wait_for(limit, |plan| plan.stalled == 0)
+    }
+
+    fn wait_for(&self, limit: Duration, reached: impl Fn(&Plan) -> bool) -> bool {
+        let started = Instant::now();
+        let mut plan = self.plan.lock();
+        while !reached(&plan) {
+            let Some(left) = limit.checked_sub(started.elapsed()).filter(|left| !left.is_zero()) else { return false };
+            plan = self.changed.wait_for(plan, left);
+        }
+        true
+    }
+
+    /// Waits until calls are released.
+    fn stall(&self, mut plan: MutexGuard<'_, Plan>) {
+        let releases = plan.releases;
+        plan.stalled += 1;
+        self.changed.notify_all();
+        while plan.releases == releases {
+            plan = self.changed.wait(plan);
+        }
+        plan.stalled -= 1;
+        drop(plan);
+        self.changed.notify_all();
+    }
+
     /// How often the operation was called.
     #[must_use]
     pub fn calls(&self, operation: Operation) -> usize {
         self.plan.lock().calls.get(&operation).copied().unwrap_or(0)
     }
 
+    /// What happens to this call; a stall is over when this returns.
     fn fault(&self, operation: Operation) -> Option<Fault> {
         let mut plan = self.plan.lock();
         *plan.calls.entry(operation).or_default() += 1;
-        match plan.coming.get_mut(&operation) {
-            Some((0, fault)) => {
-                let fault = *fault;
-                plan.coming.remove(&operation);
-                Some(fault)
-            }
-            Some((skip, _)) => {
-                *skip -= 1;
-                None
-            }
-            None => plan.standing.get(&operation).copied(),
+        let fault = plan.next(operation);
+        if fault == Some(Fault::Stall) {
+            self.stall(plan);
         }
+        fault
     }
 
     fn check(&self, operation: Operation) -> io::Result<()> {
         match self.fault(operation) {
-            None => Ok(()),
+            None | Some(Fault::Stall) => Ok(()),
             Some(Fault::Error(error) | Fault::ShortWrite { error, .. }) => Err(io::Error::from_raw_os_error(error)),
             Some(Fault::Panic) => inject_panic(),
         }
@@ -166,7 +231,7 @@ impl Fs for FaultFs {
 
     fn write_new(&self, path: &Path, file: &NewFile<'_>, durable: bool) -> io::Result<()> {
         match self.fault(Operation::WriteNew) {
-            None => self.inner.write_new(path, file, durable),
+            None | Some(Fault::Stall) => self.inner.write_new(path, file, durable),
             Some(Fault::Error(error)) => Err(io::Error::from_raw_os_error(error)),
             Some(Fault::ShortWrite { written, error }) => {
                 let all = file.bytes()?;

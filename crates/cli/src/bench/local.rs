@@ -5,8 +5,9 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use poncho_cache::{Cache, CacheConfig};
 use poncho_engine::backend::llama::LlamaBackend;
 use poncho_engine::{Engine, Exactness};
@@ -17,10 +18,14 @@ use tokio::task::{JoinHandle, spawn_blocking};
 
 use crate::args::KvArg;
 use crate::bench::client::Client;
+use crate::draining::{Drained, drain};
 use crate::serve::{ModelShape, model_config};
 
 /// What the model is called.
 pub(crate) const MODEL_ID: &str = "replay";
+
+/// How long the end of such a server waits for its states to be saved.
+const DRAIN_LIMIT: Duration = Duration::from_secs(60);
 
 /// How the server is set up, but for the length of its context.
 #[derive(Debug, Clone)]
@@ -77,12 +82,14 @@ impl LocalServer {
         let Self { client: _, engine, stop, serving } = self;
         let _ = stop.send(());
         serving.await.context("the server was interrupted")??;
-        spawn_blocking(move || {
-            engine.unload_all()?;
-            engine.cache().flush();
-            anyhow::Ok(engine.cache().counters().save_bytes)
-        })
-        .await
-        .context("saving was interrupted")?
+        match spawn_blocking(move || drain(engine, DRAIN_LIMIT)).await.context("saving was interrupted")?? {
+            Drained::Saved { bytes } => Ok(bytes),
+            Drained::GaveUp => {
+                let seconds = DRAIN_LIMIT.as_secs();
+                Err(anyhow!(
+                    "the cache folder does not answer: gave up after {seconds} s; check its disk, or name another folder"
+                ))
+            }
+        }
     }
 }

@@ -125,6 +125,7 @@ pub(crate) const SETTINGS: &[Setting] = &[
     Setting::new("cache_size", Kind::Quantity, Group::Cache),
     Setting::new("cache_ram", Kind::Quantity, Group::Cache),
     Setting::new("pressure", Kind::Text, Group::Cache),
+    Setting::new("drain_limit", Kind::Quantity, Group::Cache),
     Setting::new("exact", Kind::Text, Group::Cache),
     Setting::new("replay", Kind::Text, Group::Cache),
     Setting::new("no_hygiene", Kind::Switch, Group::Cache),

@@ -34,6 +34,11 @@ pub trait Backend: Send + Sync {
     /// A short name for logs and for `info`, such as `llama.cpp`.
     fn name(&self) -> &'static str;
 
+    /// Identity of the build that computes: the library's version, how it was compiled, and what of this machine its kernels
+    /// use. Two builds that say the same compute the same bits from the same calls; states that must be exact to the bit are
+    /// kept apart by it.
+    fn build(&self) -> String;
+
     /// Loads a model on the calling thread. The error carries what the library said during this very load.
     ///
     /// # Errors
@@ -300,6 +305,10 @@ pub struct ContextInfo {
     pub n_batch: u32,
     /// Rows computed at once.
     pub n_ubatch: u32,
+    /// Threads that compute few rows, as resolved.
+    pub n_threads: u32,
+    /// Threads that compute many rows, as resolved.
+    pub n_threads_batch: u32,
     /// Unified or split.
     pub kv: KvLayout,
     /// Memory kind, with the window as this context has it.

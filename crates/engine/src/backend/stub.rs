@@ -53,6 +53,7 @@ pub struct StubBackend {
     fills_gaps: bool,
     template: StubTemplate,
     echoes: bool,
+    build: String,
 }
 
 /// What the models' template knows.
@@ -70,7 +71,8 @@ impl StubBackend {
     #[must_use]
     pub fn new(memory: MemoryKind) -> Self {
         let (replies, metadata, template) = (Vec::new(), BTreeMap::new(), StubTemplate::default());
-        Self { memory, replies, metadata, faults: StubFaults::new(), fills_gaps: false, template, echoes: false }
+        let (faults, build) = (StubFaults::new(), "stub 1".to_owned());
+        Self { memory, replies, metadata, faults, fills_gaps: false, template, echoes: false, build }
     }
 
     /// Makes `reply` what the models most likely say after `prompt`, one token after the other, as long as no adapter
@@ -110,6 +112,13 @@ impl StubBackend {
         self
     }
 
+    /// Passes for another build of the library.
+    #[must_use]
+    pub fn with_build(mut self, build: &str) -> Self {
+        build.clone_into(&mut self.build);
+        self
+    }
+
     /// Uses a handle that the test already has.
     #[must_use]
     pub fn with_faults(mut self, faults: StubFaults) -> Self {
@@ -127,6 +136,10 @@ impl StubBackend {
 impl Backend for StubBackend {
     fn name(&self) -> &'static str {
         "stub"
+    }
+
+    fn build(&self) -> String {
+        self.build.clone()
     }
 
     fn load_model(&self, options: &ModelOptions) -> Result<Arc<dyn Model>, LoadError> {

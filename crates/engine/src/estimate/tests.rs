@@ -171,3 +171,19 @@ proptest! {
         prop_assert!(cost(choice.segments) <= best * 1.2 + 0.003, "{} for {}", cost(choice.segments), best);
     }
 }
+
+/// Hardening 15: reading has a deadline, half of what computing would take.
+#[test]
+fn reads_are_waited_for_half_as_long_as_computing_takes_and_within_bounds() {
+    let floor = Duration::from_secs(1);
+    let mut estimates = Estimates::new(RestoreRule::Faster);
+    assert_eq!(estimates.patience(10, floor), floor, "little to compute");
+    let unmeasured = estimates.patience(20_000, floor);
+    assert!(unmeasured > floor && unmeasured < Duration::from_secs(60), "{unmeasured:?}");
+    estimates.record_prefill(1000, Duration::from_secs(10));
+    assert_eq!(estimates.patience(2000, floor).as_secs_f64().round(), 10.0);
+    assert_eq!(estimates.patience(2000, Duration::from_secs(30)), Duration::from_secs(30));
+    let longest = estimates.patience(usize::MAX, floor);
+    assert!(longest <= Duration::from_secs(120), "{longest:?}");
+    assert_eq!(Estimates::new(RestoreRule::Always).patience(1, floor), longest, "what is stored is always put back");
+}

@@ -62,6 +62,10 @@ impl Backend for GatedBackend {
         "gated"
     }
 
+    fn build(&self) -> String {
+        self.stub.build()
+    }
+
     fn load_model(&self, options: &ModelOptions) -> Result<Arc<dyn BackendModel>, LoadError> {
         self.gate.pass(options.path.clone());
         self.stub.load_model(options)

@@ -11,7 +11,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -21,6 +21,8 @@ use super::shelves::Shelves;
 
 /// Turns that wait for the thread; more are not kept.
 const QUEUE: u64 = 1024;
+/// How long the end of the server waits for them to be written.
+const END_WAIT: Duration = Duration::from_secs(5);
 /// Below this size a file is not worth writing again.
 const SMALL: u64 = 1 << 20;
 /// A file that is this many times larger than what it must hold is written again.
@@ -72,6 +74,8 @@ pub(super) struct Journal {
     lines: Option<Sender<Line>>,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
+    /// Disconnected when the thread has ended.
+    ended: Mutex<Receiver<()>>,
 }
 
 impl Journal {
@@ -86,10 +90,16 @@ impl Journal {
             Err(error) => tracing::warn!(path = %path.display(), %error, "kept turns cannot be read"),
         }
         let (lines, waiting) = channel();
+        let (ending, ended) = channel::<()>();
         let shared = Arc::<Shared>::default();
         let mut writer = Writer { path, shelves, shared: Arc::clone(&shared), file: None, next: VecDeque::new() };
-        let thread = std::thread::Builder::new().name("replay".to_owned()).spawn(move || writer.run(&waiting));
-        Self { lines: Some(lines), shared, thread: thread.ok() }
+        let write = move || {
+            // Dropped when the thread ends, which is all that is heard of it.
+            let _ending = ending;
+            writer.run(&waiting);
+        };
+        let thread = std::thread::Builder::new().name("replay".to_owned()).spawn(write);
+        Self { lines: Some(lines), shared, thread: thread.ok(), ended: Mutex::new(ended) }
     }
 
     /// Hands a line to the thread and returns its number; never waits for it. `None` if too many wait already. Called
@@ -130,6 +140,11 @@ impl Journal {
 impl Drop for Journal {
     fn drop(&mut self) {
         self.lines = None;
+        let ended = self.ended.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Err(RecvTimeoutError::Timeout) = ended.recv_timeout(END_WAIT) {
+            tracing::warn!("the file of kept tool calls is not written; its disk does not answer");
+            return;
+        }
         if let Some(thread) = self.thread.take() {
             // It has nothing to say; what it could not write it has logged.
             let _ = thread.join();

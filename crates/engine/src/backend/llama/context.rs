@@ -98,6 +98,8 @@ impl LlamaContext {
                 n_seq_max: options.n_seq_max,
                 n_batch,
                 n_ubatch,
+                n_threads: u32::try_from(params.n_threads).unwrap_or(0),
+                n_threads_batch: u32::try_from(params.n_threads_batch).unwrap_or(0),
                 kv: options.kv,
                 memory: MemoryKind::None,
                 flash_attention: None,

@@ -24,7 +24,8 @@
 //! split KV `seq_cp` between sequences copies a whole stream, so a chain is set at once.
 #![expect(unsafe_code, reason = "llama.cpp is a C++ library; every call into it is here and nowhere else")]
 
-use std::sync::Arc;
+use std::ffi::CStr;
+use std::sync::{Arc, OnceLock};
 
 use super::{Backend, HostBuffer, LoadError, Model, ModelOptions};
 
@@ -65,6 +66,18 @@ impl Backend for LlamaBackend {
         "llama.cpp"
     }
 
+    fn build(&self) -> String {
+        static BUILD: OnceLock<String> = OnceLock::new();
+        let find_out = || {
+            log::start_library();
+            // SAFETY: no argument. The text lies in a buffer of the library that the next call writes again: it is called here
+            // alone, once, and copied.
+            let info = unsafe { CStr::from_ptr(llama_cpp_sys_4::llama_print_system_info()) };
+            format!("{}; {}", env!("PONCHO_LLAMA_BUILD"), info.to_string_lossy().trim())
+        };
+        BUILD.get_or_init(find_out).clone()
+    }
+
     fn load_model(&self, options: &ModelOptions) -> Result<Arc<dyn Model>, LoadError> {
         log::start_library();
         Ok(Arc::new(model::LlamaModel::load(options)?))
@@ -81,5 +94,19 @@ impl Backend for LlamaBackend {
     fn host_buffer(&self, len: usize) -> HostBuffer {
         log::start_library();
         buffer::host_buffer(len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Hardening 7: what changes the arithmetic is told.
+    #[test]
+    fn the_build_names_version_compiler_and_kernels() {
+        let build = LlamaBackend.build();
+        assert!(build.starts_with("llama-cpp-sys-4 ") && build.contains("; CPU : "), "{build}");
+        assert!(!build.contains("unknown"), "{build}");
+        assert!(build == LlamaBackend.build() && !build.contains('\n'), "{build}");
     }
 }

@@ -207,6 +207,9 @@ impl Model for StubModel {
             n_seq_max: options.n_seq_max,
             n_batch: options.n_batch,
             n_ubatch: if options.embeddings { options.n_batch } else { options.n_ubatch },
+            // It computes nothing, but what it is told counts.
+            n_threads: options.threads.unwrap_or(1),
+            n_threads_batch: options.threads_batch.or(options.threads).unwrap_or(1),
             kv: options.kv,
             memory: kind,
             flash_attention: kind.has_segments().then_some(options.flash_attention != FlashAttention::Off),
