@@ -10,6 +10,7 @@ mod class;
 pub(crate) mod limits;
 mod machine;
 mod parse;
+mod recursion;
 mod text;
 mod trigger;
 

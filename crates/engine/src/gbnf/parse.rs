@@ -8,6 +8,7 @@ use std::collections::HashMap;
 
 use super::class::Class;
 use super::limits::{DEEPEST_GROUP, MOST_ELEMENTS, MOST_REPETITIONS, MOST_RULES, MOST_TEXT};
+use super::recursion::find_left_recursion;
 use super::{Element, invalid};
 use crate::backend::{GrammarError, Token};
 
@@ -88,75 +89,6 @@ impl Gbnf {
 /// Counts are bounded far below 32 bits.
 fn number(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
-}
-
-/// A rule that may begin with itself never gets on. As in llama.cpp a rule counts as empty only if one of its own
-/// alternatives is: others that lead back to themselves without reading are found while the grammar is used.
-fn find_left_recursion(rules: &[Vec<Element>]) -> Result<(), GrammarError> {
-    #[derive(Clone, Copy, PartialEq)]
-    enum Seen {
-        Never,
-        Open,
-        Done,
-    }
-    let may_be_empty: Vec<bool> = rules
-        .iter()
-        .map(|rule| {
-            let mut at_start = true;
-            rule.iter().any(|element| {
-                let empty = element.is_end() && at_start;
-                at_start = element.is_end();
-                empty
-            })
-        })
-        .collect();
-    // The rules that each one may begin with.
-    let begins_with = |rule: &Vec<Element>| {
-        let mut first = Vec::new();
-        let mut at_start = true;
-        for element in rule {
-            match element {
-                Element::Rule(other) if at_start => {
-                    first.push(*other);
-                    let other = usize::try_from(*other).unwrap_or(usize::MAX);
-                    at_start = may_be_empty.get(other).copied().unwrap_or(false);
-                }
-                element => at_start = element.is_end(),
-            }
-        }
-        first
-    };
-    let graph: Vec<Vec<u32>> = rules.iter().map(begins_with).collect();
-    let mut seen = vec![Seen::Never; rules.len()];
-    for start in 0..rules.len() {
-        if seen.get(start) != Some(&Seen::Never) {
-            continue;
-        }
-        let mut path: Vec<(usize, usize)> = vec![(start, 0)];
-        while let Some((rule, next)) = path.last_mut() {
-            let rule_id = *rule;
-            if let Some(state) = seen.get_mut(rule_id) {
-                *state = Seen::Open;
-            }
-            let Some(other) = graph.get(rule_id).and_then(|first| first.get(*next)) else {
-                if let Some(state) = seen.get_mut(rule_id) {
-                    *state = Seen::Done;
-                }
-                path.pop();
-                continue;
-            };
-            *next += 1;
-            let other = usize::try_from(*other).unwrap_or(usize::MAX);
-            match seen.get(other) {
-                Some(Seen::Open) => {
-                    return Err(invalid("left recursion: a rule begins with itself, which never gets on"));
-                }
-                Some(Seen::Never) => path.push((other, 0)),
-                Some(Seen::Done) | None => {}
-            }
-        }
-    }
-    Ok(())
 }
 
 /// A stretch of steps and how often it may still come; `None` without an end.
@@ -540,7 +472,7 @@ impl<'t> Parser<'t> {
         for _ in 0..copies {
             rule.extend_from_slice(&item);
         }
-        // llama.cpp takes an upper count below the lower one for an endless one less than none; nothing may follow.
+        // An upper count below the lower one allows no more than the lower one asks for.
         let optional = high.map(|high| high.saturating_sub(low));
         if optional == Some(0) {
             return Ok(());
@@ -596,58 +528,4 @@ impl<'t> Parser<'t> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn parse(text: &str) -> Result<Gbnf, String> {
-        Gbnf::parse(text, "root", &|_| None).map_err(|error| error.to_string())
-    }
-
-    #[test]
-    fn wrong_texts_are_refused_with_the_place() {
-        let cases = [
-            ("", "no rule"),
-            ("root ::= x", "\"x\" is not defined"),
-            ("a ::= \"b\"", "\"root\" to start from"),
-            ("root ::= \"a", "does not end"),
-            ("root ::= (\"a\"", "does not end"),
-            ("root ::= \"a\")", "in line 1"),
-            ("x ::= \"a\"\nroot ::= [\\q]", "in line 2"),
-            ("root ::= *", "nothing to repeat"),
-            ("root ::= \"a\"{2001}", "2000"),
-            ("root ::= root \"a\" | \"b\"", "left recursion"),
-            ("root ::= a\na ::= b? c\nb ::= \"x\"\nc ::= root", "left recursion"),
-            ("root ::= <nothing>", "no such token"),
-        ];
-        for (text, said) in cases {
-            let refused = parse(text).err().unwrap_or_default();
-            assert!(refused.contains(said), "{text}: {refused}");
-        }
-    }
-
-    /// Hardening 14.2: `x{1,100000}` of a long literal, groups in groups, and rules that double at every step.
-    #[test]
-    fn grammars_that_would_grow_without_bound_are_refused_early() {
-        let long = "a".repeat(100_000);
-        for text in [format!("root ::= \"{long}\"{{0,2000}}"), format!("root ::= \"{long}\"{{2000}}")] {
-            assert!(parse(&text).err().unwrap_or_default().contains("500000 steps"));
-        }
-        let deep = format!("root ::= {}\"a\"{}", "(".repeat(100_000), ")".repeat(100_000));
-        assert!(parse(&deep).err().unwrap_or_default().contains("256 deep"));
-        let many: String = (0..100_001).map(|rule| format!("r{rule} ::= \"a\"\n")).collect();
-        assert!(parse(&format!("root ::= \"b\"\n{many}")).err().unwrap_or_default().contains("100000 rules"));
-        // llama.cpp looks for left recursion once for each path: here 2 to the power of 60.
-        let doubling: String = (0..60).map(|rule| format!("r{rule} ::= r{0} | r{0}\n", rule + 1)).collect();
-        assert!(parse(&format!("root ::= r0\n{doubling}r60 ::= \"a\"\n")).is_ok());
-        assert!(parse(&"x".repeat((4 << 20) + 1)).err().unwrap_or_default().contains("4194304"));
-    }
-
-    #[test]
-    fn equal_repetitions_share_their_rules() {
-        let one = parse("root ::= \"a\" [b-c]{0,2000}").unwrap().rules.len();
-        let many: String = (0..40).map(|rule| format!("r{rule} ::= \"{rule}\" [b-c]{{0,2000}}\n")).collect();
-        let names: Vec<String> = (0..40).map(|rule| format!("r{rule}")).collect();
-        let many = parse(&format!("root ::= {}\n{many}", names.join(" | "))).unwrap().rules.len();
-        assert_eq!(many, one + 40);
-    }
-}
+mod tests;
