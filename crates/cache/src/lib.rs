@@ -97,7 +97,7 @@ pub use plan::{RestorePlan, Segment, Unusable};
 pub use policy::{GateError, Gates, Policy};
 pub use pressure::{EvictBytes, PressureAction, PressureConfig, PressureConfigError, PressureReport, PressureWatcher};
 pub use pressure_source::{
-    NoopSource, NvidiaSmiSource, PressureError, PressureSample, PressureSource, PressureSourceKind, SystemSource,
+    NoopSource, PressureError, PressureSample, PressureSource, PressureSourceKind, SystemSource,
 };
 pub use publish::{Stage, StageObserver};
 pub use quant::QuantType;

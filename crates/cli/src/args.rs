@@ -6,6 +6,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Parser, Subcommand, ValueEnum};
 use poncho_cache::{PressureConfig, PressureSourceKind, Tier};
 use poncho_engine::backend::KvLayout;
@@ -210,7 +211,7 @@ pub(crate) struct ServeArgs {
     pub(crate) cache_ram: u64,
 
     /// Whose memory is watched, so that stored states leave it before it is full
-    #[arg(long, value_name = "SOURCE", default_value = "off")]
+    #[arg(long, value_name = "SOURCE", default_value = "off", value_parser = pressure_parser())]
     pub(crate) pressure: PressureArg,
 
     /// Tokens that one request may use, prompt and reply together
@@ -278,14 +279,26 @@ fn parse_memory(text: &str) -> Result<MemoryBudget, String> {
 }
 
 /// Whose memory is watched.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PressureArg {
-    /// Nobody's
     Off,
-    /// The machine's, and that of the control group around the server
     System,
-    /// That of all NVIDIA GPUs
-    NvidiaSmi,
+}
+
+/// Knows the source that was taken out, so that an old setting is answered with more than a list of others.
+fn pressure_parser() -> impl TypedValueParser<Value = PressureArg> {
+    const GPUS: &str = "nvidia-smi";
+    let names = [
+        PossibleValue::new("off").help("Nobody's"),
+        PossibleValue::new("system").help("The machine's, and that of the control group around the server"),
+        PossibleValue::new(GPUS).hide(true),
+    ];
+    PossibleValuesParser::new(names).try_map(|name| match name.as_str() {
+        "system" => Ok(PressureArg::System),
+        GPUS => Err("the memory of GPUs is not watched any more, because giving up stored states frees none of it; \
+                     use `system` to watch the machine's memory, or `off`"),
+        _ => Ok(PressureArg::Off),
+    })
 }
 
 impl PressureArg {
@@ -294,7 +307,6 @@ impl PressureArg {
         let source = match self {
             Self::Off => PressureSourceKind::Noop,
             Self::System => PressureSourceKind::System,
-            Self::NvidiaSmi => PressureSourceKind::NvidiaSmi,
         };
         PressureConfig { enabled: self != Self::Off, source, ..PressureConfig::default() }
     }
