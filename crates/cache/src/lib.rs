@@ -48,6 +48,7 @@ mod context_hash;
 mod error;
 mod evict;
 mod explain;
+pub mod files;
 mod fingerprint;
 mod folder_index;
 pub mod format;
@@ -62,6 +63,7 @@ mod plan;
 mod policy;
 mod pressure;
 mod pressure_source;
+mod privacy;
 mod publish;
 mod quant;
 mod recover;
@@ -99,6 +101,7 @@ pub use pressure::{EvictBytes, PressureAction, PressureConfig, PressureConfigErr
 pub use pressure_source::{
     NoopSource, PressureError, PressureSample, PressureSource, PressureSourceKind, SystemSource,
 };
+pub use privacy::{Closed, OpenToOthers, close_cache_folder, open_to_others};
 pub use publish::{Stage, StageObserver};
 pub use quant::QuantType;
 pub use rows::PayloadPart;

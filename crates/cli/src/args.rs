@@ -384,8 +384,10 @@ pub(crate) enum CacheCommand {
     #[command(after_help = "Example:\n  poncho cache show 3fa9c2\n  poncho cache show 3fa9c2 --tokens")]
     Show(ShowArgs),
     /// Check every payload, every name and every chain; exits 1 if a file is damaged (works beside a running server)
-    #[command(after_help = "Example:\n  poncho cache verify && echo 'all rows are whole'")]
-    Verify,
+    #[command(
+        after_help = "Example:\n  poncho cache verify && echo 'all rows are whole'\n  poncho cache verify --repair"
+    )]
+    Verify(VerifyArgs),
     /// Empty the folder: drop every row, damaged file and leftover (needs the folder for itself)
     #[command(after_help = "Example:\n  poncho cache gc --dry-run\n  poncho cache gc\n\n\
         Files of a format version that this release does not know are left alone.")]
@@ -436,6 +438,13 @@ pub(crate) struct ShowArgs {
     /// Print all token ids too
     #[arg(long)]
     pub(crate) tokens: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct VerifyArgs {
+    /// Take the rights of others away from files and folders of older releases, so that only their owner may read them
+    #[arg(long)]
+    pub(crate) repair: bool,
 }
 
 #[derive(Debug, clap::Args)]

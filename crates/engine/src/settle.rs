@@ -269,9 +269,8 @@ impl Worker {
 
     fn stored_logits(&self, plan: &RestorePlan) -> Option<Vec<f32>> {
         let row = plan.boundary()?;
-        let length = usize::try_from(row.length(PartKind::Logits)?).ok()?;
-        let mut bytes = vec![0; length];
-        row.read(PartKind::Logits, &mut bytes).ok()?;
+        let most = u64::from(self.shared.limits.vocab).saturating_mul(4);
+        let bytes = row.load(PartKind::Logits, most).ok()?;
         logits_from_bytes(&bytes, self.shared.limits.vocab)
     }
 

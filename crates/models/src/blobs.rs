@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::digest::{Hasher, Sha256, for_each_piece};
 use crate::error::RegistryError;
+use crate::files::{self, Links};
 use crate::lock::{self, HeldLock};
 use crate::progress::{Progress, ProgressSink};
 
@@ -156,7 +157,7 @@ pub(crate) fn bring(from: &Path, incoming: &Incoming, progress: ProgressSink<'_>
 
 #[cfg(target_os = "linux")]
 fn clone_blocks(from: &Path, to: &Path) -> io::Result<()> {
-    let (from, to) = (File::open(from)?, File::create(to)?);
+    let (from, to) = (files::open_regular(from, Links::Follow)?, File::create(to)?);
     Ok(rustix::fs::ioctl_ficlone(&to, &from)?)
 }
 
@@ -166,7 +167,7 @@ fn clone_blocks(_from: &Path, _to: &Path) -> io::Result<()> {
 }
 
 fn copy(from: &Path, to: &Path, progress: ProgressSink<'_>) -> Result<(), RegistryError> {
-    let source = File::open(from).map_err(|source| RegistryError::io("open", from, source))?;
+    let source = files::open_regular(from, Links::Follow).map_err(|source| RegistryError::io("open", from, source))?;
     let total = source.metadata().map_or(0, |metadata| metadata.len());
     let mut target = File::create(to).map_err(|source| RegistryError::io("create", to, source))?;
     pieces(source, from, |piece, done| {
@@ -203,7 +204,7 @@ pub(crate) fn tell(progress: ProgressSink<'_>, step: Progress) -> Result<(), Reg
 
 /// The hash and size of a file.
 pub(crate) fn hash_file(path: &Path, progress: ProgressSink<'_>) -> Result<Blob, RegistryError> {
-    let file = File::open(path).map_err(|source| RegistryError::io("open", path, source))?;
+    let file = files::open_regular(path, Links::Follow).map_err(|source| RegistryError::io("open", path, source))?;
     let total = file.metadata().map_or(0, |metadata| metadata.len());
     let mut hasher = Hasher::default();
     let bytes = pieces(file, path, |piece, done| {
@@ -215,13 +216,14 @@ pub(crate) fn hash_file(path: &Path, progress: ProgressSink<'_>) -> Result<Blob,
 
 /// Makes a file's bytes last.
 pub(crate) fn sync_file(path: &Path) -> Result<(), RegistryError> {
-    let synced = File::open(path).and_then(|file| file.sync_all());
+    let synced = files::open_regular(path, Links::Follow).and_then(|file| file.sync_all());
     synced.map_err(|source| RegistryError::io("sync", path, source))
 }
 
 /// Makes the names in a folder last.
 pub(crate) fn sync_folder(path: &Path) -> Result<(), RegistryError> {
-    sync_file(path)
+    let synced = files::open_folder(path).and_then(|folder| folder.sync_all());
+    synced.map_err(|source| RegistryError::io("sync", path, source))
 }
 
 /// Gives a whole, checked file its name. The caller holds the folder's lock and has synced the file. A file that has the

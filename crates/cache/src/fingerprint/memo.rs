@@ -6,7 +6,7 @@
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, Read, Write as _};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -16,10 +16,12 @@ use std::time::{Duration, SystemTime};
 
 use sha2::{Digest, Sha256};
 
+use crate::files::{self, Links};
 use crate::key::{Key, to_hex};
 
 const VERSION_LINE: &str = "poncho-fingerprint 1";
-const SUFFIX: &str = ".poncho-fingerprint";
+/// How the name of a memo ends.
+pub(crate) const SUFFIX: &str = ".poncho-fingerprint";
 /// The coarsest modification times in use (FAT) tick every two seconds: a file younger than that could be changed
 /// again without a trace, so it is not remembered yet.
 const SETTLED_AFTER: Duration = Duration::from_secs(2);
@@ -149,7 +151,7 @@ impl FingerprintMemo {
 
 fn read_bounded(path: &Path) -> Option<String> {
     let mut text = String::new();
-    File::open(path).ok()?.take(MAX_MEMO_BYTES).read_to_string(&mut text).ok()?;
+    files::open_regular(path, Links::Refuse).ok()?.take(MAX_MEMO_BYTES).read_to_string(&mut text).ok()?;
     Some(text)
 }
 
@@ -162,10 +164,7 @@ fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     temporary.push(format!(".{}-{writer}.tmp", std::process::id()));
     // A leftover of a crashed process that had the same number, as the first process in a container always has.
     let _ = fs::remove_file(&temporary);
-    let written = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .open(&temporary)
+    let written = files::create_private(Path::new(&temporary))
         .and_then(|mut file| file.write_all(bytes))
         .and_then(|()| fs::rename(&temporary, path));
     if written.is_err() {
@@ -176,6 +175,8 @@ fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::OpenOptions;
+
     use super::*;
     use crate::fingerprint::Fingerprint;
 

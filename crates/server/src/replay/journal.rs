@@ -6,11 +6,12 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
+
+use poncho_cache::files::{Links, open_or_create_private, open_regular};
 
 use super::Calls;
 use super::record::CallTurn;
@@ -67,11 +68,11 @@ impl Drop for Journal {
 
 /// Returns how many lines were no records.
 fn load(path: &Path, calls: &Calls) -> io::Result<usize> {
-    let mut file = File::open(path)?;
+    let mut file = open_regular(path, Links::Refuse)?;
     let length = file.metadata()?.len();
     file.seek(SeekFrom::Start(length.saturating_sub(MOST_READ)))?;
     let mut bytes = Vec::new();
-    file.read_to_end(&mut bytes)?;
+    file.take(MOST_READ).read_to_end(&mut bytes)?;
     let mut skipped = 0;
     let mut calls = calls.lock().unwrap_or_else(PoisonError::into_inner);
     for line in bytes.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
@@ -116,7 +117,7 @@ fn write_line(path: &Path, calls: &Calls, kept: &mut Option<File>, line: &str) -
 
 /// The file, ready for the next line also if the last one was torn.
 fn open_end(path: &Path) -> io::Result<File> {
-    let mut file = OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(path)?;
+    let mut file = open_or_create_private(OpenOptions::new().read(true).append(true), path)?;
     if file.metadata()?.len() > 0 {
         file.seek(SeekFrom::End(-1))?;
         let mut last = [0];
@@ -134,7 +135,7 @@ fn rewrite(path: &Path, calls: &Calls) -> io::Result<()> {
     let mut name = path.as_os_str().to_owned();
     name.push(".new");
     let new = PathBuf::from(name);
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+    let mut file = open_or_create_private(OpenOptions::new().write(true).truncate(true), &new)?;
     for turn in kept {
         file.write_all(turn.encode().as_bytes())?;
     }
@@ -159,6 +160,45 @@ mod tests {
         let line = turn.encode();
         calls.lock().unwrap().put(id.to_owned(), Arc::new(turn), line.len());
         journal.append(line);
+    }
+
+    /// Hardening 5 and 16: others could read a file of an older release, and a FIFO under its name held up the start and the
+    /// end of a server.
+    #[test]
+    fn an_old_journal_is_closed_to_others_and_a_fifo_is_not_waited_for() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("kept");
+        std::fs::write(&path, turn("old").encode()).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
+        let calls = empty();
+        let journal = Journal::open(path.clone(), Arc::clone(&calls));
+        keep(&journal, &calls, "new");
+        drop(journal);
+        assert_eq!(reopened(&path), ["old", "new"]);
+        assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+        rewrite(&path, &calls).unwrap();
+        assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+
+        let pipe = folder.path().join("pipe");
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            &pipe,
+            rustix::fs::FileType::Fifo,
+            rustix::fs::Mode::from_raw_mode(0o600),
+            0,
+        )
+        .unwrap();
+        let (sender, done) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let calls = empty();
+            let journal = Journal::open(pipe, Arc::clone(&calls));
+            keep(&journal, &calls, "one");
+            drop(journal);
+            sender.send(calls.lock().unwrap().values().len())
+        });
+        let kept = done.recv_timeout(std::time::Duration::from_secs(120));
+        assert_eq!(kept, Ok(1), "it hangs, or does not remember");
     }
 
     fn reopened(path: &Path) -> Vec<String> {
