@@ -7,6 +7,8 @@
 mod memo;
 mod stamp;
 
+pub(crate) use memo::SUFFIX as MEMO_SUFFIX;
+
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
@@ -16,6 +18,7 @@ use std::time::SystemTime;
 
 use sha2::{Digest, Sha256};
 
+use crate::files::{self, Links};
 use crate::gguf_identity::{GgufError, GgufIdentity};
 use crate::key::to_hex;
 use crate::words::FingerprintMode;
@@ -262,7 +265,7 @@ fn fixed_point(adapter: &AdapterIdentity) -> Result<i64, FingerprintError> {
 }
 
 fn open(path: &Path) -> Result<File, FingerprintError> {
-    File::open(path).map_err(|source| read_error(path, source))
+    files::open_regular(path, Links::Follow).map_err(|source| read_error(path, source))
 }
 
 fn read_error(path: &Path, source: io::Error) -> FingerprintError {

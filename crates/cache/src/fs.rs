@@ -7,8 +7,11 @@
 use std::fmt::Debug;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, IoSlice, Seek, SeekFrom, Write};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
+
+use crate::files::{self, Links};
+use crate::privacy;
 
 /// One name in a folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,6 +29,11 @@ pub trait ReadFile: Send {
     /// # Errors
     /// Whatever the file system says.
     fn length(&self) -> io::Result<u64>;
+
+    /// Whether most of it was never written: far fewer bytes are stored than it is long, and there is a hole in it.
+    fn is_hollow(&self) -> bool {
+        false
+    }
 
     /// Fills `buffer` from `offset`.
     ///
@@ -91,13 +99,22 @@ impl<'a> NewFile<'a> {
 
 /// What the cache does with files. Every method names its path, so that a fault can be aimed.
 pub trait Fs: Send + Sync + Debug {
-    /// Creates a folder and its parents; an existing one is fine.
+    /// Creates a folder and its parents, for their owner alone; an existing one is fine.
     ///
     /// # Errors
     /// Whatever the file system says.
     fn create_folder(&self, path: &Path) -> io::Result<()>;
 
-    /// Creates `path` exclusively, writes everything without joining it, and with `durable` waits until the data is
+    /// Keeps others out of a cache folder that was there before. Says whether anything had to be done.
+    ///
+    /// # Errors
+    /// Whatever the file system says.
+    fn shield(&self, root: &Path) -> io::Result<bool> {
+        let _ = root;
+        Ok(false)
+    }
+
+    /// Creates `path` exclusively and for its owner alone, writes everything without joining it, and with `durable` waits until the data is
     /// on the device.
     ///
     /// # Errors
@@ -129,10 +146,10 @@ pub trait Fs: Send + Sync + Debug {
     /// Whatever the file system says.
     fn sync_folder(&self, path: &Path) -> io::Result<()>;
 
-    /// Opens a file for reading.
+    /// Opens a file for reading, and only a regular file. Never waits for the other end of a FIFO.
     ///
     /// # Errors
-    /// Whatever the file system says.
+    /// Whatever the file system says, [`NotRegular`](files::NotRegular) included.
     fn open(&self, path: &Path) -> io::Result<Box<dyn ReadFile>>;
 
     /// Overwrites bytes in place.
@@ -153,6 +170,13 @@ pub trait Fs: Send + Sync + Debug {
     }
 }
 
+/// Bytes of a block, as the kernel counts what a file takes.
+const BLOCK: u64 = 512;
+/// A hollow file below this length costs nobody anything.
+const WORTH_A_LOOK: u64 = 64 << 20;
+/// A file that stores less than this part of its length was not written by us: states are not that full of zeros.
+const HOLLOW: u64 = 8;
+
 /// The file system of the operating system.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct StdFs;
@@ -162,6 +186,15 @@ impl ReadFile for File {
         Ok(self.metadata()?.len())
     }
 
+    fn is_hollow(&self) -> bool {
+        let Ok(metadata) = self.metadata() else { return false };
+        let stored = metadata.blocks().saturating_mul(BLOCK);
+        // A file system that compresses stores little too, and one that writes late does at first; both know of no hole.
+        metadata.len() >= WORTH_A_LOOK
+            && stored < metadata.len() / HOLLOW
+            && rustix::fs::seek(self, rustix::fs::SeekFrom::Hole(0)).is_ok_and(|hole| hole < metadata.len())
+    }
+
     fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
         FileExt::read_exact_at(self, buffer, offset)
     }
@@ -169,11 +202,15 @@ impl ReadFile for File {
 
 impl Fs for StdFs {
     fn create_folder(&self, path: &Path) -> io::Result<()> {
-        fs::create_dir_all(path)
+        files::create_private_folder(path)
+    }
+
+    fn shield(&self, root: &Path) -> io::Result<bool> {
+        privacy::shield(root)
     }
 
     fn write_new(&self, path: &Path, new: &NewFile<'_>, durable: bool) -> io::Result<()> {
-        let mut file = OpenOptions::new().write(true).create_new(true).open(path)?;
+        let mut file = files::create_private(path)?;
         let length: usize = new.body.iter().map(|piece| piece.len()).sum();
         if durable && length >= WRITE_BEHIND / 2 {
             return write_behind(&mut file, new);
@@ -195,15 +232,15 @@ impl Fs for StdFs {
     }
 
     fn sync_folder(&self, path: &Path) -> io::Result<()> {
-        File::open(path)?.sync_all()
+        files::open_folder(path, Links::Follow)?.sync_all()
     }
 
     fn open(&self, path: &Path) -> io::Result<Box<dyn ReadFile>> {
-        Ok(Box::new(File::open(path)?))
+        Ok(Box::new(files::open_regular(path, Links::Refuse)?))
     }
 
     fn write_at(&self, path: &Path, bytes: &[u8], offset: u64) -> io::Result<()> {
-        OpenOptions::new().write(true).open(path)?.write_all_at(bytes, offset)
+        files::open_regular_with(OpenOptions::new().write(true), path, Links::Refuse)?.write_all_at(bytes, offset)
     }
 
     fn list(&self, path: &Path) -> io::Result<Vec<Entry>> {

@@ -13,7 +13,7 @@ use crate::fs::Fs as _;
 use crate::fs::StdFs;
 use crate::key::Key;
 use crate::lock::FolderLock;
-use crate::recover::{PrefixError, Scanned, read_prefix, scan};
+use crate::recover::{PrefixError, Scanned, read_found_prefix, scan};
 
 /// A row as its file describes it.
 #[derive(Debug, Clone)]
@@ -63,14 +63,16 @@ pub fn inspect_folder(folder: &Path) -> Result<FolderReport, CacheError> {
             Scanned::Row { key, prefix } => report.rows.push(RowFile {
                 key,
                 path: format::row_path(folder, &key),
-                bytes: prefix.payload_offset.saturating_add(prefix.payload_length),
+                bytes: prefix.file_length(),
                 prefix: *prefix,
             }),
             Scanned::Temporary(path) => report.find(path, "left by a writer that did not finish", false),
             Scanned::Bad(path) => report.find(path, "moved aside as damaged earlier", false),
             Scanned::LeftAlone { path, error, .. } => report.find(path, &error.to_string(), false),
             Scanned::Torn { path, error } => report.find(path, &error.to_string(), true),
-            Scanned::Unreadable { path, error, .. } | Scanned::Unlisted { path, error } => {
+            Scanned::NotAFile { path, error }
+            | Scanned::Unreadable { path, error, .. }
+            | Scanned::Unlisted { path, error } => {
                 report.find(path, &error.to_string(), true);
             }
         }
@@ -137,7 +139,7 @@ impl FolderReport {
 /// The file cannot be read or is not a usable row.
 pub fn inspect_file(path: &Path) -> Result<RowPrefix, CacheError> {
     refuse_nul("the file", path)?;
-    read_prefix(&StdFs, path).map_err(|error| match error {
+    read_found_prefix(&StdFs, path).map_err(|error| match error {
         PrefixError::Io(source) => CacheError::Unreadable { path: path.to_path_buf(), source },
         PrefixError::Format(source) => CacheError::BadFile { path: path.to_path_buf(), source },
     })

@@ -49,6 +49,7 @@ mod context_hash;
 mod error;
 mod evict;
 mod explain;
+pub mod files;
 mod fingerprint;
 mod folder_index;
 pub mod format;
@@ -64,6 +65,7 @@ mod plan;
 mod policy;
 mod pressure;
 mod pressure_source;
+mod privacy;
 mod publish;
 mod quant;
 mod recover;
@@ -103,8 +105,9 @@ pub use plan::{RestorePlan, Segment, Unusable};
 pub use policy::{GateError, Gates, Policy};
 pub use pressure::{EvictBytes, PressureAction, PressureConfig, PressureConfigError, PressureReport, PressureWatcher};
 pub use pressure_source::{
-    NoopSource, NvidiaSmiSource, PressureError, PressureSample, PressureSource, PressureSourceKind, SystemSource,
+    NoopSource, PressureError, PressureSample, PressureSource, PressureSourceKind, SystemSource,
 };
+pub use privacy::{Closed, OpenToOthers, close_cache_folder, open_to_others};
 pub use publish::{Stage, StageObserver};
 pub use quant::QuantType;
 pub use rows::PayloadPart;

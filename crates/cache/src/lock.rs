@@ -8,6 +8,7 @@ use std::io::{Read, Seek, Write};
 use std::path::{Path, PathBuf};
 
 use crate::error::CacheError;
+use crate::files::{self, Links};
 use crate::format::LOCK_FILE_NAME;
 
 /// Holds the lock while it lives.
@@ -28,12 +29,7 @@ impl FolderLock {
     pub(crate) fn take(folder: &Path) -> Result<Self, CacheError> {
         let path = folder.join(LOCK_FILE_NAME);
         let wrap = |action, source| CacheError::Folder { action, path: path.clone(), source };
-        let mut file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(&path)
+        let mut file = files::open_or_create_private(OpenOptions::new().read(true).write(true).truncate(false), &path)
             .map_err(|source| wrap("open", source))?;
         match file.try_lock() {
             Ok(()) => {}
@@ -51,7 +47,7 @@ impl FolderLock {
     /// The process that holds the lock of a folder, if one does.
     pub(crate) fn holder_of(folder: &Path) -> Option<String> {
         let path: PathBuf = folder.join(LOCK_FILE_NAME);
-        let mut file = File::open(path).ok()?;
+        let mut file = files::open_regular(&path, Links::Refuse).ok()?;
         // Shared, so that two readers never take each other for the owner.
         match file.try_lock_shared() {
             Err(TryLockError::WouldBlock) => Some(holder(&mut file)),

@@ -11,6 +11,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 
+use crate::files::NotRegular;
 use crate::format::{Crc32c, Part};
 use crate::index::{Found, Index, Link, Needs, Use};
 use crate::key::{Key, Namespace};
@@ -87,6 +88,20 @@ pub enum Unusable {
         key: Key,
         /// Which part.
         kind: PartKind,
+    },
+    /// The part is longer than any state can be, or than there is memory.
+    #[error(
+        "part {kind} of row {key} has {length} bytes, and at most {limit} can be taken; it is computed again. Run `poncho cache verify`"
+    )]
+    TooLarge {
+        /// The row.
+        key: Key,
+        /// Which part.
+        kind: PartKind,
+        /// Bytes of the part.
+        length: u64,
+        /// The most that the caller takes.
+        limit: u64,
     },
     /// The buffer does not fit the part.
     #[error("part {kind} of row {key} has {expected} bytes, the buffer {got}; ask `length` first")]
@@ -230,6 +245,26 @@ impl Segment {
         Ok(())
     }
 
+    /// The bytes of a part, read into memory of their own unless they are in memory, and checked. Takes memory only if the
+    /// part has at most `limit` bytes: a file may promise more than any state has.
+    ///
+    /// # Errors
+    /// As [`Segment::read`]; also if the part is longer than `limit` or there is not that much memory. The row then stays.
+    pub fn load(&self, kind: PartKind, limit: u64) -> Result<Bytes, Unusable> {
+        if let Some(bytes) = self.bytes(kind) {
+            return Ok(bytes);
+        }
+        let key = self.key;
+        let length = self.length(kind).ok_or(Unusable::NoSuchPart { key, kind })?;
+        let too_large = || Unusable::TooLarge { key, kind, length, limit };
+        let needed = usize::try_from(length).ok().filter(|_| length <= limit).ok_or_else(too_large)?;
+        let mut buffer = Vec::new();
+        buffer.try_reserve_exact(needed).map_err(|_| too_large())?;
+        buffer.resize(needed, 0);
+        self.read(kind, &mut buffer)?;
+        Ok(buffer.into())
+    }
+
     fn in_memory(&self, kind: PartKind) -> Option<&Bytes> {
         self.memory.as_ref()?.iter().find(|part| part.kind == kind).map(|part| &part.bytes)
     }
@@ -280,7 +315,8 @@ impl Segment {
                 self.store.forget(self.row, &key, tier, Descendants::Remove);
                 Err(Unusable::Vanished { key })
             }
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+            // Cut off, or something else took its name.
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof || NotRegular::is_cause_of(&error) => {
                 self.store.condemn(self.row, &key, tier);
                 Err(Unusable::Unreadable { key, source: error })
             }

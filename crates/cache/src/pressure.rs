@@ -4,6 +4,7 @@
 //! whole decision and is pure; the thread only asks a source, decides and calls. It must never make its settings or
 //! its report wait for a sample or an eviction, and never die of a panicking source.
 
+mod backoff;
 mod config;
 
 use std::any::Any;
@@ -15,6 +16,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crate::pressure_source::{PressureError, PressureSample, PressureSource};
 use crate::words::Tier;
+
+use backoff::Backoff;
 
 pub use config::{PressureConfig, PressureConfigError};
 
@@ -45,6 +48,8 @@ pub struct PressureReport {
     pub samples: u64,
     /// Evictions done.
     pub evictions: u64,
+    /// Samples at which bytes were wanted and nothing was evicted, because evictions before had changed nothing.
+    pub held_back: u64,
 }
 
 /// A watcher; dropping it stops and joins its thread.
@@ -61,8 +66,22 @@ struct Shared {
     control: Mutex<Control>,
     wake: Condvar,
     /// Held for a whole sample and its eviction, so that a forced one and the thread's own take turns.
-    source: Mutex<Box<dyn PressureSource>>,
+    watched: Mutex<Watched>,
     report: Mutex<PressureReport>,
+}
+
+struct Watched {
+    source: Box<dyn PressureSource>,
+    backoff: Backoff,
+}
+
+/// Who asks for a sample.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Asked {
+    /// The thread, after an interval.
+    InTurn,
+    /// A caller, who wants it done whatever earlier evictions changed.
+    ByHand,
 }
 
 struct Control {
@@ -84,7 +103,7 @@ impl PressureWatcher {
         let control =
             Control { enabled: config.enabled, stopping: false, due: Some(Instant::now()), next_source: None };
         let shared = Arc::new(Shared {
-            source: Mutex::new(config.source.source()),
+            watched: Mutex::new(Watched { source: config.source.source(), backoff: Backoff::default() }),
             config,
             evict,
             control: Mutex::new(control),
@@ -131,7 +150,7 @@ impl PressureWatcher {
 
     /// Samples and acts now, on the caller's thread, also when the watcher is off.
     pub fn force(&self) -> PressureReport {
-        self.shared.sample_and_act();
+        self.shared.sample_and_act(Asked::ByHand);
         self.report()
     }
 
@@ -165,7 +184,7 @@ impl Shared {
     fn watch(&self) {
         let interval = Duration::from_millis(self.config.interval_ms);
         while self.wait_until_due(interval) {
-            self.sample_and_act();
+            self.sample_and_act(Asked::InTurn);
         }
     }
 
@@ -191,22 +210,31 @@ impl Shared {
         }
     }
 
-    fn sample_and_act(&self) {
-        let mut source = lock(&self.source);
+    fn sample_and_act(&self, asked: Asked) {
+        let mut watched = lock(&self.watched);
         if let Some(next) = lock(&self.control).next_source.take() {
-            *source = next;
+            *watched = Watched { source: next, backoff: Backoff::default() };
         }
+        let Watched { source, backoff } = &mut *watched;
         let sampled = catch_unwind(AssertUnwindSafe(|| source.sample()))
             .unwrap_or_else(|panic| Err(panicked(source.name(), panic.as_ref())));
+        let used = sampled.as_ref().map_or(0, |sample| sample.used);
         let wanted = sampled.as_ref().ok().and_then(|sample| self.config.bytes_to_evict(*sample));
-        let evicted = wanted.map(|wanted| {
+        if sampled.is_ok() && wanted.is_none() {
+            backoff.calm();
+        }
+        let allowed = wanted.filter(|_| backoff.may_evict(used) || asked == Asked::ByHand);
+        let held_back = allowed.is_none() && wanted.is_some();
+        let evicted = allowed.map(|wanted| {
             let freed = catch_unwind(AssertUnwindSafe(|| (self.evict)(wanted, &self.config.evict_tiers)))
                 .map_err(|panic| panicked("the eviction", panic.as_ref()))?;
+            backoff.evicted(used, freed);
             tracing::info!(source = source.name(), wanted, freed, "evicted under memory pressure");
             Ok(PressureAction { wanted, freed, at: SystemTime::now() })
         });
         let mut report = lock(&self.report);
         report.samples += 1;
+        report.held_back += u64::from(held_back);
         report.last_error = None;
         match sampled {
             Ok(sample) => report.last_sample = Some(sample),
@@ -323,6 +351,26 @@ mod tests {
         }
         watcher.set_enabled(false);
         assert!(!watcher.is_enabled());
+    }
+
+    /// Hardening 8: rows left at every sample while what was measured stayed as full as before.
+    #[test]
+    fn evictions_that_free_nothing_where_it_is_measured_are_held_back() {
+        let (watcher, calls) = watcher(PressureConfig::default());
+        let (source, _taken) = scripted(Some(95));
+        watcher.set_source(source);
+        for _ in 0..100 {
+            watcher.shared.sample_and_act(Asked::InTurn);
+        }
+        let report = watcher.report();
+        assert!((1..=8).contains(&report.evictions), "{report:?}");
+        assert_eq!(report.evictions + report.held_back, 100);
+        assert_eq!(calls.try_iter().count() as u64, report.evictions);
+        assert_eq!(watcher.force().evictions, report.evictions + 1, "whoever forces one gets it");
+        let (fresh, _taken) = scripted(Some(95));
+        watcher.set_source(fresh);
+        watcher.shared.sample_and_act(Asked::InTurn);
+        assert_eq!(watcher.report().evictions, report.evictions + 2, "another source starts from the beginning");
     }
 
     #[test]

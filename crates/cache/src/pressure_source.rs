@@ -1,17 +1,14 @@
-//! Where memory pressure is read: nothing, the machine's memory, NVIDIA GPUs, or a caller's own source.
+//! Where memory pressure is read: nothing, the machine's memory, or a caller's own source.
 //!
-//! Called by the pressure watcher's thread. In each source reading and parsing are apart, so that the parsers are
+//! Called by the pressure watcher's thread. A source measures memory that rows lie in: what the watcher gives up must be able
+//! to change what it measures, so the memory of a GPU is none. In each source reading and parsing are apart, so that the parsers are
 //! tested on text. Failing is a value and not a fault; a source must never block for longer than its own bound.
 
-mod nvidia_smi;
 mod system;
 
 use std::io;
 use std::path::PathBuf;
-use std::process::ExitStatus;
-use std::time::Duration;
 
-pub use nvidia_smi::NvidiaSmiSource;
 pub use system::SystemSource;
 
 /// One reading of a source.
@@ -51,30 +48,6 @@ pub enum PressureError {
         /// The text, or its beginning.
         text: String,
     },
-    /// A program cannot be started or talked to.
-    #[error("cannot run {}; install it or use another pressure source", program.display())]
-    Program {
-        /// The program.
-        program: PathBuf,
-        /// The cause.
-        source: io::Error,
-    },
-    /// A program ended with an error.
-    #[error("{} failed with {status}; run it by hand to see why", program.display())]
-    ProgramFailed {
-        /// The program.
-        program: PathBuf,
-        /// How it ended.
-        status: ExitStatus,
-    },
-    /// A program did not end in time.
-    #[error("{} did not answer within {timeout:?}; check the GPU driver", program.display())]
-    TimedOut {
-        /// The program.
-        program: PathBuf,
-        /// How long it was given.
-        timeout: Duration,
-    },
     /// The source or the eviction it led to panicked.
     #[error("{part} of the pressure watcher panicked: {message}; report it, or use another pressure source")]
     Panicked {
@@ -104,13 +77,11 @@ pub enum PressureSourceKind {
     Noop,
     /// The machine's memory, and that of the control group around the process.
     System,
-    /// The memory of all NVIDIA GPUs.
-    NvidiaSmi,
 }
 
 impl PressureSourceKind {
     /// All kinds.
-    pub const ALL: [Self; 3] = [Self::Noop, Self::System, Self::NvidiaSmi];
+    pub const ALL: [Self; 2] = [Self::Noop, Self::System];
 
     /// The one spelling.
     #[must_use]
@@ -118,7 +89,6 @@ impl PressureSourceKind {
         match self {
             Self::Noop => "noop",
             Self::System => "system",
-            Self::NvidiaSmi => "nvidia_smi",
         }
     }
 
@@ -134,7 +104,6 @@ impl PressureSourceKind {
         match self {
             Self::Noop => Box::new(NoopSource),
             Self::System => Box::new(SystemSource::default()),
-            Self::NvidiaSmi => Box::new(NvidiaSmiSource::default()),
         }
     }
 }

@@ -345,7 +345,7 @@ fn encode(draft: &Draft, payload: &Payload, sum: impl Fn(&[u8]) -> u32) -> Resul
 
 fn spot_of(prefix: &RowPrefix) -> FileSpot {
     FileSpot {
-        file_length: prefix.payload_offset.saturating_add(prefix.payload_length),
+        file_length: prefix.file_length(),
         payload_offset: prefix.payload_offset,
         parts: Arc::from(prefix.parts.as_slice()),
     }

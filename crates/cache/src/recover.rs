@@ -12,8 +12,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::error::CacheError;
+use crate::files::NotRegular;
 use crate::format::{self, FileNameKind, FormatError, HEADER_LENGTH, RowPrefix};
-use crate::fs::Fs;
+use crate::fs::{Fs, ReadFile};
 use crate::index::NewRow;
 use crate::key::{Key, KeyHasher};
 use crate::rows::FileSpot;
@@ -36,7 +37,20 @@ pub(crate) enum PrefixError {
 
 /// Reads everything of a file before its payload, and checks it.
 pub(crate) fn read_prefix(fs: &dyn Fs, path: &Path) -> Result<RowPrefix, PrefixError> {
+    read_prefix_of(&*fs.open(path)?)
+}
+
+/// The same for a file that somebody else may have put there: one that is mostly a hole promises more bytes than anybody
+/// wrote, and whoever takes memory for them has none left.
+pub(crate) fn read_found_prefix(fs: &dyn Fs, path: &Path) -> Result<RowPrefix, PrefixError> {
     let file = fs.open(path)?;
+    if file.is_hollow() {
+        return Err(FormatError::Hollow { length: file.length()? }.into());
+    }
+    read_prefix_of(&*file)
+}
+
+fn read_prefix_of(file: &dyn ReadFile) -> Result<RowPrefix, PrefixError> {
     let length = file.length()?;
     let first = usize::try_from(length).unwrap_or(usize::MAX).min(FIRST_READ);
     let mut bytes = vec![0; first];
@@ -67,6 +81,8 @@ pub(crate) enum Scanned {
     LeftAlone { key: Key, path: PathBuf, error: FormatError },
     /// Not a whole row.
     Torn { path: PathBuf, error: FormatError },
+    /// Something else than a file has the name of a row.
+    NotAFile { path: PathBuf, error: io::Error },
     /// The file system does not give it.
     Unreadable { key: Key, path: PathBuf, error: io::Error },
     /// A folder whose names the file system does not give.
@@ -109,8 +125,13 @@ fn scan_folder(fs: &dyn Fs, folder: &Path) -> Vec<Scanned> {
     };
     entries
         .into_iter()
-        .filter(|entry| !entry.is_folder)
-        .filter_map(|entry| scan_file(fs, folder, &entry.name))
+        .filter_map(|entry| match entry.is_folder {
+            false => scan_file(fs, folder, &entry.name),
+            true => matches!(format::classify(entry.name.as_ref()), FileNameKind::Row(_)).then(|| Scanned::NotAFile {
+                path: folder.join(&entry.name),
+                error: NotRegular { kind: "a folder" }.into(),
+            }),
+        })
         .collect()
 }
 
@@ -122,13 +143,14 @@ fn scan_file(fs: &dyn Fs, folder: &Path, name: &str) -> Option<Scanned> {
         FileNameKind::Bad => return Some(Scanned::Bad(path)),
         FileNameKind::Lock | FileNameKind::Other => return None,
     };
-    Some(match read_prefix(fs, &path) {
+    Some(match read_found_prefix(fs, &path) {
         Ok(prefix) => Scanned::Row { key, prefix: Box::new(prefix) },
         Err(PrefixError::Format(error)) if error.leave_alone() => Scanned::LeftAlone { key, path, error },
         Err(PrefixError::Format(error)) => Scanned::Torn { path, error },
         Err(PrefixError::Io(error)) if error.kind() == io::ErrorKind::UnexpectedEof => {
             Scanned::Torn { path, error: FormatError::FileLength { expected: FIRST_READ as u64, got: 0 } }
         }
+        Err(PrefixError::Io(error)) if NotRegular::is_cause_of(&error) => Scanned::NotAFile { path, error },
         Err(PrefixError::Io(error)) => Scanned::Unreadable { key, path, error },
     })
 }
@@ -171,6 +193,12 @@ impl Store {
         untouchable: &mut Untouchable,
     ) {
         match scanned {
+            // One that is larger than all that the tier may hold: the oldest rows would leave first to make room for it.
+            Scanned::Row { key, prefix } if prefix.file_length() > self.config.quota(tier.tier()) => {
+                tracing::warn!(%key, bytes = prefix.file_length(), "a row does not fit into its tier's quota; removed");
+                self.counters.evictions.increment();
+                self.remove_leftover(&tier.row_path(&key));
+            }
             Scanned::Row { key, prefix } => candidates.push(Candidate { key, tier: tier.tier(), prefix }),
             Scanned::Temporary(path) => self.remove_leftover(&path),
             Scanned::Bad(_) => {}
@@ -180,6 +208,7 @@ impl Store {
                 untouchable.keys.insert(key);
             }
             Scanned::Torn { path, error } => self.move_aside(&path, &error.to_string()),
+            Scanned::NotAFile { path, error } => self.move_aside(&path, &error.to_string()),
             Scanned::Unreadable { key, path, error } => {
                 tracing::warn!(path = %path.display(), %error, "cache file unreadable; left alone");
                 untouchable.keys.insert(key);
@@ -302,7 +331,7 @@ impl Store {
             }
         };
         let spot = FileSpot {
-            file_length: prefix.payload_offset.saturating_add(prefix.payload_length),
+            file_length: prefix.file_length(),
             payload_offset: prefix.payload_offset,
             parts: Arc::from(prefix.parts.as_slice()),
         };

@@ -69,6 +69,17 @@ impl Store {
             let folder = &settings.folder;
             let wrap = |source| CacheError::Folder { action: "create", path: folder.clone(), source };
             config.fs.create_folder(folder).map_err(wrap)?;
+            match config.fs.shield(folder) {
+                Ok(false) => {}
+                Ok(true) => {
+                    tracing::info!(folder = %folder.display(), "others could read the cache folder; closed to them")
+                }
+                // It works all the same, and what is written from now on is closed to others by itself.
+                Err(error) => tracing::warn!(
+                    folder = %folder.display(), %error,
+                    "others may read what older releases put into the cache folder; run `poncho cache verify --repair` as its owner"
+                ),
+            }
             if config.fs.has_locks() {
                 locks.push(FolderLock::take(folder)?);
             }

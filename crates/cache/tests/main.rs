@@ -30,7 +30,13 @@ mod model;
 #[cfg(not(feature = "shuttle"))]
 mod pressure;
 #[cfg(test)]
+#[cfg(not(feature = "shuttle"))]
+mod privacy;
+#[cfg(test)]
 #[cfg(feature = "shuttle")]
 mod shuttle;
+#[cfg(test)]
+#[cfg(not(feature = "shuttle"))]
+mod strange_files;
 #[cfg(test)]
 mod support;

@@ -6,6 +6,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Parser, Subcommand, ValueEnum};
 use poncho_cache::{PressureConfig, PressureSourceKind, Tier};
 use poncho_engine::backend::KvLayout;
@@ -214,7 +215,7 @@ pub(crate) struct ServeArgs {
     pub(crate) cache_ram: u64,
 
     /// Whose memory is watched, so that stored states leave it before it is full
-    #[arg(long, value_name = "SOURCE", default_value = "off")]
+    #[arg(long, value_name = "SOURCE", default_value = "off", value_parser = pressure_parser())]
     pub(crate) pressure: PressureArg,
 
     /// Tokens that one request may use, prompt and reply together
@@ -306,14 +307,26 @@ fn parse_memory(text: &str) -> Result<MemoryBudget, String> {
 }
 
 /// Whose memory is watched.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PressureArg {
-    /// Nobody's
     Off,
-    /// The machine's, and that of the control group around the server
     System,
-    /// That of all NVIDIA GPUs
-    NvidiaSmi,
+}
+
+/// Knows the source that was taken out, so that an old setting is answered with more than a list of others.
+fn pressure_parser() -> impl TypedValueParser<Value = PressureArg> {
+    const GPUS: &str = "nvidia-smi";
+    let names = [
+        PossibleValue::new("off").help("Nobody's"),
+        PossibleValue::new("system").help("The machine's, and that of the control group around the server"),
+        PossibleValue::new(GPUS).hide(true),
+    ];
+    PossibleValuesParser::new(names).try_map(|name| match name.as_str() {
+        "system" => Ok(PressureArg::System),
+        GPUS => Err("the memory of GPUs is not watched any more, because giving up stored states frees none of it; \
+                     use `system` to watch the machine's memory, or `off`"),
+        _ => Ok(PressureArg::Off),
+    })
 }
 
 impl PressureArg {
@@ -322,7 +335,6 @@ impl PressureArg {
         let source = match self {
             Self::Off => PressureSourceKind::Noop,
             Self::System => PressureSourceKind::System,
-            Self::NvidiaSmi => PressureSourceKind::NvidiaSmi,
         };
         PressureConfig { enabled: self != Self::Off, source, ..PressureConfig::default() }
     }
@@ -422,8 +434,10 @@ pub(crate) enum CacheCommand {
     #[command(after_help = "Example:\n  poncho cache show 3fa9c2\n  poncho cache show 3fa9c2 --tokens")]
     Show(ShowArgs),
     /// Check every payload, every name and every chain; exits 1 if a file is damaged (works beside a running server)
-    #[command(after_help = "Example:\n  poncho cache verify && echo 'all rows are whole'")]
-    Verify,
+    #[command(
+        after_help = "Example:\n  poncho cache verify && echo 'all rows are whole'\n  poncho cache verify --repair"
+    )]
+    Verify(VerifyArgs),
     /// Empty the folder: drop every row, damaged file and leftover (needs the folder for itself)
     #[command(after_help = "Example:\n  poncho cache gc --dry-run\n  poncho cache gc\n\n\
         Files of a format version that this release does not know are left alone.")]
@@ -474,6 +488,13 @@ pub(crate) struct ShowArgs {
     /// Print all token ids too
     #[arg(long)]
     pub(crate) tokens: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct VerifyArgs {
+    /// Take the rights of others away from files and folders of older releases, so that only their owner may read them
+    #[arg(long)]
+    pub(crate) repair: bool,
 }
 
 #[derive(Debug, clap::Args)]

@@ -3,11 +3,11 @@
 //! Called by `serve` and `doctor` before anything is loaded. A GGUF is left to the engine, which looks closer; here the
 //! first bytes decide. It must never read more of a file than those.
 
-use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
+use poncho_cache::files::{Links, NotRegular, open_regular};
 
 use crate::bytes::show_bytes;
 use crate::settings::nearest;
@@ -31,8 +31,14 @@ pub(crate) fn check(path: &Path) -> anyhow::Result<()> {
     if metadata.is_dir() {
         bail!("{} is a folder, not a model file; give the path of a GGUF file{}", path.display(), in_folder(path));
     }
+    let opened = open_regular(path, Links::Follow);
+    if let Err(error) = &opened
+        && NotRegular::is_cause_of(error)
+    {
+        bail!("{} is no model file: {error}", path.display());
+    }
     let mut start = Vec::new();
-    File::open(path)
+    opened
         .and_then(|file| file.take(LOOKED_AT).read_to_end(&mut start))
         .with_context(|| format!("cannot read {}; check its permissions", path.display()))?;
     if start.starts_with(b"GGUF") {

@@ -52,6 +52,8 @@ mod snippets;
 #[cfg(test)]
 mod stopping;
 #[cfg(test)]
+mod strange_files;
+#[cfg(test)]
 mod support;
 #[cfg(test)]
 mod terminal;

@@ -13,7 +13,10 @@ fn a_whole_folder_passes() {
     prepare(folder.path());
     let text = cache(folder.path(), &["verify"]);
     assert_eq!(text.good(), "5 rows checked, 0 damaged\n");
-    assert_eq!(cache(folder.path(), &["verify", "--json"]).json(), json!({"rows": 5, "damaged": []}));
+    assert_eq!(
+        cache(folder.path(), &["verify", "--json"]).json(),
+        json!({"rows": 5, "damaged": [], "open_to_others": 0, "closed": 0})
+    );
 }
 
 #[test]

@@ -16,6 +16,7 @@ use bytes::Bytes;
 use poncho_cache::{Cache, Compaction, Key, PartKind, PayloadPart, RowInfo, Segment};
 
 use crate::backend::{Context, SegmentJoiner};
+use crate::staging::free_memory;
 use crate::thinning::thin;
 
 /// Rows that may wait to be looked at; more are left for their next save.
@@ -191,10 +192,5 @@ impl Work {
 }
 
 fn load(segment: &Segment, kind: PartKind) -> Option<Bytes> {
-    if let Some(bytes) = segment.bytes(kind) {
-        return Some(bytes);
-    }
-    let mut buffer = vec![0; usize::try_from(segment.length(kind)?).ok()?];
-    segment.read(kind, &mut buffer).ok()?;
-    Some(buffer.into())
+    segment.load(kind, free_memory()).inspect_err(|error| tracing::debug!(%error, "a row is not joined to others")).ok()
 }

@@ -2,9 +2,13 @@
 //!
 //! A fresh buffer of some tens of megabytes costs its page faults, as much as reading the bytes into it. The worker has
 //! one of these; the threads that read for it and copies between sequences borrow buffers and give them back by dropping
-//! them, however late. It must never keep more memory than its limit.
+//! them, however late. It must never keep more memory than its limit, and never take memory that the machine does not
+//! have: how long a stored state is, a file says.
 
+use std::hint::black_box;
 use std::sync::{Arc, Mutex, PoisonError};
+
+use poncho_cache::{PressureSource, SystemSource};
 
 use crate::backend::{Backend, ContextInfo, HostBuffer};
 use crate::readers::piece_length;
@@ -13,6 +17,20 @@ use crate::readers::piece_length;
 const SMALLEST: usize = 1 << 20;
 /// What may be kept while nothing is restored. Two segments of most models fit; larger ones are allocated each time.
 const LIMIT: usize = 256 << 20;
+
+/// Bytes that may be taken for a stored state. A length comes from a file, so one that is large is held against what the machine
+/// has free: to fail for want of memory ends the process, and to use up the last of it ends others.
+pub(crate) fn free_memory() -> u64 {
+    SystemSource::default().sample().map_or(u64::MAX, |sample| sample.total.saturating_sub(sample.used))
+}
+
+/// Whether a buffer of so many bytes can be had.
+fn has_room(length: usize) -> bool {
+    let mut probe = Vec::<u8>::new();
+    // The compiler may leave out an allocation that nobody looks at.
+    let mut can_be_had = || probe.try_reserve_exact(length).is_ok() && black_box(&probe).capacity() >= length;
+    length <= LIMIT || (length as u64 <= free_memory() && can_be_had())
+}
 
 /// Bytes that the first restore after a start may take, by the bytes and tokens of what is stored: those of the largest row,
 /// and those of the longest conversation.
@@ -38,7 +56,7 @@ pub(crate) struct Staged {
 }
 
 impl Staging {
-    /// A buffer of exactly `length` bytes, whatever they are.
+    /// A buffer of exactly `length` bytes, whatever they are; an empty one if there is not that much memory.
     pub(crate) fn take(&self, backend: &dyn Backend, length: usize) -> Staged {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let fits = kept.iter().enumerate().filter(|(_, buffer)| length >= SMALLEST && buffer.capacity() >= length);
@@ -48,14 +66,21 @@ impl Staging {
             Some(place) => {
                 let mut buffer = kept.swap_remove(place);
                 buffer.set_len(length);
-                buffer
+                Some(buffer)
+            }
+            None if has_room(length) => {
+                drop(kept);
+                Some(backend.host_buffer(length))
             }
             None => {
-                drop(kept);
-                backend.host_buffer(length)
+                tracing::warn!(
+                    bytes = length,
+                    "a stored state is larger than the free memory; the prompt is computed instead"
+                );
+                None
             }
         };
-        Staged { staging: self.clone(), buffer: Some(buffer) }
+        Staged { staging: self.clone(), buffer }
     }
 
     /// Has buffers ready for a row of so many bytes and for a conversation of so many, their pages touched: making them takes
@@ -178,6 +203,17 @@ mod tests {
         assert_eq!(expected(rows(), &info(3200, 500)), (9_000, 500 * 3300), "more would not be restored");
         assert_eq!(expected(rows(), &info(u64::MAX, 500)), (9_000, LIMIT));
         assert_eq!(expected(std::iter::empty(), &info(3200, 500)), (0, 0));
+    }
+
+    /// Hardening 24: a length of a file that no machine has memory for ended the process.
+    #[test]
+    fn a_length_beyond_all_memory_gets_an_empty_buffer() {
+        let (staging, backend) = (Staging::default(), StubBackend::new(MemoryKind::Attention));
+        for length in [1 << 50, usize::MAX / 2, usize::MAX] {
+            let mut none = staging.take(&backend, length);
+            assert!(none.as_ref().is_empty() && none.as_mut().is_empty(), "{length}");
+        }
+        assert_eq!(staging.take(&backend, LIMIT + 1).as_ref().len(), LIMIT + 1);
     }
 
     #[test]

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::digest::{Hasher, Sha256, for_each_piece};
 use crate::error::RegistryError;
+use crate::files::{self, Links};
 use crate::lock::{self, HeldLock};
 use crate::progress::{Progress, ProgressSink};
 use crate::stamp::Stamp;
@@ -164,7 +165,7 @@ pub(crate) fn bring(
     progress: ProgressSink<'_>,
 ) -> Result<(), RegistryError> {
     let to = incoming.data();
-    let source = File::open(from).map_err(|source| RegistryError::io("open", from, source))?;
+    let source = files::open_regular(from, Links::Follow).map_err(|source| RegistryError::io("open", from, source))?;
     let stamp = |file: &File| {
         let metadata = file.metadata().map_err(|source| RegistryError::io("look at", from, source))?;
         Ok::<_, RegistryError>(Stamp::of(&metadata))
@@ -258,7 +259,7 @@ pub(crate) fn hash_file(path: &Path, progress: ProgressSink<'_>) -> Result<Hashe
         let metadata = file.metadata().map_err(|source| RegistryError::io("look at", path, source))?;
         Ok::<_, RegistryError>(Stamp::of(&metadata))
     };
-    let file = File::open(path).map_err(|source| RegistryError::io("open", path, source))?;
+    let file = files::open_regular(path, Links::Follow).map_err(|source| RegistryError::io("open", path, source))?;
     let stamp = look(&file)?;
     let total = stamp.bytes;
     let mut hasher = Hasher::default();
@@ -275,13 +276,14 @@ pub(crate) fn hash_file(path: &Path, progress: ProgressSink<'_>) -> Result<Hashe
 
 /// Makes a file's bytes last.
 pub(crate) fn sync_file(path: &Path) -> Result<(), RegistryError> {
-    let synced = File::open(path).and_then(|file| file.sync_all());
+    let synced = files::open_regular(path, Links::Follow).and_then(|file| file.sync_all());
     synced.map_err(|source| RegistryError::io("sync", path, source))
 }
 
 /// Makes the names in a folder last.
 pub(crate) fn sync_folder(path: &Path) -> Result<(), RegistryError> {
-    sync_file(path)
+    let synced = files::open_folder(path).and_then(|folder| folder.sync_all());
+    synced.map_err(|source| RegistryError::io("sync", path, source))
 }
 
 /// Gives a whole, checked file its name, and remembers how it was when it was hashed (`None` if that was not seen). The

@@ -7,12 +7,13 @@ mod fields;
 mod quantization;
 mod sniff;
 
-use std::fs::File;
 use std::io::{BufRead, BufReader, Seek};
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+
+use crate::files::{self, Links};
 
 use fields::{Fields, Value};
 pub(crate) use quantization::is_file_type_name;
@@ -105,12 +106,12 @@ pub enum GgufError {
 /// # Errors
 /// When the file is no whole GGUF file; the message says what it looks like.
 pub fn read_facts(path: &Path) -> Result<Facts, GgufError> {
-    let file = File::open(path)?;
-    let metadata = file.metadata()?;
-    if metadata.is_dir() {
+    if path.is_dir() {
         return Err(GgufError::NotGguf(NotGguf::Folder));
     }
-    read(BufReader::with_capacity(1 << 16, file), metadata.len())
+    let file = files::open_regular(path, Links::Follow)?;
+    let bytes = file.metadata()?.len();
+    read(BufReader::with_capacity(1 << 16, file), bytes)
 }
 
 fn read(mut reader: impl BufRead + Seek, bytes: u64) -> Result<Facts, GgufError> {

@@ -8,6 +8,7 @@ mod blobs;
 mod catalogue;
 mod digest;
 mod error;
+mod files;
 mod gguf;
 mod lock;
 mod manifest;

@@ -4,12 +4,14 @@
 //! read again to know its hash. The change time (ctime) is part of it because nobody can set it. A stamp that cannot be
 //! written or read costs one more reading of the file and must never fail anything.
 
-use std::fs::{self, File, Metadata};
+use std::fs::{self, Metadata};
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+
+use crate::files::{self, Links};
 
 /// Far more than a stamp has.
 const MOST_BYTES: u64 = 4096;
@@ -52,7 +54,7 @@ impl Stamp {
     /// Reads a stamp; `None` if there is none or it is damaged.
     pub(crate) fn read(path: &Path) -> Option<Self> {
         let mut bytes = Vec::new();
-        File::open(path).ok()?.take(MOST_BYTES).read_to_end(&mut bytes).ok()?;
+        files::open_regular(path, Links::Refuse).ok()?.take(MOST_BYTES).read_to_end(&mut bytes).ok()?;
         serde_json::from_slice(&bytes).ok()
     }
 

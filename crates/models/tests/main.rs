@@ -14,4 +14,6 @@ mod pulling;
 #[cfg(test)]
 mod registry;
 #[cfg(test)]
+mod strange_files;
+#[cfg(test)]
 mod support;

@@ -106,6 +106,7 @@ fn pressure(watcher: &PressureWatcher) -> Value {
         "on": watcher.is_enabled(),
         "samples": report.samples,
         "evictions": report.evictions,
+        "held_back": report.held_back,
         "last_sample": report.last_sample.map(|sample| json!({"used": sample.used, "total": sample.total})),
         "last_action": report.last_action.map(|action| json!({"wanted": action.wanted, "freed": action.freed})),
         "last_error": report.last_error.map(|error| error.to_string()),

@@ -6,7 +6,7 @@
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, Read, Write as _};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -15,13 +15,15 @@ use std::time::SystemTime;
 
 use sha2::{Digest, Sha256};
 
+use crate::files::{self, Links};
 use crate::key::{Key, to_hex};
 
 use super::stamp::FileStamp;
 
 /// Version 1 had no change time, so its memos are not believed.
 const VERSION_LINE: &str = "poncho-fingerprint 2";
-const SUFFIX: &str = ".poncho-fingerprint";
+/// How the name of a memo ends.
+pub(crate) const SUFFIX: &str = ".poncho-fingerprint";
 /// Far more than the memo of a model with hundreds of parts; a larger file is not ours.
 const MAX_MEMO_BYTES: u64 = 1 << 20;
 
@@ -128,7 +130,7 @@ impl FingerprintMemo {
 
 fn read_bounded(path: &Path) -> Option<String> {
     let mut text = String::new();
-    File::open(path).ok()?.take(MAX_MEMO_BYTES).read_to_string(&mut text).ok()?;
+    files::open_regular(path, Links::Refuse).ok()?.take(MAX_MEMO_BYTES).read_to_string(&mut text).ok()?;
     Some(text)
 }
 
@@ -141,10 +143,7 @@ fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     temporary.push(format!(".{}-{writer}.tmp", std::process::id()));
     // A leftover of a crashed process that had the same number, as the first process in a container always has.
     let _ = fs::remove_file(&temporary);
-    let written = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .open(&temporary)
+    let written = files::create_private(Path::new(&temporary))
         .and_then(|mut file| file.write_all(bytes))
         .and_then(|()| fs::rename(&temporary, path));
     if written.is_err() {
@@ -155,6 +154,7 @@ fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::OpenOptions;
     use std::time::Duration;
 
     use super::*;

@@ -103,6 +103,12 @@ pub enum FormatError {
         /// The real length.
         got: u64,
     },
+    /// Most of the file was never written.
+    #[error("of the file's {length} bytes hardly any is stored; remove it, the row will be computed again")]
+    Hollow {
+        /// Its length.
+        length: u64,
+    },
     /// The payload would start before the header and the two length fields end.
     #[error("payload offset {offset} is below {least}; remove the file, the row will be computed again")]
     PayloadOffset {

@@ -117,6 +117,12 @@ impl RowPrefix {
         self.version >= VERSION_CHAINED && self.flags & FLAG_GRID != 0
     }
 
+    /// The length of the whole file.
+    #[must_use]
+    pub const fn file_length(&self) -> u64 {
+        self.payload_offset.saturating_add(self.payload_length)
+    }
+
     /// The part of that kind, if the row has it.
     #[must_use]
     pub fn part(&self, kind: PartKind) -> Option<&Part> {

@@ -3,9 +3,10 @@
 //! Called by the server when it describes a model; nothing here is part of any identity. The same cursor guards every
 //! length. Long arrays (a vocabulary) come empty unless the caller wants them. It must never allocate by a claimed count.
 
-use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
+
+use crate::files::{self, Links};
 
 use super::fields::{ARRAY, Fields, GgufError, MAX_ARRAY_DEPTH, STRING};
 use super::{MAX_KEY_BYTES, read_header};
@@ -35,7 +36,7 @@ pub enum GgufValue {
 /// When the file cannot be read or is no GGUF.
 pub fn gguf_metadata(path: &Path, longest_array: usize) -> Result<Vec<(String, GgufValue)>, GgufError> {
     let unreadable = |source| GgufError::Io { offset: 0, source };
-    let file = File::open(path).map_err(unreadable)?;
+    let file = files::open_regular(path, Links::Follow).map_err(unreadable)?;
     let bytes = file.metadata().map_err(unreadable)?.len();
     read_metadata(BufReader::new(file), bytes, longest_array)
 }

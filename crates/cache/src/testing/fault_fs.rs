@@ -217,6 +217,10 @@ impl ReadFile for FaultFile {
         self.inner.length()
     }
 
+    fn is_hollow(&self) -> bool {
+        self.inner.is_hollow()
+    }
+
     fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
         self.fs.check(Operation::Read)?;
         self.inner.read_exact_at(buffer, offset)
@@ -227,6 +231,10 @@ impl Fs for FaultFs {
     fn create_folder(&self, path: &Path) -> io::Result<()> {
         self.check(Operation::CreateFolder)?;
         self.inner.create_folder(path)
+    }
+
+    fn shield(&self, root: &Path) -> io::Result<bool> {
+        self.inner.shield(root)
     }
 
     fn write_new(&self, path: &Path, file: &NewFile<'_>, durable: bool) -> io::Result<()> {

@@ -357,24 +357,34 @@ fn parents_that_run_in_circles_or_lie_are_dropped() {
 #[test]
 fn folders_and_dangling_links_in_the_place_of_files_do_no_harm() {
     let folder = tempfile::tempdir().unwrap();
-    let (blocked, dangling) = (conversation(1, 20), conversation(2, 20));
-    let [blocked_path, dangling_path] = [&blocked, &dangling].map(|tokens| {
+    let (blocked, dangling, late) = (conversation(1, 20), conversation(2, 20), conversation(3, 20));
+    let [blocked_path, dangling_path, late_path] = [&blocked, &dangling, &late].map(|tokens| {
         let path = format::row_path(folder.path(), &namespace(1).key(tokens));
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         path
     });
     std::fs::create_dir_all(blocked_path.join("inside")).unwrap();
     std::os::unix::fs::symlink("/nowhere/at/all", &dangling_path).unwrap();
-    for _ in 0..2 {
-        let cache = Cache::open(on_disk(folder.path(), 1 << 20)).unwrap();
-        assert_eq!(reach(&cache, namespace(1), &blocked), 0);
-        assert_eq!(save_now(&cache, &blocked), SaveOutcome::Dropped(DropReason::WriteFailed));
-        assert_eq!(cache.health()[0].off, None, "one name that is taken says nothing about the tier");
-        save_now(&cache, &dangling);
-        assert_eq!(reach(&cache, namespace(1), &dangling), 20, "the link is replaced");
-        assert!(blocked_path.join("inside").is_dir() && dangling_path.metadata().unwrap().is_file());
-        assert_eq!(temporaries(folder.path()), NO_FILES);
+    let cache = Cache::open(on_disk(folder.path(), 1 << 20)).unwrap();
+    for tokens in [&blocked, &dangling] {
+        assert_eq!(reach(&cache, namespace(1), tokens), 0);
+        assert_eq!(save_now(&cache, tokens), SaveOutcome::Published, "what was in the way is moved aside");
+        assert_eq!(reach(&cache, namespace(1), tokens), 20);
     }
+    assert!(format::bad_path(&blocked_path).join("inside").is_dir(), "with all that is in it");
+    assert!(format::bad_path(&dangling_path).is_symlink());
+    // A folder that comes later is left alone until the cache is opened again.
+    std::fs::create_dir(&late_path).unwrap();
+    assert_eq!(save_now(&cache, &late), SaveOutcome::Dropped(DropReason::WriteFailed));
+    assert_eq!(cache.health()[0].off, None, "one name that is taken says nothing about the tier");
+    assert!(late_path.is_dir());
+    drop(cache);
+    let cache = Cache::open(on_disk(folder.path(), 1 << 20)).unwrap();
+    assert_eq!(save_now(&cache, &late), SaveOutcome::Published);
+    for tokens in [&blocked, &dangling, &late] {
+        assert_eq!(reach(&cache, namespace(1), tokens), 20);
+    }
+    assert_eq!(temporaries(folder.path()), NO_FILES);
 }
 
 #[test]

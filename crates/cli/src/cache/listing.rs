@@ -147,7 +147,7 @@ fn leftover(finding: &Finding) -> Leftover {
 
 fn file_length(path: &Path) -> u64 {
     // A file that is gone by now takes no bytes.
-    path.metadata().map_or(0, |metadata| metadata.len())
+    path.symlink_metadata().map_or(0, |metadata| metadata.len())
 }
 
 fn candidates(keys: &[Key]) -> String {

@@ -43,7 +43,7 @@ pub(crate) fn run(args: &CacheArgs, out: &mut dyn Write) -> anyhow::Result<Outco
         CacheCommand::Ls(args) => ls::run(&folders, args, &mut output),
         CacheCommand::Stat => stat::run(&folders, &mut output),
         CacheCommand::Show(args) => show::run(&folders, args, &mut output),
-        CacheCommand::Verify => verify::run(&folders, &mut output),
+        CacheCommand::Verify(args) => verify::run(&folders, args, &mut output),
         CacheCommand::Gc(args) => gc::run(&folders, args, &mut output),
         CacheCommand::Evict(args) => evict::run(&folders, args, &mut output),
         CacheCommand::Explain(args) => explain::run(&folders, args, &mut output),

@@ -73,6 +73,7 @@ pub(super) fn check(facts: &Facts) -> Vec<Finding> {
     findings.extend(linked_models(facts));
     findings.push(port(facts));
     findings.push(folder(facts));
+    findings.extend(rights(facts));
     findings.extend(lock(facts));
     findings.extend(space(facts));
     findings.extend(speed(facts));
@@ -190,6 +191,17 @@ fn folder(facts: &Facts) -> Finding {
     Finding::good("cache folder", format!("{path} can be written"))
 }
 
+fn rights(facts: &Facts) -> Option<Finding> {
+    let open = &facts.folder.open_to_others;
+    let first = open.first()?.display();
+    let fact = match open.len() {
+        1 => format!("others than its owner may get at {first}, and it may hold conversations"),
+        count => format!("others may get at {count} files and folders that may hold conversations, {first} among them"),
+    };
+    let advice = format!("poncho cache verify --repair --cache-dir {}", facts.folder.path.display());
+    Some(Finding::warning("cache rights", fact, advice))
+}
+
 fn lock(facts: &Facts) -> Option<Finding> {
     let holder = facts.folder.holder.as_ref()?;
     let fact = format!("{} is in use by process {holder}", facts.folder.path.display());
@@ -274,6 +286,7 @@ mod tests {
                 free: Some(100 << 30),
                 write_speed: Some(500 << 20),
                 holder: None,
+                open_to_others: Vec::new(),
             },
             shared_memory: Some(8 << 30),
             address: "127.0.0.1:8080".to_owned(),
@@ -355,6 +368,17 @@ mod tests {
             facts.port = PortState::Poncho;
         });
         assert!(ours.iter().all(|(_, level, _)| *level == Level::Warning), "a server that runs is no fault: {ours:?}");
+    }
+
+    /// Hardening 5: conversations of older releases that everybody may read are told.
+    #[test]
+    fn files_that_others_may_read_are_told() {
+        let one = vec![PathBuf::from("/kv/ab")];
+        only(&bad(|facts| facts.folder.open_to_others = one), "cache rights", Level::Warning, "may get at /kv/ab,");
+        let two = vec![PathBuf::from("/kv"), PathBuf::from("/kv.replay")];
+        let found = bad(|facts| facts.folder.open_to_others = two);
+        only(&found, "cache rights", Level::Warning, "2 files and folders");
+        assert!(found[0].2.ends_with("poncho cache verify --repair --cache-dir /kv"), "{found:?}");
     }
 
     #[test]

@@ -3,12 +3,14 @@
 //! Every look is bounded and leaves nothing behind. What cannot be found out is `None`, never a guess.
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use poncho_cache::files::{Links, open_regular};
 use poncho_cache::format::LOCK_FILE_NAME;
+use poncho_cache::open_to_others;
 use poncho_engine::backend::llama::missing_cpu_features;
 use poncho_models::Registry;
 
@@ -18,6 +20,7 @@ use crate::args::FolderArgs;
 use crate::cache::folder::{chosen_folder, free_bytes, is_in_memory};
 use crate::model_file;
 use crate::models::folder::models_folder;
+use crate::serve::replay_file;
 use crate::settings::Resolved;
 
 /// The most that is written to measure a disk; a slow one is noticed with less.
@@ -71,6 +74,8 @@ pub(super) struct FolderFacts {
     pub(super) write_speed: Option<u64>,
     /// The process that owns it.
     pub(super) holder: Option<String>,
+    /// What is in it, or beside it, that others than its owner may read.
+    pub(super) open_to_others: Vec<PathBuf>,
 }
 
 pub(super) fn gather(resolved: &Resolved) -> anyhow::Result<Facts> {
@@ -131,7 +136,21 @@ fn look_at_folder(path: PathBuf) -> FolderFacts {
     let free = free_bytes(&existing);
     let enough = free.is_none_or(|free| free > 4 * MEASURED_BYTES as u64);
     let write_speed = (unwritable.is_none() && enough).then(|| write_speed(&existing)).flatten();
-    FolderFacts { unwritable, in_memory: is_in_memory(&existing), free, write_speed, holder: holder(&path), path }
+    FolderFacts {
+        unwritable,
+        in_memory: is_in_memory(&existing),
+        free,
+        write_speed,
+        holder: holder(&path),
+        open_to_others: readable_by_others(&path),
+        path,
+    }
+}
+
+fn readable_by_others(folder: &Path) -> Vec<PathBuf> {
+    // A folder that is not there, or cannot be listed, is told by another check.
+    let open = open_to_others(folder).unwrap_or_default().into_iter().filter(|open| !open.is_shielded);
+    open.map(|open| open.path).chain(Some(replay_file(folder)).filter(|path| others_may_read(path))).collect()
 }
 
 /// The folder, or the one above it that is there.
@@ -182,10 +201,11 @@ fn write_speed(folder: &Path) -> Option<u64> {
 /// The process that owns a cache folder, if one does. Looks at the lock and takes nothing.
 fn holder(folder: &Path) -> Option<String> {
     let lock = folder.join(LOCK_FILE_NAME);
-    let file = File::open(&lock).ok()?;
+    let file = open_regular(&lock, Links::Refuse).ok()?;
     match file.try_lock_shared() {
         Err(std::fs::TryLockError::WouldBlock) => {
-            let note = std::fs::read_to_string(&lock).unwrap_or_default();
+            let mut note = String::new();
+            let _ = file.take(64).read_to_string(&mut note);
             Some(note.trim().to_owned()).filter(|pid| !pid.is_empty()).or_else(|| Some("unknown".to_owned()))
         }
         Ok(()) | Err(std::fs::TryLockError::Error(_)) => None,

@@ -3,11 +3,11 @@
 //! The chat adds to it, requests are made of it. The file is JSON with a version of its own; one of another version or
 //! shape is refused, and a file that is something else is never written over.
 
-use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
 use std::path::Path;
 
 use anyhow::{Context, bail, ensure};
+use poncho_cache::files::{Links, open_regular};
 use serde::{Deserialize, Serialize};
 use tempfile::NamedTempFile;
 
@@ -117,8 +117,7 @@ impl Conversation {
 
 fn read(path: &Path) -> anyhow::Result<Transcript> {
     let cannot = || format!("cannot read {}", path.display());
-    let file = File::open(path).with_context(cannot)?;
-    ensure!(file.metadata().with_context(cannot)?.is_file(), "{} is not a file", path.display());
+    let file = open_regular(path, Links::Follow).with_context(cannot)?;
     let mut text = String::new();
     file.take(LONGEST_FILE + 1).read_to_string(&mut text).with_context(cannot)?;
     ensure!(u64::try_from(text.len()).is_ok_and(|length| length <= LONGEST_FILE), "{} is too long", path.display());

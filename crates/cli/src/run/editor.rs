@@ -4,10 +4,10 @@
 //! cannot be kept is no reason to fail.
 
 use std::cell::Cell;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
+use poncho_cache::files::{Links, NotRegular, close_to_others, create_private_folder, open_regular};
 use rustyline::completion::Completer;
 use rustyline::error::ReadlineError;
 use rustyline::highlight::Highlighter;
@@ -46,7 +46,8 @@ impl Editor {
         let config = Config::builder().history_ignore_space(true).max_history_size(LONGEST_HISTORY)?.build();
         let mut inner = rustyline::Editor::with_config(config).context("cannot read from the terminal")?;
         inner.set_helper(Some(Rules::default()));
-        let history = UserFolder::State.find().map(|folder| folder.join("history")).filter(|path| make_folder(path));
+        let history = UserFolder::State.find().map(|folder| folder.join("history"));
+        let history = history.filter(|path| make_folder(path) && is_usable(path));
         if let Some(path) = &history {
             // There is none before the first entry.
             let _ = inner.load_history(path);
@@ -87,8 +88,18 @@ impl Editor {
 }
 
 fn make_folder(file: &Path) -> bool {
-    let folder = file.parent().map(|folder| std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder));
-    folder.is_some_and(|made| made.is_ok())
+    file.parent().is_some_and(|folder| create_private_folder(folder).is_ok())
+}
+
+/// Whether a history can be kept there: a FIFO under its name would hold up the chat. What is there is closed to others.
+fn is_usable(file: &Path) -> bool {
+    match open_regular(file, Links::Follow) {
+        Ok(opened) => {
+            let _ = close_to_others(&opened);
+            true
+        }
+        Err(error) => !NotRegular::is_cause_of(&error),
+    }
 }
 
 /// When an entry is complete, and how commands are completed.

@@ -5,9 +5,12 @@
 //! model. A wrong file is refused whole, never read in part.
 
 use std::ffi::OsString;
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, bail};
+use poncho_cache::files::{Links, open_regular};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
@@ -50,7 +53,7 @@ pub(super) fn load(named: Option<&Path>, environment: &Environment) -> anyhow::R
         }
         _ => {}
     }
-    let text = read(&path)?;
+    let text = read(&path, said_by.is_some())?;
     let entries = entries(&text, &path, environment)?;
     Ok(SettingsFile { path: Some(path), entries })
 }
@@ -62,7 +65,8 @@ fn default_path(environment: &Environment) -> Option<PathBuf> {
     Some(base.join("poncho").join("poncho.toml"))
 }
 
-fn read(path: &Path) -> anyhow::Result<String> {
+/// A file that was named may be the pipe of a program that prints it; the default one is a file.
+fn read(path: &Path, is_named: bool) -> anyhow::Result<String> {
     let cannot = || format!("cannot read the settings file {}; check the path and its permissions", path.display());
     let metadata = std::fs::metadata(path).with_context(cannot)?;
     if metadata.is_dir() {
@@ -75,7 +79,12 @@ fn read(path: &Path) -> anyhow::Result<String> {
     if metadata.len() > MOST_BYTES {
         bail!("{} has {} bytes and is no settings file; name a poncho.toml", path.display(), metadata.len());
     }
-    let bytes = std::fs::read(path).with_context(cannot)?;
+    let file = if is_named { File::open(path) } else { open_regular(path, Links::Follow) };
+    let mut bytes = Vec::new();
+    file.and_then(|file| file.take(MOST_BYTES + 1).read_to_end(&mut bytes)).with_context(cannot)?;
+    if bytes.len() as u64 > MOST_BYTES {
+        bail!("{} has more than {MOST_BYTES} bytes and is no settings file; name a poncho.toml", path.display());
+    }
     String::from_utf8(bytes).map_err(|_| anyhow!("{} is not text in UTF-8; name a poncho.toml", path.display()))
 }
 

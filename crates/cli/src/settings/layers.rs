@@ -223,7 +223,9 @@ fn check(command: &Command, entry: &Entry, value: &OsStr) -> anyhow::Result<()> 
 }
 
 fn possible_values(flag: &Arg) -> Option<String> {
-    let names: Vec<String> = flag.get_possible_values().iter().map(|value| value.get_name().to_owned()).collect();
+    let values = flag.get_possible_values();
+    let shown = values.iter().filter(|value| !value.is_hide_set());
+    let names: Vec<String> = shown.map(|value| value.get_name().to_owned()).collect();
     (!names.is_empty()).then(|| format!("it may be {}", names.join(", ")))
 }
 
@@ -248,6 +250,22 @@ mod tests {
         let found = resolved.settings.iter().find(|effective| effective.setting.name == name).unwrap();
         let values = found.values.iter().map(|value| value.to_string_lossy().into_owned()).collect();
         (values, found.origin.to_string())
+    }
+
+    /// Hardening 8: a setting of an older release is refused with the reason, wherever it stands.
+    #[test]
+    fn the_memory_of_gpus_as_a_pressure_source_is_refused_with_the_reason() {
+        for refused in [
+            resolved("poncho serve --model m --pressure nvidia-smi", &[]),
+            resolved("poncho serve --model m", &[("PONCHO_PRESSURE", "nvidia-smi")]),
+        ] {
+            let said = refused.unwrap_err();
+            assert!(said.contains("frees none of it") && said.contains("`system`"), "{said}");
+        }
+        let other = resolved("poncho serve --model m", &[("PONCHO_PRESSURE", "gpu")]).unwrap_err();
+        assert!(other.contains("it may be off, system;"), "{other}");
+        let good = resolved("poncho serve --model m --pressure system", &[]).unwrap();
+        assert_eq!(holds(&good, "pressure").0, ["system"]);
     }
 
     #[test]

@@ -89,7 +89,9 @@ fn row(setting: &Setting, flag: &Arg) -> String {
 }
 
 fn value(kind: Kind, flag: &Arg) -> String {
-    let names: Vec<String> = flag.get_possible_values().iter().map(|value| format!("`{}`", value.get_name())).collect();
+    let values = flag.get_possible_values();
+    let shown = values.iter().filter(|value| !value.is_hide_set());
+    let names: Vec<String> = shown.map(|value| format!("`{}`", value.get_name())).collect();
     match kind {
         Kind::Switch => "`true`, `false`".to_owned(),
         Kind::Text if !names.is_empty() => names.join(", "),

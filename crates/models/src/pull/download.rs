@@ -4,7 +4,7 @@
 //! the server confirms that it still has the same file; in doubt the download starts anew. Whether the bytes are right is
 //! for the caller to check: nothing here gives a file its name.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -16,6 +16,7 @@ use ureq::http::{Response, StatusCode};
 use crate::blobs::{DATA_NAME, LOCK_NAME, Layout, tell};
 use crate::digest::{PIECE, Sha256};
 use crate::error::RegistryError;
+use crate::files::{self, Links};
 use crate::lock::{self, HeldLock};
 use crate::progress::{Progress, ProgressSink};
 use crate::reference::without_secrets;
@@ -27,6 +28,8 @@ use super::{PullError, PullOptions, Remote};
 /// How often a waiting process looks whether the other one is done, and whether it is to stop.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 const STATE_NAME: &str = "state.json";
+/// An address and a tag; a longer file is none of ours.
+const MOST_STATE: u64 = 1 << 16;
 
 /// What identifies the file that the bytes belong to.
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -173,7 +176,9 @@ impl Attempt<'_, '_> {
         }
         let path = self.folder.data();
         let wrap = |source| RegistryError::io("write", &path, source);
-        let mut file = OpenOptions::new().create(true).append(true).open(&path).map_err(wrap)?;
+        let mut options = OpenOptions::new();
+        let file = files::open_regular_with(options.create(true).append(true), &path, Links::Refuse);
+        let mut file = file.map_err(wrap)?;
         let mut reader = response.into_body().into_with_config().limit(u64::MAX).reader();
         let mut buffer = vec![0; PIECE];
         let mut done = from;
@@ -234,7 +239,12 @@ impl Attempt<'_, '_> {
     }
 
     fn state(&self) -> State {
-        let bytes = fs::read(self.folder.path.join(STATE_NAME)).unwrap_or_default();
+        let mut bytes = Vec::new();
+        let read = files::open_regular(&self.folder.path.join(STATE_NAME), Links::Refuse)
+            .and_then(|file| file.take(MOST_STATE).read_to_end(&mut bytes));
+        if read.is_err() {
+            return State::default();
+        }
         serde_json::from_slice(&bytes).unwrap_or_default()
     }
 
@@ -244,7 +254,11 @@ impl Attempt<'_, '_> {
         let etag = header(response, "etag").filter(|tag| tag.starts_with('"')).map(str::to_owned);
         let state = State { url: without_secrets(&self.remote.url), etag };
         let path = self.folder.path.join(STATE_NAME);
-        let written = serde_json::to_vec(&state).map_err(io::Error::other).and_then(|bytes| fs::write(&path, bytes));
+        let written = serde_json::to_vec(&state).map_err(io::Error::other).and_then(|bytes| {
+            let mut options = OpenOptions::new();
+            options.write(true).create(true).truncate(true);
+            files::open_regular_with(&mut options, &path, Links::Refuse)?.write_all(&bytes)
+        });
         Ok(written.map_err(|source| RegistryError::io("write", &path, source))?)
     }
 
@@ -252,7 +266,10 @@ impl Attempt<'_, '_> {
     fn reset(&self) -> Result<(), PullError> {
         let path = self.folder.data();
         let _ = fs::remove_file(self.folder.path.join(STATE_NAME));
-        Ok(File::create(&path).map(drop).map_err(|source| RegistryError::io("write", &path, source))?)
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(true);
+        let emptied = files::open_regular_with(&mut options, &path, Links::Refuse);
+        Ok(emptied.map(drop).map_err(|source| RegistryError::io("write", &path, source))?)
     }
 }
 

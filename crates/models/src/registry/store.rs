@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use crate::blobs::{Blob, Layout, sync_folder};
 use crate::digest::Sha256;
 use crate::error::RegistryError;
+use crate::files::{self, Links};
 use crate::manifest::{self, Manifest};
 use crate::name::ModelName;
 
@@ -84,7 +85,7 @@ pub(super) fn read_all(layout: &Layout) -> Result<Manifests, RegistryError> {
 /// The manifest of a name; `None` if there is none.
 pub(super) fn read(layout: &Layout, name: &ModelName) -> Result<Option<Manifest>, RegistryError> {
     let path = manifest_path(layout, name);
-    let file = match File::open(&path) {
+    let file = match files::open_regular(&path, Links::Refuse) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(source) => return Err(RegistryError::io("open", &path, source)),
@@ -108,7 +109,9 @@ pub(super) fn write(layout: &Layout, manifest: &Manifest) -> Result<(), Registry
         let reason = format!("it would have {} bytes; shorten its texts", bytes.len());
         return Err(RegistryError::BadManifest { path, reason });
     }
-    let written = File::create(&temporary).and_then(|mut file| {
+    // Whatever a crash left there is not written into.
+    let _ = fs::remove_file(&temporary);
+    let written = File::create_new(&temporary).and_then(|mut file| {
         file.write_all(&bytes)?;
         file.sync_all()
     });

@@ -9,12 +9,13 @@
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
+
+use poncho_cache::files::{Links, open_or_create_private, open_regular};
 
 use super::record::{Name, Record};
 use super::shelves::Shelves;
@@ -154,7 +155,7 @@ impl Drop for Journal {
 
 /// Returns how many lines were no records.
 fn load(path: &Path, shelves: &Mutex<Shelves>) -> io::Result<usize> {
-    let mut file = File::open(path)?;
+    let mut file = open_regular(path, Links::Refuse)?;
     let length = file.metadata()?.len();
     file.seek(SeekFrom::Start(length.saturating_sub(MOST_READ)))?;
     let mut bytes = Vec::new();
@@ -245,7 +246,7 @@ impl Writer {
 
 /// The file, ready for the next line also if the last one was torn.
 fn open_end(path: &Path) -> io::Result<File> {
-    let mut file = OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(path)?;
+    let mut file = open_or_create_private(OpenOptions::new().read(true).append(true), path)?;
     if file.metadata()?.len() > 0 {
         file.seek(SeekFrom::End(-1))?;
         let mut last = [0];
@@ -262,7 +263,7 @@ fn write_new(path: &Path, records: &[Record]) -> io::Result<()> {
     let mut name = path.as_os_str().to_owned();
     name.push(".new");
     let new = PathBuf::from(name);
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+    let mut file = open_or_create_private(OpenOptions::new().write(true).truncate(true), &new)?;
     for record in records {
         file.write_all(record.encode().as_bytes())?;
     }
@@ -297,6 +298,45 @@ mod tests {
     fn ids(shelves: &Shared) -> Vec<String> {
         let shelves = shelves.lock().unwrap();
         shelves.calls.values().into_iter().map(|kept| kept.turn.ids[0].clone()).collect()
+    }
+
+    /// Hardening 5 and 16: others could read a file of an older release, and a FIFO under its name held up the start and the
+    /// end of a server.
+    #[test]
+    fn an_old_journal_is_closed_to_others_and_a_fifo_is_not_waited_for() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("kept");
+        std::fs::write(&path, Record::Call(Arc::new(turn("old"))).encode()).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
+        let shelves = empty();
+        let journal = Journal::open(path.clone(), Arc::clone(&shelves));
+        keep(&journal, &shelves, "new");
+        drop(journal);
+        assert_eq!(reopened(&path), ["old", "new"]);
+        assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+        write_new(&path, &[Record::Call(Arc::new(turn("old")))]).unwrap();
+        assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+
+        let pipe = folder.path().join("pipe");
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            &pipe,
+            rustix::fs::FileType::Fifo,
+            rustix::fs::Mode::from_raw_mode(0o600),
+            0,
+        )
+        .unwrap();
+        let (sender, done) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let shelves = empty();
+            let journal = Journal::open(pipe, Arc::clone(&shelves));
+            keep(&journal, &shelves, "one");
+            drop(journal);
+            sender.send(ids(&shelves).len())
+        });
+        let kept = done.recv_timeout(Duration::from_secs(120));
+        assert_eq!(kept, Ok(0), "it hangs, or remembers what it could not write");
     }
 
     fn reopened(path: &Path) -> Vec<String> {

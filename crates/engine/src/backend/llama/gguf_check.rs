@@ -6,11 +6,11 @@
 //! truncated, not a GGUF) get a clear reason. Nothing here allocates more than the file has bytes.
 
 use std::collections::HashSet;
-use std::fs::File;
 use std::io::{BufReader, ErrorKind, Read, Seek};
 use std::path::Path;
 
 use llama_cpp_sys_4 as sys;
+use poncho_cache::files::{self, Links};
 
 use crate::backend::LoadError;
 
@@ -40,7 +40,7 @@ pub(super) fn check_file(path: &Path) -> Result<GgufFacts, LoadError> {
     if !metadata.is_file() {
         return Err(LoadError::NotAFile { path: path.to_path_buf() });
     }
-    let file = File::open(path).map_err(unreadable)?;
+    let file = files::open_regular(path, Links::Follow).map_err(unreadable)?;
     let reader = BufReader::with_capacity(1 << 16, file);
     let mut header = Header { reader, path, size: metadata.len(), at: 0, values: Values::default() };
     header.check()

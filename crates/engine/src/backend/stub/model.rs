@@ -4,11 +4,12 @@
 //! path itself if there is no file; so two models differ and one model loaded twice does not. It must never need a file.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use poncho_cache::files::{self, Links};
 
 use crate::backend::{
     Adapter, AdapterError, ChatError, ChatPrompt, ChatRequest, Context, ContextError, ContextInfo, ContextOptions,
@@ -138,7 +139,8 @@ fn learn_replies(replies: &[(Vec<Token>, Vec<Token>)], layers: Layers) -> HashMa
 /// A number for a file: its content's, or its name's if there is none to read.
 fn identity(path: &Path) -> u64 {
     let mut content = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(READ_LIMIT).read_to_end(&mut content));
+    let read =
+        files::open_regular(path, Links::Follow).and_then(|file| file.take(READ_LIMIT).read_to_end(&mut content));
     match read {
         Ok(_) => mix_bytes(&content),
         Err(_) => mix_bytes(path.as_os_str().as_encoded_bytes()),
