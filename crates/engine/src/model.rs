@@ -76,6 +76,9 @@ impl Model {
             .context
             .check()
             .map_err(|error| EngineError::Config { setting: "context".to_owned(), reason: error.to_string() })?;
+        if let Some(prober) = &config.prober {
+            prober.try_model(&config)?;
+        }
         let path = config.model.path.clone();
         let model =
             backend.load_model(&config.model).map_err(|error| EngineError::Load { path, reason: error.to_string() })?;

@@ -32,6 +32,8 @@ pub(super) struct ModelHandle {
     model: NonNull<sys::llama_model>,
     vocab: NonNull<sys::llama_vocab>,
     n_vocab: u32,
+    /// Whether a token sees only those before it, by the file's own word.
+    causal: bool,
     /// Held by the few calls that change the model: listing adapters, creating contexts.
     changes: Mutex<()>,
 }
@@ -57,6 +59,10 @@ impl ModelHandle {
 
     pub(super) fn n_vocab(&self) -> u32 {
         self.n_vocab
+    }
+
+    pub(super) fn causal(&self) -> bool {
+        self.causal
     }
 
     /// The token as llama.cpp counts it, if it is one of the vocabulary's.
@@ -87,15 +93,20 @@ impl LlamaModel {
         for path in &options.split_paths {
             gguf_check::check_file(path)?;
         }
-        let (handle, reason) = log::collect(|| load_handle(options));
+        Self::load_checked(options, &facts)
+    }
+
+    /// Loads a file on this thread, which must have been checked: what it holds may end the process else.
+    pub(super) fn load_checked(options: &ModelOptions, facts: &GgufFacts) -> Result<Self, LoadError> {
+        let (handle, reason) = log::collect(|| load_handle(options, facts));
         let handle = handle?.ok_or(LoadError::Refused { path: options.path.clone(), reason })?;
-        let info = read_info(&handle, &facts, options.vocab_only);
+        let info = read_info(&handle, facts, options.vocab_only);
         let handle = Arc::new(handle);
         Ok(Self { templates: Templates::new(Arc::clone(&handle)), handle, info })
     }
 }
 
-fn load_handle(options: &ModelOptions) -> Result<Option<ModelHandle>, LoadError> {
+fn load_handle(options: &ModelOptions, facts: &GgufFacts) -> Result<Option<ModelHandle>, LoadError> {
     // SAFETY: plain values.
     let mut params = unsafe { sys::llama_model_default_params() };
     // A negative count means all layers.
@@ -138,7 +149,8 @@ fn load_handle(options: &ModelOptions) -> Result<Option<ModelHandle>, LoadError>
     };
     // SAFETY: the vocabulary is valid.
     let n_vocab = unsafe { sys::llama_vocab_n_tokens(vocab.as_ptr()) };
-    Ok(Some(ModelHandle { model, vocab, n_vocab: u32::try_from(n_vocab).unwrap_or(0), changes: Mutex::new(()) }))
+    let n_vocab = u32::try_from(n_vocab).unwrap_or(0);
+    Ok(Some(ModelHandle { model, vocab, n_vocab, causal: facts.causal, changes: Mutex::new(()) }))
 }
 
 /// llama.cpp reads as many shares as it knows devices.
