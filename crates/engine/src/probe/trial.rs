@@ -22,6 +22,8 @@ use crate::config::ModelConfig;
 const CELLS: u32 = 256;
 /// Rows that are computed at once.
 const ROWS: u32 = 64;
+/// Tokens of the prompt: each costs a large model a second on a small machine.
+const PROMPT: usize = 8;
 /// Letters, digits, signs, several bytes a character, white space.
 const TEXT: &str = "Hello world, 1234 + 5.6! \u{e4}\u{f6}\u{fc} \u{4f60}\u{597d} \u{1f642}\n\n\tend";
 /// A conversation that every template should know how to write.
@@ -56,16 +58,8 @@ impl Trial {
             split_parts(&model.path).unwrap_or_else(|_| vec![model.path.clone()])
         };
         let n_seq_max = context.n_seq_max.min(2);
-        let context = ContextOptions {
-            n_ctx: CELLS,
-            n_cells: None,
-            n_batch: ROWS,
-            n_ubatch: ROWS,
-            n_seq_max,
-            threads: None,
-            threads_batch: None,
-            ..context.clone()
-        };
+        let context =
+            ContextOptions { n_ctx: CELLS, n_cells: None, n_batch: ROWS, n_ubatch: ROWS, n_seq_max, ..context.clone() };
         let model = ModelOptions { mmap: true, mlock: false, ..model.clone() };
         Self { files, settings: Settings { model, context, names_parts } }
     }
@@ -85,11 +79,12 @@ impl Trial {
         Ok(Self { files, settings })
     }
 
-    /// The same files with default settings.
+    /// The same files with default settings, on one thread: for tiny models, and many of them.
     #[must_use]
     pub fn with_defaults(files: Vec<PathBuf>) -> Self {
-        let path = files.first().cloned().unwrap_or_default();
-        Self { files, ..Self::of(&ModelConfig::new("trial", path)) }
+        let mut config = ModelConfig::new("trial", files.first().cloned().unwrap_or_default());
+        config.context.threads = Some(1);
+        Self { files, ..Self::of(&config) }
     }
 }
 
@@ -149,7 +144,7 @@ fn compute(model: &dyn Model, options: &ContextOptions, tokens: &[Token]) -> Res
     if context.info().memory == MemoryKind::None {
         return Ok(());
     }
-    let prompt: Vec<Token> = tokens.iter().copied().take(ROWS as usize / 2).collect();
+    let prompt: Vec<Token> = tokens.iter().copied().take(PROMPT).collect();
     let Some(last) = prompt.last() else { return Ok(()) };
     let after = u32::try_from(prompt.len()).unwrap_or(ROWS);
     for batch in [rows(&prompt, 0), rows(&[*last], after)] {
@@ -168,7 +163,7 @@ fn embed(model: &dyn Model, options: &ContextOptions, tokens: &[Token]) {
             ContextOptions { embeddings: true, pooling, n_seq_max: 1, kv: KvLayout::Split, ..options.clone() };
         let abort: Arc<AtomicBool> = Arc::default();
         let Ok(mut context) = model.new_context(&options, abort) else { continue };
-        let prompt: Vec<Token> = tokens.iter().copied().take(ROWS as usize / 2).collect();
+        let prompt: Vec<Token> = tokens.iter().copied().take(PROMPT).collect();
         if !prompt.is_empty() && context.decode(&rows(&prompt, 0)) == DecodeOutcome::Done {
             let _ = (context.sequence_embedding(0).map(<[f32]>::len), context.row_embedding(0).map(<[f32]>::len));
         }

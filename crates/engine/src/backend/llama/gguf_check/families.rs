@@ -180,6 +180,19 @@ const SECTIONS: &[&str] = &["paddleocr", "qwen2vl", "qwen35", "qwen35moe", "qwen
 /// Tables of integers among the weights: experts by token, or tokens of another vocabulary.
 const INTEGER_TABLES: &[&str] = &["deepseek4", "deepseek41", "dflash", "eagle3", "qwen4exp"];
 
+/// Vectors whose length the architecture itself decides.
+const OWN_VECTORS: &[&str] = &[
+    "clef",
+    "deepseek4",
+    "deepseek41",
+    "dflash",
+    "gemma-embedding2",
+    "gemma4-assistant",
+    "glm5-next",
+    "modern-bert",
+    "wavtokenizer-dec",
+];
+
 /// A rule that only some architectures have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Trait {
@@ -205,6 +218,8 @@ pub(super) enum Trait {
     Sections,
     /// Tables of integers among its weights.
     IntegerTables,
+    /// Makes vectors of a length of its own.
+    OwnVectors,
 }
 
 /// Whether an architecture has a trait.
@@ -225,6 +240,7 @@ pub(super) fn has(architecture: &str, wanted: Trait) -> bool {
         Trait::Experts => EXPERTS,
         Trait::Sections => SECTIONS,
         Trait::IntegerTables => INTEGER_TABLES,
+        Trait::OwnVectors => OWN_VECTORS,
     };
     list.contains(&architecture)
 }

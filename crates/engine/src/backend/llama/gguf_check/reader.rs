@@ -15,6 +15,8 @@ use crate::backend::LoadError;
 const MAX_NAME: u64 = 65_535;
 /// Numbers of an array that are kept; llama.cpp has no array for layers that is longer.
 const MAX_KEPT: u64 = 4096;
+/// Where tensors must lie for a file that is mapped.
+const MAPPED_ALIGNMENT: u64 = 32;
 /// The key of the vocabulary.
 const TOKENS: &str = "tokenizer.ggml.tokens";
 
@@ -94,8 +96,10 @@ impl<'a, R: Read + Seek> Reader<'a, R> {
         let mut tensors = Vec::new();
         // The padding after the last tensor may be missing, so its own end counts.
         let (mut end_of_data, mut last_end) = (0u64, 0u64);
+        let mut mappable = true;
         for _ in 0..count {
             let tensor = self.tensor(end_of_data)?;
+            mappable &= end_of_data.is_multiple_of(MAPPED_ALIGNMENT);
             last_end = end_of_data.saturating_add(tensor.bytes);
             let padded = tensor.bytes.checked_next_multiple_of(alignment);
             end_of_data = padded
@@ -111,6 +115,10 @@ impl<'a, R: Read + Seek> Reader<'a, R> {
         let expected = data_start.saturating_add(last_end);
         if count > 0 && self.size < expected {
             return Err(LoadError::Truncated { path: self.path.to_path_buf(), expected, actual: self.size });
+        }
+        if count > 0 && !(mappable && data_start.is_multiple_of(MAPPED_ALIGNMENT)) {
+            let reason = format!("general.alignment is {alignment}, and tensors do not lie at multiples of 32 bytes");
+            return Err(self.malformed(reason));
         }
         Ok(tensors)
     }

@@ -106,7 +106,7 @@ fn experts(metadata: &Metadata) -> Rule {
         return wrong(metadata, count, 0, "this architecture needs experts");
     }
     let groups = metadata.own_number("expert_group_count").unwrap_or(0);
-    if groups > 0 && (groups >= experts || (groups > 1 && experts % groups != 0)) {
+    if groups > 0 && (groups >= experts || (groups > 1 && !experts.is_multiple_of(groups))) {
         return wrong(metadata, "expert_group_count", groups, &format!("there are {experts} experts to divide"));
     }
     let groups_used = metadata.own_number("expert_group_used_count").unwrap_or(0);
@@ -178,7 +178,7 @@ fn heads(metadata: &Metadata) -> Rule {
 fn positions(metadata: &Metadata) -> Rule {
     one_of(metadata, "rope.scaling.type", &["none", "linear", "yarn", "longrope"])?;
     for name in ["rope.dimension_count", "rope.dimension_count_swa"] {
-        if let Some(turned) = metadata.own_number(name).filter(|turned| turned % 2 != 0) {
+        if let Some(turned) = metadata.own_number(name).filter(|turned| !turned.is_multiple_of(2)) {
             return wrong(metadata, name, turned, "positions turn pairs of numbers");
         }
     }
@@ -186,7 +186,7 @@ fn positions(metadata: &Metadata) -> Rule {
         let name = "rope.dimension_count";
         let turned = metadata.own_number(name).unwrap_or(key);
         let whole = has(&metadata.architecture, Trait::WholeRope) && !metadata.has_own("rope.dimension_count_swa");
-        let odd = turned % 2 != 0 && whole;
+        let odd = whole && !turned.is_multiple_of(2);
         if turned > key || (whole && turned != key) || odd {
             return wrong(metadata, name, turned, &format!("a head has the length {key}"));
         }

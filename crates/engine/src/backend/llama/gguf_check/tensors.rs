@@ -1,4 +1,4 @@
-//! Rules for the types of tensors.
+//! Rules for the types of tensors, and for what must not be said without one.
 //!
 //! Called by the check of a file. llama.cpp checks shapes itself and answers with an error; of types it believes that
 //! the kernels can take what the file has, and they assert or read a missing function.
@@ -22,7 +22,19 @@ pub(super) fn check(metadata: &Metadata, tensors: &[Tensor]) -> Result<(), Strin
             return Err(format!("tensor {name} has the type {kind}, and it must have 32-bit floats"));
         }
     }
-    Ok(())
+    vectors(metadata, tensors)
+}
+
+/// Vectors of another length than the embeddings need a matrix that makes them so.
+fn vectors(metadata: &Metadata, tensors: &[Tensor]) -> Result<(), String> {
+    let name = "embedding_length_out";
+    let Some(length) = metadata.own_number(name).filter(|length| *length > 0) else { return Ok(()) };
+    let made = |tensor: &Tensor| tensor.name.starts_with("dense_") || tensor.name.starts_with("cls");
+    let plain = metadata.own_number("embedding_length").is_none_or(|plain| plain == length);
+    if plain || has(&metadata.architecture, Trait::OwnVectors) || tensors.iter().any(made) {
+        return Ok(());
+    }
+    Err(format!("{} is {length}, and no tensor makes vectors of that length", metadata.own_key(name)))
 }
 
 /// Integers and 64-bit floats: matrices of them cannot be multiplied.
