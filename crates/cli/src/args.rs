@@ -16,6 +16,7 @@ use crate::bench::args::BenchArgs;
 use crate::bytes::parse_bytes;
 use crate::embed::EmbedArgs;
 use crate::models::args::{CpArgs, CreateArgs, ListArgs, PullArgs, RmArgs, ShowModelArgs};
+use crate::probing::ProbeArg;
 use crate::ps::PsArgs;
 use crate::run::args::RunArgs;
 use crate::served_models::{parse_alias, parse_keep_alive};
@@ -177,6 +178,10 @@ pub(crate) struct ServeArgs {
     /// The most memory that loaded models may take together, or none [default: four fifths of the machine's]
     #[arg(long, value_name = "BYTES", value_parser = parse_memory)]
     pub(crate) memory: Option<MemoryBudget>,
+
+    /// Which models are tried in a process of their own before they are loaded, as a wrong file can end it
+    #[arg(long, value_name = "WHICH", default_value = "auto")]
+    pub(crate) probe_models: ProbeArg,
 
     /// How long a model that a request loaded stays after its last request: 5m, 1h30m, seconds, 0, or -1 for ever
     #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = parse_keep_alive, allow_hyphen_values = true)]

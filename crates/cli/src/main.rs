@@ -19,6 +19,7 @@ mod manual;
 mod model_file;
 mod models;
 mod printable;
+mod probing;
 mod prometheus;
 mod ps;
 mod remote;
@@ -60,7 +61,11 @@ enum Outcome {
 const NO_SETTINGS: &str = "the command has no settings";
 
 fn main() -> ExitCode {
-    let parsed = settings::parse(std::env::args_os().collect(), &Environment::of_process());
+    let words: Vec<std::ffi::OsString> = std::env::args_os().collect();
+    if let Some(code) = probing::child(&words) {
+        return code;
+    }
+    let parsed = settings::parse(words, &Environment::of_process());
     let (args, resolved) = match parsed {
         Ok(parsed) => parsed,
         Err(Refused::Usage(error)) => {

@@ -15,7 +15,7 @@ use anyhow::{Context, anyhow};
 use poncho_cache::{Cache, CacheConfig};
 use poncho_engine::backend::llama::LlamaBackend;
 use poncho_engine::backend::{ContextOptions, KvLayout};
-use poncho_engine::{Engine, Exactness, ModelConfig};
+use poncho_engine::{Engine, Exactness, ModelConfig, Prober};
 use poncho_server::{ServerConfig, check_bind, load_model};
 use tokio::net::TcpListener;
 
@@ -27,6 +27,7 @@ use crate::doctor::{LITTLE_SPACE, limits, port};
 use crate::draining::{Drained, drain};
 use crate::greeting::Greeting;
 use crate::printable::printable_line;
+use crate::probing::prober;
 use crate::served_models::{Asked, ServedModels, aliases};
 use crate::stopping::StopSignals;
 
@@ -53,9 +54,11 @@ pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outc
         Some(ExactArg::Request) => Exactness::OnRequest,
     };
     let kv = args.kv_layout.layout(args.parallel);
-    let shape = ModelShape { ctx_size: args.ctx_size, parallel: args.parallel, kv, threads: args.threads, exactness };
+    let prober = prober(args.probe_models, Some(&folder));
+    let shape =
+        ModelShape { ctx_size: args.ctx_size, parallel: args.parallel, kv, threads: args.threads, exactness, prober };
     let asked = Asked { models: &args.model, name: args.name.as_deref(), models_dir: args.models_dir.as_ref() };
-    let models = ServedModels::find(asked, shape)?;
+    let models = ServedModels::find(asked, &shape)?;
     let aliases = aliases(args)?;
     let mut config = ServerConfig {
         keys,
@@ -164,7 +167,7 @@ fn address(args: &ServeArgs) -> anyhow::Result<SocketAddr> {
 }
 
 /// How much a model may take at once.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct ModelShape {
     /// Tokens that one request may use.
     pub(crate) ctx_size: u32,
@@ -176,11 +179,13 @@ pub(crate) struct ModelShape {
     pub(crate) threads: Option<u32>,
     /// Whether replies are exact.
     pub(crate) exactness: Exactness,
+    /// Tries models before they are loaded.
+    pub(crate) prober: Option<Prober>,
 }
 
 /// The settings of a model that is served.
 pub(crate) fn model_config(model: &Path, id: &str, shape: &ModelShape) -> ModelConfig {
-    let ModelShape { ctx_size, parallel, kv, threads, exactness } = *shape;
+    let ModelShape { ctx_size, parallel, kv, threads, exactness, ref prober } = *shape;
     let context = ContextOptions {
         n_ctx: ctx_size,
         n_seq_max: parallel,
@@ -190,7 +195,7 @@ pub(crate) fn model_config(model: &Path, id: &str, shape: &ModelShape) -> ModelC
         threads,
         ..ContextOptions::default()
     };
-    ModelConfig { context, exactness, ..ModelConfig::new(id, model) }
+    ModelConfig { context, exactness, prober: prober.clone(), ..ModelConfig::new(id, model) }
 }
 
 fn greet(args: &ServeArgs, address: SocketAddr, id: &str, folder: &Path, out: &mut impl Write) -> anyhow::Result<()> {

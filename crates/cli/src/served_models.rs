@@ -33,12 +33,13 @@ pub(crate) struct ServedModels {
 
 impl ServedModels {
     /// Finds the models that were named, without loading any.
-    pub(crate) fn find(asked: Asked<'_>, shape: ModelShape) -> anyhow::Result<Self> {
+    pub(crate) fn find(asked: Asked<'_>, shape: &ModelShape) -> anyhow::Result<Self> {
         let folder = models_folder(asked.models_dir)?;
         let registry = Registry::open(&folder).with_context(|| {
             format!("cannot use the models folder {}; choose another with --models-dir", folder.display())
         })?;
-        let settings = move |name: &str, path: &Path| model_config(path, name, &shape);
+        let of_installed = shape.clone();
+        let settings = move |name: &str, path: &Path| model_config(path, name, &of_installed);
         let mut found = Vec::new();
         for text in asked.models {
             found.push(Named::read(&registry, text)?);
@@ -71,7 +72,7 @@ impl ServedModels {
                     if named.contains(&name) {
                         bail!("two models are called {name}; rename a file, or pull it under a name of its own");
                     }
-                    library = library.with_file(LibraryModel::new(model_config(&path, &name, &shape)));
+                    library = library.with_file(LibraryModel::new(model_config(&path, &name, shape)));
                     named.push(name);
                 }
             }

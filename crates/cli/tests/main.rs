@@ -14,6 +14,8 @@ mod comparing;
 #[cfg(test)]
 mod configuring;
 #[cfg(test)]
+mod crafted;
+#[cfg(test)]
 mod diagnosing;
 #[cfg(test)]
 mod documents;

@@ -14,6 +14,7 @@ use crate::compactor::Bounds;
 use crate::error::EngineError;
 use crate::exact::Grid;
 use crate::markers::MarkerSet;
+use crate::probe::Prober;
 use crate::signature::SigningKey;
 
 /// Where the identity of the model file comes from.
@@ -92,6 +93,8 @@ pub struct ModelConfig {
     pub model: ModelOptions,
     /// The context.
     pub context: ContextOptions,
+    /// Tries the files in a process of their own before this one loads them; `None` for files that are trusted.
+    pub prober: Option<Prober>,
     /// The identity of the files.
     pub fingerprint: FingerprintSource,
     /// When to save.
@@ -136,6 +139,7 @@ impl ModelConfig {
             id: id.into(),
             model: ModelOptions::new(path),
             context: ContextOptions::default(),
+            prober: None,
             fingerprint: FingerprintSource::Safe { memo_folder: None },
             gates: Gates::default(),
             tier: None,

@@ -88,6 +88,9 @@ impl Model {
             .context
             .check()
             .map_err(|error| EngineError::Config { setting: "context".to_owned(), reason: error.to_string() })?;
+        if let Some(prober) = &config.prober {
+            prober.try_model(&config)?;
+        }
         let path = config.model.path.clone();
         // Before the backend opens them: what it maps and what is hashed must be the same bytes.
         let watch = FileWatch::new(&config.model);

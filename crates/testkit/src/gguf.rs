@@ -10,17 +10,27 @@ use crate::spec::refused;
 /// The default of the format; another one would need a `general.alignment` key.
 const ALIGNMENT: usize = 32;
 
-/// A metadata value; the kinds that the generated files use.
+/// A metadata value; the kinds that the generated files use, and any other as bytes.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Value {
+pub enum Value {
+    /// Unsigned, 16 bits.
     U16(u16),
+    /// Unsigned, 32 bits.
     U32(u32),
+    /// Signed, 32 bits.
     I32(i32),
+    /// A float.
     F32(f32),
+    /// Yes or no.
     Bool(bool),
+    /// A text.
     Text(String),
+    /// An array of signed numbers.
     I32s(Vec<i32>),
+    /// An array of texts.
     Texts(Vec<String>),
+    /// GGUF's number of a type, and the bytes of a value of it, whether or not they fit.
+    Raw(u32, Vec<u8>),
 }
 
 impl Value {
@@ -33,6 +43,7 @@ impl Value {
             Self::Bool(_) => 7,
             Self::Text(_) => 8,
             Self::I32s(_) | Self::Texts(_) => 9,
+            Self::Raw(kind, _) => *kind,
         }
     }
 
@@ -52,15 +63,22 @@ impl Value {
                 put_array_header(out, 8, values.len());
                 values.iter().for_each(|value| put_text(out, value));
             }
+            Self::Raw(_, bytes) => out.extend(bytes),
         }
     }
 }
 
 /// Element type of a tensor, with the number that GGUF gives it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum TensorType {
+pub enum TensorType {
+    /// 32-bit floats.
     F32 = 0,
+    /// 16-bit floats.
     F16 = 1,
+    /// 16-bit integers, which no weight has.
+    I16 = 25,
+    /// 32-bit integers, which no weight has.
+    I32 = 26,
 }
 
 /// A named array; `shape` starts with the dimension whose elements are neighbours in `data`.

@@ -5,6 +5,7 @@
 //! so nothing here may use the clock, the platform's math library or the native byte order.
 
 mod adapter;
+mod altered;
 mod fixture;
 mod gguf;
 mod models;
@@ -17,7 +18,9 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+pub use altered::AlteredModel;
 pub use fixture::{adapter_path, default_model_path, model_path, path_of};
+pub use gguf::{TensorType, Value};
 pub use spec::{AdapterSpec, ChatSpec, Mark, ModelKind, ModelSpec, WeightType};
 
 /// Writes the model that `spec` describes as one GGUF file.

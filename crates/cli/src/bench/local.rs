@@ -16,9 +16,11 @@ use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, spawn_blocking};
 
-use crate::args::KvArg;
+use crate::args::{FolderArgs, KvArg};
 use crate::bench::client::Client;
+use crate::cache::folder::chosen_folder;
 use crate::draining::{Drained, drain};
+use crate::probing::{configured_probing, prober};
 use crate::serve::{ModelShape, model_config};
 
 /// What the model is called.
@@ -53,7 +55,10 @@ impl LocalServer {
         let engine = Arc::new(Engine::new(Arc::new(LlamaBackend), Arc::new(cache)));
         let (parallel, threads) = (settings.parallel, settings.threads);
         let kv = KvArg::Auto.layout(parallel);
-        let shape = ModelShape { ctx_size, parallel, kv, threads, exactness: Exactness::Off };
+        // Its own folder may be a temporary one; models stay familiar.
+        let known = chosen_folder(&FolderArgs { cache_dir: None, ram_file_dir: None }).ok();
+        let prober = prober(configured_probing()?, known.as_deref());
+        let shape = ModelShape { ctx_size, parallel, kv, threads, exactness: Exactness::Off, prober };
         let mut config = model_config(&settings.model, MODEL_ID, &shape);
         if let Some(min_tokens) = settings.min_tokens {
             config.gates.min_tokens = min_tokens;

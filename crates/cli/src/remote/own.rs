@@ -23,6 +23,7 @@ use crate::bench::local::LocalServer;
 use crate::bytes::show_bytes;
 use crate::cache::folder::chosen_folder;
 use crate::printable::printable_line;
+use crate::probing::{configured_probing, prober};
 use crate::serve::{ModelShape, replay_file};
 use crate::served_models::{Asked, ServedModels};
 
@@ -52,8 +53,10 @@ pub(crate) async fn start(
 ) -> anyhow::Result<(LocalServer, String)> {
     let ctx_size = if purpose == Purpose::Vocabulary { VOCABULARY_CONTEXT } else { args.ctx_size };
     let (kv, exactness) = (KvLayout::Unified, Exactness::Off);
-    let shape = ModelShape { ctx_size, parallel: 1, kv, threads: args.threads, exactness };
-    let models = find(model, shape)?;
+    let folder = chosen_folder(&FolderArgs { cache_dir: args.cache_dir.clone(), ram_file_dir: None }).ok();
+    let prober = prober(configured_probing()?, folder.as_deref());
+    let shape = ModelShape { ctx_size, parallel: 1, kv, threads: args.threads, exactness, prober };
+    let models = find(model, &shape)?;
     let id = models.named.first().context("no model was named")?.clone();
     let found = models.get(&id)?;
     let (cache, replay_file) = match purpose {
@@ -82,7 +85,7 @@ pub(crate) async fn start(
 }
 
 /// The model that is meant; the default one also where `make model` put it.
-fn find(model: Option<&str>, shape: ModelShape) -> anyhow::Result<ServedModels> {
+fn find(model: Option<&str>, shape: &ModelShape) -> anyhow::Result<ServedModels> {
     let named: Vec<String> = model.map(str::to_owned).into_iter().collect();
     let found = ServedModels::find(Asked { models: &named, name: None, models_dir: None }, shape);
     let fetched = Path::new(FETCHED_DEFAULT);

@@ -5,13 +5,15 @@
 
 use std::path::PathBuf;
 
+use serde::{Deserialize, Serialize};
+
 use super::error::{ContextError, LoadError};
 
 /// Most sequences llama.cpp keeps apart in one context.
 pub const MAX_SEQUENCES: u32 = 256;
 
 /// How tensors are spread over several GPUs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum SplitMode {
     /// One GPU takes all.
     None,
@@ -23,7 +25,7 @@ pub enum SplitMode {
 }
 
 /// Element type of the KV cache.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum KvType {
     /// 32-bit floats.
     F32,
@@ -55,7 +57,7 @@ impl KvType {
 }
 
 /// Flash attention.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum FlashAttention {
     /// Always.
     On,
@@ -67,7 +69,7 @@ pub enum FlashAttention {
 }
 
 /// Whether sequences share one pool of cells.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum KvLayout {
     /// One pool: a long conversation may use all of it.
     #[default]
@@ -77,7 +79,7 @@ pub enum KvLayout {
 }
 
 /// How positions beyond the trained context are handled.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum RopeScaling {
     /// As the file says.
     #[default]
@@ -93,7 +95,7 @@ pub enum RopeScaling {
 }
 
 /// How a sequence's embeddings become one.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Pooling {
     /// As the file says.
     #[default]
@@ -111,11 +113,13 @@ pub enum Pooling {
 }
 
 /// How a model is loaded.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModelOptions {
     /// The GGUF file; the first part of a split model.
+    #[serde(skip)]
     pub path: PathBuf,
     /// Further parts of a split model with names of their own; empty when the names follow llama.cpp's pattern.
+    #[serde(skip)]
     pub split_paths: Vec<PathBuf>,
     /// Map the file instead of reading it.
     pub mmap: bool,
@@ -178,7 +182,7 @@ impl ModelOptions {
 }
 
 /// How a context is created.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ContextOptions {
     /// Tokens one request may use; 0 for the trained context length.
     pub n_ctx: u32,

@@ -29,7 +29,7 @@ unsafe impl Sync for LlamaAdapter {}
 
 impl LlamaAdapter {
     pub(super) fn load(model: Arc<ModelHandle>, path: &Path) -> Result<Self, AdapterError> {
-        gguf_check::check_file(path).map_err(|error| match error {
+        gguf_check::check_adapter(path).map_err(|error| match error {
             LoadError::Unreadable { path, source } => AdapterError::Unreadable { path, source },
             other => AdapterError::Malformed { path: path.to_path_buf(), reason: other.to_string() },
         })?;

@@ -89,6 +89,8 @@ impl LlamaContext {
             (sys::llama_n_ctx_seq(ctx), sys::llama_n_batch(ctx), sys::llama_n_ubatch(ctx))
         };
         let unified = options.kv == KvLayout::Unified;
+        // Tokens that see each other are computed at once; llama.cpp asserts on a batch of several pieces.
+        let n_batch = if model.causal() { n_batch } else { n_batch.min(n_ubatch) };
         let mut made = Self {
             context,
             info: ContextInfo {

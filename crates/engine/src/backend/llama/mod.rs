@@ -61,6 +61,32 @@ pub use cpu::{CPU_ADVICE, missing_cpu_features};
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LlamaBackend;
 
+/// llama.cpp without the look at a file before it is loaded: for processes that are there to die, and for tests of what
+/// that look must find. A server must never use it.
+#[derive(Clone, Copy, Debug, Default)]
+#[doc(hidden)]
+pub struct UncheckedLlamaBackend;
+
+impl Backend for UncheckedLlamaBackend {
+    fn name(&self) -> &'static str {
+        "llama.cpp"
+    }
+
+    fn load_model(&self, options: &ModelOptions) -> Result<Arc<dyn Model>, LoadError> {
+        log::start_library();
+        let facts = gguf_check::facts_without_check(&options.path)?;
+        Ok(Arc::new(model::LlamaModel::load_checked(options, &facts)?))
+    }
+
+    fn exactness_obstacle(&self, options: &ModelOptions) -> Option<String> {
+        LlamaBackend.exactness_obstacle(options)
+    }
+
+    fn host_buffer(&self, len: usize) -> HostBuffer {
+        LlamaBackend.host_buffer(len)
+    }
+}
+
 impl Backend for LlamaBackend {
     fn name(&self) -> &'static str {
         "llama.cpp"

@@ -32,6 +32,8 @@ pub(super) struct ModelHandle {
     model: NonNull<sys::llama_model>,
     vocab: NonNull<sys::llama_vocab>,
     n_vocab: u32,
+    /// Whether a token sees only those before it, by the file's own word.
+    causal: bool,
     /// Held by the few calls that change the model: listing adapters, creating contexts.
     changes: Mutex<()>,
     /// The text of every token, for grammars; read at the first one.
@@ -63,6 +65,10 @@ impl ModelHandle {
 
     pub(super) fn pieces(&self) -> Arc<Pieces> {
         Arc::clone(self.pieces.get_or_init(|| Arc::new(Pieces::read(self))))
+    }
+
+    pub(super) fn causal(&self) -> bool {
+        self.causal
     }
 
     /// The token as llama.cpp counts it, if it is one of the vocabulary's.
@@ -128,9 +134,14 @@ impl LlamaModel {
                 facts.rope_switch_at = facts.rope_original_context;
             }
         }
-        let (handle, reason) = log::collect(|| load_handle(options));
+        Self::load_checked(options, &facts)
+    }
+
+    /// Loads a file on this thread, which must have been checked: what it holds may end the process else.
+    pub(super) fn load_checked(options: &ModelOptions, facts: &GgufFacts) -> Result<Self, LoadError> {
+        let (handle, reason) = log::collect(|| load_handle(options, facts));
         let handle = handle?.ok_or(LoadError::Refused { path: options.path.clone(), reason })?;
-        let info = read_info(&handle, &facts, options.vocab_only);
+        let info = read_info(&handle, facts, options.vocab_only);
         let handle = Arc::new(handle);
         let (model, pre) = (handle.metadata("tokenizer.ggml.model"), handle.metadata("tokenizer.ggml.pre"));
         if (model.as_deref(), pre.as_deref()) == (Some("gpt2"), Some("whitespace")) {
@@ -143,7 +154,7 @@ impl LlamaModel {
     }
 }
 
-fn load_handle(options: &ModelOptions) -> Result<Option<ModelHandle>, LoadError> {
+fn load_handle(options: &ModelOptions, facts: &GgufFacts) -> Result<Option<ModelHandle>, LoadError> {
     // SAFETY: plain values.
     let mut params = unsafe { sys::llama_model_default_params() };
     // A negative count means all layers.
@@ -187,7 +198,8 @@ fn load_handle(options: &ModelOptions) -> Result<Option<ModelHandle>, LoadError>
     // SAFETY: the vocabulary is valid.
     let n_vocab = unsafe { sys::llama_vocab_n_tokens(vocab.as_ptr()) };
     let n_vocab = u32::try_from(n_vocab).unwrap_or(0);
-    Ok(Some(ModelHandle { model, vocab, n_vocab, changes: Mutex::new(()), pieces: OnceLock::new() }))
+    let (changes, pieces) = (Mutex::new(()), OnceLock::new());
+    Ok(Some(ModelHandle { model, vocab, n_vocab, causal: facts.causal, changes, pieces }))
 }
 
 /// llama.cpp reads as many shares as it knows devices.
