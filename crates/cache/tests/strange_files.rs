@@ -190,6 +190,7 @@ fn hollow_row(folder: &Path, tokens: &[u32], payload: u64) -> (Key, PathBuf) {
         host: None,
         writer: None,
         reason_detail: None,
+        owners: &[],
     })
     .unwrap();
     let path = format::row_path(folder, &key);

@@ -62,6 +62,7 @@ pub(crate) enum LogLevel {
 }
 
 #[derive(Debug, Subcommand)]
+#[expect(clippy::large_enum_variant, reason = "made once, when the process starts")]
 pub(crate) enum Command {
     /// Serve a model over HTTP, as OpenAI's API does
     #[command(

@@ -327,7 +327,7 @@ mod tests {
             0,
         )
         .unwrap();
-        let (sender, done) = std::sync::mpsc::channel();
+        let (sender, done) = channel();
         std::thread::spawn(move || {
             let shelves = empty();
             let journal = Journal::open(pipe, Arc::clone(&shelves));

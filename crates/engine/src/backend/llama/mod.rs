@@ -72,6 +72,10 @@ impl Backend for UncheckedLlamaBackend {
         "llama.cpp"
     }
 
+    fn build(&self) -> String {
+        LlamaBackend.build()
+    }
+
     fn load_model(&self, options: &ModelOptions) -> Result<Arc<dyn Model>, LoadError> {
         log::start_library();
         let facts = gguf_check::facts_without_check(&options.path)?;
