@@ -9,9 +9,11 @@ use std::sync::{Arc, LazyLock};
 use libfuzzer_sys::fuzz_target;
 use poncho_engine::backend::{Candidate, GrammarOptions, Model};
 use poncho_fuzz::json::Choices;
-use poncho_fuzz::models::tiny;
-use poncho_testkit::ModelKind;
+use poncho_fuzz::models::{served, tiny};
+use poncho_testkit::{ModelKind, model_path};
 
+/// Schemas are bounded by the engine, grammars by the backend.
+static ENGINE: LazyLock<poncho_engine::Model> = LazyLock::new(|| served(&model_path(ModelKind::Attention)));
 static MODEL: LazyLock<Arc<dyn Model>> = LazyLock::new(|| tiny(ModelKind::Attention));
 
 fuzz_target!(|data: &[u8]| {
@@ -28,7 +30,7 @@ fuzz_target!(|data: &[u8]| {
         }
         _ => Choices::new(rest).schema(6).to_string(),
     };
-    if let Ok(grammar) = MODEL.json_schema_to_grammar(&text) {
+    if let Ok(grammar) = ENGINE.json_schema_to_grammar(&text) {
         compile(&grammar);
     }
 });

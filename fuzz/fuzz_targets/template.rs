@@ -4,12 +4,13 @@
 //! then the reply.
 #![no_main]
 
-use std::sync::{Arc, LazyLock};
+use std::sync::LazyLock;
 
 use libfuzzer_sys::fuzz_target;
-use poncho_engine::backend::llama::LlamaBackend;
-use poncho_engine::backend::{Backend, ChatRequest, Model, ModelOptions, ToolChoice};
+use poncho_engine::Model;
+use poncho_engine::backend::{ChatRequest, ToolChoice};
 use poncho_fuzz::json::Choices;
+use poncho_fuzz::models::served;
 use poncho_testkit::{ChatSpec, ModelKind, ModelSpec, path_of};
 use serde_json::json;
 
@@ -20,12 +21,12 @@ const TEMPLATES: [&str; 3] = [
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n{% if enable_thinking %}<think>\n{% endif %}",
 ];
 
-static MODELS: LazyLock<Vec<Arc<dyn Model>>> = LazyLock::new(|| {
+static MODELS: LazyLock<Vec<Model>> = LazyLock::new(|| {
     let load = |template: &&str| {
         let chat = ChatSpec { template: (*template).to_owned(), marks: Vec::new() };
         let spec = ModelSpec { chat: Some(chat), ..ModelSpec::tiny(ModelKind::Attention) };
         let path = path_of(&spec).expect("a model can be written");
-        LlamaBackend.load_model(&ModelOptions::new(path)).expect("a sound model loads")
+        served(&path)
     };
     TEMPLATES.iter().map(load).collect()
 });

@@ -1,12 +1,15 @@
 //! Tiny real models for the targets that reach llama.cpp: loaded once, used by every input.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use poncho_cache::{Cache, CacheConfig};
 use poncho_engine::backend::llama::LlamaBackend;
 use poncho_engine::backend::{
     Backend, Batch, BatchRow, Context, ContextOptions, DecodeOutcome, MemoryKind, Model, ModelOptions,
 };
+use poncho_engine::{FingerprintSource, ModelConfig};
 use poncho_testkit::{ModelKind, model_path};
 
 /// The tiny model of a kind.
@@ -18,6 +21,24 @@ pub fn tiny(kind: ModelKind) -> Arc<dyn Model> {
     match LlamaBackend.load_model(&ModelOptions::new(model_path(kind))) {
         Ok(model) => model,
         Err(error) => panic!("the tiny {} model does not load: {error}", kind.name()),
+    }
+}
+
+/// A model behind the engine's own checks, as the server has it.
+///
+/// # Panics
+/// If it cannot be loaded.
+#[must_use]
+pub fn served(path: &Path) -> poncho_engine::Model {
+    let load = || {
+        let cache = Arc::new(Cache::open(CacheConfig::in_memory(1 << 20))?);
+        let fingerprint = FingerprintSource::FastUnsafe([1; 32]);
+        let config = ModelConfig { fingerprint, context: small_options(), ..ModelConfig::new("fuzz", path) };
+        Ok::<_, Box<dyn std::error::Error>>(poncho_engine::Model::load(config, Arc::new(LlamaBackend), cache)?)
+    };
+    match load() {
+        Ok(model) => model,
+        Err(error) => panic!("{} does not load: {error}", path.display()),
     }
 }
 
