@@ -200,7 +200,9 @@ mod tests {
     fn every_input_gives_values_and_an_empty_one_ends() {
         assert_eq!(Choices::new(&[]).value(9), Value::Null);
         assert_eq!(Choices::new(&[]).messages().as_array().map(Vec::len), Some(1));
-        let bytes: Vec<u8> = (0..=255).cycle().take(4000).collect();
+        let next = |seed: &u32| Some(seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223));
+        let bytes: Vec<u8> =
+            std::iter::successors(Some(1), next).map(|seed| seed.to_le_bytes()[3]).take(20_000).collect();
         let mut choices = Choices::new(&bytes);
         let mut kinds = std::collections::BTreeSet::new();
         while !choices.is_empty() {

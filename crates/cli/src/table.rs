@@ -88,7 +88,7 @@ mod tests {
         table.row(["a\nb\u{1b}[2J".to_owned(), "7".to_owned()]);
         let mut out = Vec::new();
         table.print(&mut out).unwrap();
-        assert_eq!(String::from_utf8(out).unwrap(), "NAME        N\na b\u{241b}[2J  7\n");
+        assert_eq!(String::from_utf8(out).unwrap(), "NAME     N\na b\u{241b}[2J  7\n");
     }
 
     #[test]

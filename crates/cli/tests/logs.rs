@@ -101,7 +101,6 @@ fn names_of_clients_forge_no_lines_and_command_no_terminal() {
         let served = serve(folder.path(), &["--log-level", "debug", "--log-format", format]);
         let chat = json!({"model": NAME, "max_tokens": 1, "messages": [{"role": NAME, "content": "Hi"}]});
         let answers = [
-            post(&served, "/api/show", &json!({"model": NAME})),
             post(&served, "/api/pull", &json!({"model": NAME, "stream": false})),
             post(&served, "/api/copy", &json!({"source": NAME, "destination": "b"})),
             post(&served, "/v1/chat/completions", &chat),

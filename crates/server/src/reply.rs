@@ -149,13 +149,17 @@ impl Reply {
 
     /// Waits for the whole reply.
     pub(crate) async fn finish(mut self) -> Result<Finished, ApiError> {
+        let most_calls = self.facts.form.most_calls;
+        // Sees further calls begin. Nobody waits for pieces, so what it reads counts as not yet told.
+        let mut watched = Growing::new(self.facts.form.call_prefix, most_calls.unwrap_or(usize::MAX));
         loop {
             let event = self.wait().await;
             match self.absorb(event) {
-                // Nobody waits for the pieces; they are read only to see further calls begin.
-                None if self.facts.form.most_calls.is_some() => {
+                None if most_calls.is_some() => {
+                    std::mem::swap(&mut self.growing, &mut watched);
                     let _ = self.new_part();
                     self.cut_further_calls();
+                    std::mem::swap(&mut self.growing, &mut watched);
                 }
                 None | Some(ReplyEvent::Started(_)) => {}
                 Some(ReplyEvent::Done(finished)) => return Ok(*finished),

@@ -41,9 +41,12 @@ fn requests(schema: &Value) -> Vec<(&'static str, Value)> {
     ]
 }
 
+/// So large that no schema of these tests is refused because its tokens do not fit.
+const CONTEXT: u32 = 1 << 20;
+
 async fn all_refused(schema: &Value, said: &str) {
     for template in [StubTemplate::Full, StubTemplate::WithoutTools] {
-        let server = Server::start(Setup { template, ..Setup::default() }).await;
+        let server = Server::start(Setup { template, context: CONTEXT, ..Setup::default() }).await;
         for (path, body) in requests(schema) {
             let answer = server.post(path, &body).await;
             assert_eq!(answer.status, 400, "{path}: {}", answer.text);
@@ -75,11 +78,11 @@ async fn an_enum_of_4000_strings_is_refused_on_every_way() {
 #[tokio::test]
 async fn many_tools_count_together_and_the_refusal_says_so() {
     for template in [StubTemplate::Full, StubTemplate::WithoutTools] {
-        let server = Server::start(Setup { template, ..Setup::default() }).await;
+        let server = Server::start(Setup { template, context: CONTEXT, ..Setup::default() }).await;
         let tool =
             |at: usize| json!({"type": "function", "function": {"name": format!("f{at}"), "parameters": wide(200)}});
         let tools: Vec<Value> = (0..20).map(tool).collect();
-        let body = json!({"messages": [{"role": "user", "content": "x"}], "tools": tools});
+        let body = json!({"model": "stub", "messages": [{"role": "user", "content": "x"}], "tools": tools});
         let answer = server.post("/v1/chat/completions", &body).await;
         assert_eq!(answer.status, 400, "{}", answer.text);
         assert_eq!(answer.json()["error"]["param"], "tools", "{}", answer.text);

@@ -34,6 +34,8 @@ pub(crate) struct Setup {
     pub(crate) metadata: Vec<(&'static str, &'static str)>,
     pub(crate) queue_limit: usize,
     pub(crate) sequences: u32,
+    /// Tokens that one request may use.
+    pub(crate) context: u32,
     /// Signs thinking.
     pub(crate) signing_key: Option<SigningKey>,
     pub(crate) config: ServerConfig,
@@ -53,6 +55,7 @@ impl Default for Setup {
             metadata: Vec::new(),
             queue_limit: 64,
             sequences: 8,
+            context: 4096,
             signing_key: None,
             config: ServerConfig::default(),
             file: PathBuf::from("stub"),
@@ -291,8 +294,8 @@ pub(crate) fn load(engine: &Engine, id: &str, setup: &Setup) {
     };
     let n_seq_max = setup.sequences;
     let context = ContextOptions {
-        n_ctx: 4096,
-        n_cells: Some(65536),
+        n_ctx: setup.context,
+        n_cells: Some(setup.context.max(65536)),
         n_batch: 512,
         n_ubatch: 512,
         n_seq_max,

@@ -190,9 +190,11 @@ async fn isolated_keys_share_nothing_and_find_their_own_again_after_a_restart() 
     let engine = Arc::clone(&first.engine);
     first.begin_shutdown();
     first.stopped().await;
-    engine.unload_all().unwrap();
-    engine.cache().flush();
-    drop(engine);
+    let end = move || {
+        engine.unload_all().unwrap();
+        engine.cache().flush();
+    };
+    tokio::task::spawn_blocking(end).await.unwrap();
     let again = server(Some(folder.path()), config(true)).await;
     assert!(count(&again, "one").await == 0 && count(&again, "two").await > 0, "owners are in the files");
     for (key, expected) in [("one", 0), ("two", prompt), ("boss", 0)] {
@@ -211,9 +213,11 @@ async fn a_key_knows_its_rows_again_after_a_restart() {
     let engine = Arc::clone(&first.engine);
     first.begin_shutdown();
     first.stopped().await;
-    engine.unload_all().unwrap();
-    engine.cache().flush();
-    drop(engine);
+    let end = move || {
+        engine.unload_all().unwrap();
+        engine.cache().flush();
+    };
+    tokio::task::spawn_blocking(end).await.unwrap();
     let again = server(Some(folder.path()), config(false)).await;
     assert_eq!(rows(&again, "one").await["total"], before);
     assert_eq!(rows(&again, "two").await["total"], 0);

@@ -193,6 +193,27 @@ const OWN_VECTORS: &[&str] = &[
     "wavtokenizer-dec",
 ];
 
+/// Windows in the layers that a pattern names (`load_swa_pattern`), in at least one.
+const WINDOWS: &[&str] = &[
+    "afmoe",
+    "cohere2",
+    "cohere2moe",
+    "exaone-moe",
+    "exaone4",
+    "gemma2",
+    "gemma3",
+    "gemma3n",
+    "gpt-oss",
+    "laguna",
+    "limite",
+    "llama4",
+    "mellum",
+    "muse-glimmer",
+    "olmo2",
+    "plamo3",
+    "smallthinker",
+];
+
 /// A rule that only some architectures have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Trait {
@@ -220,6 +241,8 @@ pub(super) enum Trait {
     IntegerTables,
     /// Makes vectors of a length of its own.
     OwnVectors,
+    /// Windows by a pattern.
+    Windows,
 }
 
 /// Whether an architecture has a trait.
@@ -241,6 +264,7 @@ pub(super) fn has(architecture: &str, wanted: Trait) -> bool {
         Trait::Sections => SECTIONS,
         Trait::IntegerTables => INTEGER_TABLES,
         Trait::OwnVectors => OWN_VECTORS,
+        Trait::Windows => WINDOWS,
     };
     list.contains(&architecture)
 }

@@ -29,6 +29,7 @@ pub(super) fn check(metadata: &Metadata) -> Rule {
     layers(metadata)?;
     experts(metadata)?;
     heads(metadata)?;
+    windows(metadata)?;
     positions(metadata)?;
     recurrent(metadata)?;
     outputs(metadata)
@@ -173,6 +174,23 @@ fn heads(metadata: &Metadata) -> Rule {
         return wrong(metadata, "attention.value_length", value, &format!("attention.key_length is {key}"));
     }
     Ok(())
+}
+
+/// A model with a window has a layer that uses it.
+fn windows(metadata: &Metadata) -> Rule {
+    let windowed = metadata.own_number("attention.sliding_window").is_some_and(|window| window > 0);
+    if !windowed || !has(&metadata.architecture, Trait::Windows) {
+        return Ok(());
+    }
+    let name = "attention.sliding_window_pattern";
+    let layers = metadata.own_number("block_count").and_then(|layers| usize::try_from(layers).ok()).unwrap_or(0);
+    let used = match metadata.own_for_layers(name) {
+        // Every so many layers there is one without a window.
+        Some(Layers::All(step)) => step != 1,
+        Some(Layers::Each(marks)) => marks.iter().take(layers).any(|mark| *mark != 0),
+        None => true,
+    };
+    if used { Ok(()) } else { wrong(metadata, name, "without a windowed layer", "attention.sliding_window is set") }
 }
 
 fn positions(metadata: &Metadata) -> Rule {

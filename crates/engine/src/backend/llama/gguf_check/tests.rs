@@ -137,6 +137,8 @@ fn what_llama_would_assert_on_is_refused_by_its_key() {
         (Attention, "llama.attention.layer_norm_rms_epsilon", Written::F32(f32::NAN)),
         (Attention, "llama.rope.freq_base", Written::F32(f32::NAN)),
         (Window, "gemma3.attention.sliding_window", number(u32::MAX)),
+        (Window, "gemma3.attention.sliding_window_pattern", number(1)),
+        (Window, "gemma3.attention.sliding_window_pattern", Written::I32s(vec![0; 4])),
         (Recurrent, "mamba2.ssm.time_step_rank", number(0)),
         (Recurrent, "mamba2.ssm.time_step_rank", number(7)),
         (Recurrent, "mamba2.ssm.group_count", number(0)),
