@@ -8,8 +8,8 @@ use std::process::Command;
 use std::sync::Arc;
 
 use poncho_cache::{
-    Cache, CacheConfig, FileTierConfig, Fingerprint, Key, Stage, StageObserver, Tier, close_cache_folder, format,
-    inspect_folder, open_to_others,
+    Cache, CacheConfig, FileTierConfig, Key, Stage, StageObserver, Tier, close_cache_folder, format, inspect_folder,
+    open_to_others,
 };
 
 use crate::support::{conversation, namespace, on_disk, reach, save, save_to};
@@ -69,16 +69,13 @@ fn child_process() {
     save(&cache, namespace(1), &tokens);
     save_to(&cache, namespace(1), &conversation(2, 30), Some(Tier::RamFile));
     cache.flush();
-    // A damaged row is moved aside, and a fingerprint is remembered.
+    // A damaged row is moved aside.
     let damaged = format::row_path(&disk, &namespace(1).key(&tokens));
     let mut bytes = std::fs::read(&damaged).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     std::fs::write(&damaged, bytes).unwrap();
     assert_eq!(reach(&cache, namespace(1), &tokens), 20);
     drop(cache);
-    // Any file that was not written just now: of a new one nothing is remembered.
-    let old = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
-    Fingerprint::safe(&[old], Some(&folder), &mut |_, _| {}).unwrap();
     std::fs::write(folder.join("done"), b"").unwrap();
 }
 
@@ -100,7 +97,7 @@ fn conversations_are_readable_by_their_owner_alone_whatever_the_umask() {
         assert!(output.status.success() && done.exists(), "{umask}: {}", String::from_utf8_lossy(&output.stderr));
         std::fs::remove_file(done).unwrap();
         let names: Vec<String> = rights(&folder).iter().map(|(path, ..)| path.display().to_string()).collect();
-        for kind in [".kvc", ".kvc.bad", "poncho.lock", ".poncho-fingerprint"] {
+        for kind in [".kvc", ".kvc.bad", "poncho.lock"] {
             assert!(names.iter().any(|name| name.ends_with(kind)), "{kind} is not among {names:?}");
         }
         assert_private(&folder);

@@ -8,6 +8,8 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{ExitStatus, Stdio};
+use std::sync::mpsc::channel;
+use std::thread::spawn;
 use std::time::Duration;
 
 use poncho_models::Sha256;
@@ -16,6 +18,9 @@ use serde_json::{Value, json};
 
 use crate::served::{Served, request, serve_command};
 use crate::support::{Run, poncho, run};
+
+/// Far above what a tiny model takes on a busy machine.
+const LONGEST_TRIAL: Duration = Duration::from_secs(120);
 
 /// Makes the child leave our own look at a file out.
 const UNCHECKED: &str = "_PONCHO_PROBE_UNCHECKED";
@@ -154,8 +159,15 @@ fn probe(path: &Path, unchecked: bool) -> (ExitStatus, String) {
     // Held open until it has ended: its end would be that of the trial.
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let held = child.stdin.take();
+    let (ended, waiting) = channel::<()>();
+    let guard = spawn(move || {
+        // A trial that hangs loses its input, and ends with a code of its own.
+        let _ = waiting.recv_timeout(LONGEST_TRIAL);
+        drop(held);
+    });
     let output = child.wait_with_output().unwrap();
-    drop(held);
+    drop(ended);
+    guard.join().unwrap();
     (output.status, format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr)))
 }
 

@@ -203,6 +203,15 @@ mod tests {
         Sha256::digest(bytes).into()
     }
 
+    /// Hardening 5: a memo names the path of a model.
+    #[test]
+    fn a_memo_is_readable_by_its_owner_alone() {
+        use std::os::unix::fs::PermissionsExt;
+        let model = Model::new();
+        model.fingerprint(None);
+        assert_eq!(fs::metadata(model.memo()).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+
     #[test]
     fn second_start_does_not_read_the_file() {
         let model = Model::new();

@@ -205,12 +205,14 @@ fn positions(metadata: &Metadata) -> Rule {
         let turned = metadata.own_number(name).unwrap_or(key);
         let whole = has(&metadata.architecture, Trait::WholeRope) && !metadata.has_own("rope.dimension_count_swa");
         let odd = whole && !turned.is_multiple_of(2);
-        if turned > key || (whole && turned != key) || odd {
+        // The kernel never comes back from turning nothing; architectures without positions do not call it.
+        let turns = has(&metadata.architecture, Trait::Windows) || has(&metadata.architecture, Trait::ShortConvolution);
+        if turned > key || (whole && turned != key) || odd || (turns && turned == 0) {
             return wrong(metadata, name, turned, &format!("a head has the length {key}"));
         }
         if let Some(windowed) = metadata.own_number("rope.dimension_count_swa") {
             let head = metadata.own_number("attention.key_length_swa").unwrap_or(key);
-            if windowed > head {
+            if windowed > head || (turns && windowed == 0) {
                 return wrong(metadata, "rope.dimension_count_swa", windowed, &format!("a head has the length {head}"));
             }
         }

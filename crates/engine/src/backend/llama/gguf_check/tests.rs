@@ -128,6 +128,8 @@ fn what_llama_would_assert_on_is_refused_by_its_key() {
         (Attention, "llama.rope.dimension_count", number(63)),
         (Attention, "llama.rope.dimension_count", number(32)),
         (Window, "gemma3.rope.dimension_count", number(66)),
+        (Window, "gemma3.rope.dimension_count", number(0)),
+        (Hybrid, "lfm2.rope.dimension_count", number(0)),
         (Attention, "llama.rope.scaling.type", word("bogus")),
         (Attention, "llama.rope.scaling.type", word("")),
         (Attention, "llama.pooling_type", number(77)),
