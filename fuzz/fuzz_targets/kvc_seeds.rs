@@ -1,7 +1,7 @@
 //! Writes the first inputs of the fuzz targets: `kvc_seeds FOLDER` makes `FOLDER/kvc_prefix` and `FOLDER/kvc_tlv`.
 //!
 //! The result is committed as `seeds/`. Run it by hand when the format gains a field, without the flags of `run.sh`:
-//! `cargo run --release --bin kvc_seeds -- seeds`.
+//! `cargo run --release -p poncho-fuzz --features seeds --bin kvc_seeds -- fuzz/seeds`.
 
 use std::path::Path;
 use std::{env, fs, io};

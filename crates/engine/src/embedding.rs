@@ -53,12 +53,9 @@ impl OpenEmbeddings {
         self.lock().remove(&id);
     }
 
-    /// Answers every call with an error.
-    pub(crate) fn fail_all(&self, error: &EngineError) {
-        let open = std::mem::take(&mut *self.lock());
-        for reply in open.into_values() {
-            let _ = reply.send(Err(error.clone()));
-        }
+    /// Takes every call out, for whoever answers them.
+    pub(crate) fn close_all(&self) -> impl Iterator<Item = Reply<Vectors>> + use<> {
+        std::mem::take(&mut *self.lock()).into_values()
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<RequestId, Reply<Vectors>>> {

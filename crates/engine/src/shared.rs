@@ -78,10 +78,13 @@ impl Shared {
 
     /// Ends every open request and every open call for embeddings with an error.
     pub(crate) fn fail_all(&self, error: &EngineError) {
-        let open = self.streams.close_all();
+        // Both are closed before anybody hears of it: what a caller starts after its error is for the next worker.
+        let (open, embeddings) = (self.streams.close_all(), self.embeddings.close_all());
         self.status.depth.fetch_sub(open.len(), Ordering::Relaxed);
         open.iter().for_each(|sender| sender.send(StreamEvent::Error(error.clone())));
-        self.embeddings.fail_all(error);
+        for reply in embeddings {
+            let _ = reply.send(Err(error.clone()));
+        }
     }
 
     /// The adapters of a worker that starts now.
