@@ -5,8 +5,8 @@
 # usage: fuzz/run.sh [SECONDS [TARGET...]]
 #
 # FUZZ_SEED   the seed of the mutations: 1 unless it is set; `random` for another one each time.
-# FUZZ_RUNS   ends a target after this many inputs, if the time is not over before. With a fixed seed and few enough
-#             inputs two runs try the same, as those of `make test` should.
+# FUZZ_RUNS   ends a target after this many inputs, if the time is not over before; not those of the file format, which
+#             are quick. With a fixed seed and few enough inputs two runs try the same, as those of `make test` should.
 #
 # Stable Rust and a C++ compiler are enough: rustc's own LLVM puts the counters in that libFuzzer reads. The target
 # folder and llama.cpp's build are those of every other cargo call (counters.sh).
@@ -15,8 +15,6 @@ cd "$(dirname "$0")"
 seconds=${1:-60}
 [ $# -gt 0 ] && shift
 targets=${*:-kvc_prefix kvc_tlv bodies schema template gguf rows}
-limit=''
-[ -n "${FUZZ_RUNS:-}" ] && limit=-runs=$FUZZ_RUNS
 case ${FUZZ_SEED:=1} in random) FUZZ_SEED=0 ;; esac
 
 RUSTC_WORKSPACE_WRAPPER="$PWD/counters.sh" cargo build --release -p poncho-fuzz --features libfuzzer
@@ -26,6 +24,11 @@ mkdir -p target/artifacts
 for target in $targets; do
     corpus=target/corpus/$target
     mkdir -p "$corpus" "seeds/$target"
+    limit=''
+    case $target in
+    kvc_*) ;;
+    *) [ -z "${FUZZ_RUNS:-}" ] || limit=-runs=$FUZZ_RUNS ;;
+    esac
     dictionary=''
     [ -f "$target.dict" ] && dictionary=-dict=$target.dict
     echo "fuzz: $target for $seconds s"

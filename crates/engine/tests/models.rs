@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use poncho_cache::{HitKind, QuantType};
 use poncho_engine::backend::llama::LlamaBackend;
-use poncho_engine::backend::{FlashAttention, KvLayout, SpecialText, TokenizeMode};
+use poncho_engine::backend::{ChatRequest, FlashAttention, KvLayout, SpecialText, TokenizeMode};
 use poncho_engine::{
     Engine, EngineError, FingerprintSource, FinishReason, Grammar, GrammarSource, Model, ModelConfig, Request,
     Sampling, StreamEvent,
@@ -74,6 +74,17 @@ fn a_grammar_constrains_every_kind_to_valid_output() {
             }
         }
     }
+}
+
+/// Found by fuzzing: the text of a prompt ended at a zero byte of a message, its tokens did not.
+#[test]
+fn a_zero_byte_in_a_message_does_not_end_the_text_of_its_prompt() {
+    let model = load(config(ModelKind::Attention, KvLayout::Split, 2), &memory_cache());
+    let messages_json = r#"[{"role": "user", "content": "before\u0000after"}]"#.to_owned();
+    let prompt = model.apply_chat_template(&ChatRequest { messages_json, ..ChatRequest::default() }).unwrap();
+    assert!(prompt.text.contains("before\0after"), "{:?}", prompt.text);
+    let joined: String = prompt.parts.iter().map(|part| part.text.as_str()).collect();
+    assert_eq!(prompt.text, joined);
 }
 
 #[test]

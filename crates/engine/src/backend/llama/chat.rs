@@ -199,15 +199,16 @@ fn read_prompt(packed: &[u8], result: &sys::chat_shim_apply_result) -> ChatPromp
         // SAFETY: the buffer has `len` bytes; exceptions are caught in the shim.
         unsafe { sys::chat_shim_format_name(result.format, buffer, len, needed) }
     });
+    let part = |part: &Value| PromptPart {
+        text: text_field(part, "text"),
+        is_input: part.get("is_input").and_then(Value::as_bool).unwrap_or(true),
+    };
+    let parts: Vec<PromptPart> = objects(packed, result.prompt_parts_off).iter().map(part).collect();
+    // The whole text is a C string: a zero byte of a message would end it.
+    let joined = || parts.iter().map(|part| part.text.as_str()).collect();
     ChatPrompt {
-        text: region(packed, result.prompt_off),
-        parts: objects(packed, result.prompt_parts_off)
-            .iter()
-            .map(|part| PromptPart {
-                text: text_field(part, "text"),
-                is_input: part.get("is_input").and_then(Value::as_bool).unwrap_or(true),
-            })
-            .collect(),
+        text: if parts.is_empty() { region(packed, result.prompt_off) } else { joined() },
+        parts,
         grammar: region(packed, result.grammar_off),
         grammar_lazy: result.grammar_lazy,
         grammar_triggers: objects(packed, result.grammar_triggers_off).iter().filter_map(read_trigger).collect(),
