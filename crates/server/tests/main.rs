@@ -86,8 +86,6 @@ mod smollm2;
 #[cfg(test)]
 mod stalled;
 #[cfg(test)]
-mod stalled_disk;
-#[cfg(test)]
 mod support;
 #[cfg(test)]
 mod template_families;

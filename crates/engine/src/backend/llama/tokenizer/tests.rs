@@ -1,3 +1,7 @@
+//! Long runs of one class of characters, with every pre-tokenizer that has no code of its own in llama.cpp.
+//!
+//! The tests of `tokenizer.rs`, `runs.rs` and `split.rs` on tiny real vocabularies.
+
 use poncho_testkit::{ModelKind, ModelSpec, path_of};
 use proptest::prelude::*;
 
