@@ -165,7 +165,7 @@ pub fn close_to_others(file: &File) -> io::Result<bool> {
 /// Opens a folder, to sync it or to change its rights.
 ///
 /// # Errors
-/// It is no folder; else whatever the file system says.
+/// The path is not a folder, or the file system refuses.
 pub fn open_folder(path: &Path, links: Links) -> io::Result<File> {
     let mut flags = OFlags::DIRECTORY | OFlags::NONBLOCK;
     if links == Links::Refuse {

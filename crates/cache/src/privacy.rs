@@ -59,7 +59,7 @@ pub fn open_to_others(root: &Path) -> io::Result<Vec<OpenToOthers>> {
         let name = path.file_name().unwrap_or_default();
         if metadata.is_dir() && format::is_row_folder_name(name) {
             let is_closed = note(&path, &metadata, root_is_closed);
-            // A folder that cannot be listed is reported by whoever looks for rows.
+            // A folder that cannot be listed is reported by the scan for rows.
             for (path, metadata) in entries(&path).unwrap_or_default() {
                 let is_ours = path.file_name().map(format::classify).is_some_and(|kind| kind != FileNameKind::Other);
                 if metadata.is_file() && is_ours {

@@ -41,7 +41,7 @@ pub(crate) fn read_prefix(fs: &dyn Fs, path: &Path) -> Result<RowPrefix, PrefixE
 }
 
 /// The same for a file that somebody else may have put there: one that is mostly a hole promises more bytes than anybody
-/// wrote, and whoever takes memory for them has none left.
+/// wrote, and a reader that allocates for them runs out of memory.
 pub(crate) fn read_found_prefix(fs: &dyn Fs, path: &Path) -> Result<RowPrefix, PrefixError> {
     let file = fs.open(path)?;
     if file.is_hollow() {

@@ -1,5 +1,5 @@
 //! The bounded queue of saves and the threads that write them. They also remove the files that make room, so that
-//! whoever saves never waits for a disk.
+//! a caller that saves never waits for a disk.
 //!
 //! `save.rs` puts jobs in, the threads take them in order and publish them. A row may build on one that stands
 //! before it in the queue, so a job whose parent is still being written waits for it. A job always ends: a

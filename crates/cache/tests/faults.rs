@@ -450,7 +450,7 @@ fn a_row_that_failed_to_be_read_is_used_again_after_it_was_saved_again() {
     assert_eq!(crate::support::check_plan(&plan, &tokens).unwrap(), 30);
 }
 
-/// Hardening 15: whoever saves removed the files that made room, and hung with the disk.
+/// Hardening 15: a save removed the files that made room by itself, and hung with the disk.
 #[test]
 fn a_save_that_needs_room_does_not_wait_for_a_disk_that_removes_nothing() {
     let faulty = Faulty::new();

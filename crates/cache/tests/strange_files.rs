@@ -1,4 +1,4 @@
-//! Things that are no files under the names of files, and files that promise more than they hold: nothing waits for them, takes
+//! FIFOs, folders and links under the names of files, and files that promise more than they hold: nothing waits for them, takes
 //! memory for them or gives up other rows for them.
 
 use std::os::unix::fs::symlink;

@@ -49,7 +49,7 @@ impl Backoff {
 mod tests {
     use super::*;
 
-    /// At which of so many samples rows are given up, if `used` says what each sample finds.
+    /// The samples, of `samples` in all, at which rows are given up; `used` returns what each sample finds.
     fn evictions(samples: u64, freed: u64, used: impl Fn(u64, usize) -> u64) -> Vec<u64> {
         let mut backoff = Backoff::default();
         let mut done = Vec::new();

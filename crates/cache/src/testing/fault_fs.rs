@@ -141,7 +141,7 @@ impl FaultFs {
         self.changed.notify_all();
     }
 
-    /// Waits until so many calls are stalled, at most so long. Says whether they are.
+    /// Waits until this number of calls is stalled, or the time is over. Returns whether they are stalled.
     #[must_use]
     pub fn wait_until_stalled(&self, calls: usize, limit: Duration) -> bool {
         self.wait_for(limit, |plan| plan.stalled >= calls)
