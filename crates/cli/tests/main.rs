@@ -22,6 +22,8 @@ mod documents;
 #[cfg(test)]
 mod fake_server;
 #[cfg(test)]
+mod fixture;
+#[cfg(test)]
 mod guides;
 #[cfg(test)]
 mod logs;
