@@ -52,6 +52,8 @@ mod served;
 #[cfg(test)]
 mod serving;
 #[cfg(test)]
+mod snapshots;
+#[cfg(test)]
 mod snippets;
 #[cfg(test)]
 mod stopping;
