@@ -9,9 +9,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{Finding, Tree};
 
 /// Lowest first. A crate may use those before it.
-const LAYERS: [&str; 5] = ["poncho-models", "poncho-cache", "poncho-engine", "poncho-server", "poncho"];
+const LAYERS: [&str; 6] = ["poncho-gguf", "poncho-models", "poncho-cache", "poncho-engine", "poncho-server", "poncho"];
 
-/// The registry of models stands beside cache and engine: it uses none of ours, and only these use it.
+/// The registry of models stands beside cache and engine: of ours it uses the reader of model files, and only these use it.
 const MODELS: &str = "poncho-models";
 const USERS_OF_MODELS: [&str; 2] = ["poncho-server", "poncho"];
 
