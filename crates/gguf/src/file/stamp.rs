@@ -51,9 +51,7 @@ impl FileStamp {
         file.metadata().map(|metadata| Self::of_metadata(&metadata))
     }
 
-    /// The stamp of a file that was looked at.
-    #[must_use]
-    pub fn of_metadata(metadata: &Metadata) -> Self {
+    fn of_metadata(metadata: &Metadata) -> Self {
         Self {
             bytes: metadata.len(),
             modified_seconds: metadata.mtime(),
