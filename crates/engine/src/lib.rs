@@ -92,6 +92,7 @@ mod extras;
 mod file_watch;
 mod follow;
 mod footprint;
+#[cfg(feature = "llama")]
 mod gbnf;
 mod inbox;
 mod live;

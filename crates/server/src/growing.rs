@@ -252,8 +252,7 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    use poncho_engine::backend::llama::LlamaBackend;
-    use poncho_engine::backend::{Backend, ChatError, ChatRequest, ModelOptions};
+    use poncho_engine::backend::ChatError;
     use proptest::prelude::*;
 
     use super::*;
@@ -394,23 +393,6 @@ mod tests {
                 text.len(),
                 text.len() * text.len() / 8
             );
-        }
-    }
-
-    #[test]
-    fn llama_cpps_own_parser_can_be_asked_about_a_tail() {
-        let path = poncho_testkit::default_model_path();
-        let model = LlamaBackend.load_model(&ModelOptions { vocab_only: true, ..ModelOptions::new(path) }).unwrap();
-        let messages_json = r#"[{"role":"user","content":"x"}]"#.to_owned();
-        let inner = model.apply_chat_template(&ChatRequest { messages_json, ..ChatRequest::default() }).unwrap().parser;
-        let parser = GenericParser { inner, ..generic(false) };
-        let call = "<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>";
-        for text in [long("word <b> é "), format!("{}\n{call}", long("Look: ")), call.to_owned()] {
-            let counted = Counted(&parser, AtomicUsize::new(0));
-            let pieces: Vec<String> = text.chars().map(String::from).collect();
-            let (sum, raw) = told(&counted, &ReplyForm::default(), &pieces);
-            assert_eq!(Some(sum), parser.parse(&raw, false).ok());
-            assert!(counted.1.load(Ordering::Relaxed) < 600 * text.len());
         }
     }
 

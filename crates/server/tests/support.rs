@@ -372,3 +372,10 @@ pub(crate) async fn wait_until_held(server: &Server) {
     let faults = server.faults.clone();
     assert!(tokio::task::spawn_blocking(move || faults.wait_until_held(PATIENCE)).await.unwrap());
 }
+
+/// Settings for a model of the stub.
+pub(crate) fn small_config(name: &str, path: &Path) -> ModelConfig {
+    let context = ContextOptions { n_ctx: 1024, n_seq_max: 2, ..ContextOptions::default() };
+    let fingerprint = FingerprintSource::FastUnsafe([7; 32]);
+    ModelConfig { context, fingerprint, ..ModelConfig::new(name, path) }
+}

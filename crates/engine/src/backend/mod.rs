@@ -14,8 +14,10 @@ use std::sync::atomic::AtomicBool;
 pub mod chat;
 pub mod error;
 pub mod host_buffer;
+#[cfg(feature = "llama")]
 pub mod llama;
 pub mod options;
+#[cfg(any(test, feature = "testing"))]
 pub mod stub;
 
 pub use chat::{ChatOutput, ChatPrompt, ChatRequest, ReasoningFormat, ToolChoice};

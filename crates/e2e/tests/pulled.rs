@@ -14,9 +14,8 @@ use poncho_server::{RegistryLibrary, ServerConfig};
 use poncho_testkit::{ModelKind, model_path};
 use serde_json::{Value, json};
 
-use crate::loading::stub_config;
 use crate::loopback::{self, Reply, Request, serve_file};
-use crate::support::Server;
+use crate::support::{Server, small_config};
 
 const FILE: &str = "tiny-Q4_K_M.gguf";
 
@@ -83,7 +82,7 @@ impl Home {
         options.retry_pause = Duration::ZERO;
         options.silence = crate::support::PATIENCE;
         let registry = Registry::open(folder.path()).unwrap();
-        let library = RegistryLibrary::new(registry, Box::new(stub_config)).with_pull_options(options);
+        let library = RegistryLibrary::new(registry, Box::new(small_config)).with_pull_options(options);
         let cache = Arc::new(Cache::open(CacheConfig::in_memory(1 << 26)).unwrap());
         let engine = Arc::new(Engine::new(Arc::new(LlamaBackend), cache));
         let config = ServerConfig { library: Some(Arc::new(library)), ..ServerConfig::default() };
