@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use poncho_engine::backend::chat::PromptPart;
 use poncho_engine::backend::{ChatParser, ChatPrompt, ChatRequest, GrammarTrigger, ToolChoice};
-use poncho_engine::markers::ThinkingMarkers;
+use poncho_engine::reply::markers::ThinkingMarkers;
 use poncho_engine::{
     EngineError, Grammar, GrammarSource, Mode, Model, QueuePlace, Request, Sampling, Stream, Thinking, Trigger,
 };

@@ -127,7 +127,7 @@ mod tests {
     fn the_limit_of_a_name_is_the_clients_own() {
         let longest = "n".repeat(MAX_NAME_BYTES);
         let engine = scoped(Owner(Some(u64::MAX)), &longest).unwrap();
-        assert!(engine.len() <= poncho_engine::request::MAX_SESSION_BYTES, "{}", engine.len());
+        assert!(engine.len() <= poncho_engine::calls::request::MAX_SESSION_BYTES, "{}", engine.len());
         for owner in [Owner(None), Owner(Some(1))] {
             assert!(scoped(owner, &longest).is_ok());
             let refused = scoped(owner, &format!("{longest}n")).unwrap_err();

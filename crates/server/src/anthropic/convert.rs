@@ -4,8 +4,8 @@
 //! (temperature, stop sequences); those that only protect Anthropic's machines are not.
 
 use poncho_engine::Thinking;
-use poncho_engine::request::{MAX_STOP_BYTES, MAX_STOPS};
-use poncho_engine::signature::SigningKey;
+use poncho_engine::calls::request::{MAX_STOP_BYTES, MAX_STOPS};
+use poncho_engine::reply::signature::SigningKey;
 use serde_json::json;
 
 use super::conversation::{Conversation, conversation};

@@ -4,7 +4,7 @@
 
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
-use poncho_engine::request::MAX_TOP_LOGPROBS;
+use poncho_engine::calls::request::MAX_TOP_LOGPROBS;
 
 use super::capabilities::Capabilities;
 use super::lines::{Endpoint, ReplyLines};

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use poncho_engine::request::MAX_TOP_LOGPROBS;
+use poncho_engine::calls::request::MAX_TOP_LOGPROBS;
 use poncho_engine::{Completion, Model, Sampling, Thinking, TokenLogprob, TokenProbability};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};

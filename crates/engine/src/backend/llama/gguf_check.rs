@@ -7,7 +7,7 @@
 //! `poncho-gguf` reads the container, `metadata.rs` asks it for the values. The rules are in `sizes.rs` (the numbers that
 //! shape the model), `vocabulary.rs`, `tensors.rs` and `data.rs` (where the tensors lie); `families.rs` lists the
 //! architectures that share a rule. A rule states what llama.cpp itself insists on, so that it never refuses a file which
-//! llama.cpp can use. What no rule covers is found by the probe (`crates/engine/src/probe.rs`). The limits of `poncho-gguf`
+//! llama.cpp can use. What no rule covers is found by the probe (`crates/engine/src/files/probe.rs`). The limits of `poncho-gguf`
 //! bound memory and work.
 
 mod data;

@@ -3,7 +3,7 @@
 //! Called by `create`. Every refusal names the field as this API calls it, also where the engine knows it by another
 //! name.
 
-use poncho_engine::request::MAX_TOP_LOGPROBS;
+use poncho_engine::calls::request::MAX_TOP_LOGPROBS;
 use poncho_engine::{EngineError, Mode};
 use serde_json::Value;
 
