@@ -145,7 +145,7 @@ fn describe_installed(
         template,
         system: model.defaults.system.clone(),
         details: facts_details(&model.facts),
-        model_info: info.map(|(key, value)| (key, value_json(value))).collect(),
+        model_info: info.map(|(key, value)| (key, value_json(&value))).collect(),
         capabilities: capabilities.words(),
         modified_at: timestamp(model.facts.modified.unwrap_or_else(|| at(started))),
     })
