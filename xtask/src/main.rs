@@ -1,7 +1,7 @@
 //! Chores of the repository that need more than a line of shell: `cargo xtask tidy` and `cargo xtask deny`.
 //!
 //! Called by the Makefile and by people. This file reads the arguments and prints the outcome;
-//! the rules live one noun a file under `tidy`. It must never change a file of the repository.
+//! the rules live in `tidy/rules`, one file each. It must never change a file of the repository.
 
 mod deny;
 mod tidy;
@@ -12,8 +12,9 @@ use std::process::ExitCode;
 const USAGE: &str = "usage: cargo xtask tidy
        cargo xtask deny [ADVISORIES]
 
-  tidy   check what the compiler does not: file headers and sizes, paths and tests named in
-         documents, forbidden code, unsafe outside its folder, crate boundaries, white space
+  tidy   check what the compiler does not: file headers and sizes, entries of a folder, import
+         cycles, crate boundaries, forbidden code, unsafe outside its folder, paths and tests named
+         in documents, wording, line widths, white space, the Rust version, commit messages
   deny   check the dependencies: licences, sources and, if ADVISORIES is a checkout of RustSec's
          database (by default .tools/advisory-db, if it is there), known flaws
 
