@@ -1,6 +1,7 @@
 //! Rule: the lines of documents are wrapped at one width, so that a diff shows what changed and not where lines broke.
 //!
-//! Prose is filled up to the limit. Tables, headings, code blocks and a line that is one long link are left as they are.
+//! Prose is filled up to the limit. Tables, headings, code blocks, pictures and a line that is one long link are left
+//! as they are.
 
 use crate::tidy::document::{prose, table_cells};
 use crate::tidy::{Finding, Tree};
@@ -12,7 +13,7 @@ const MAX_WIDTH: usize = 120;
 const MIN_WIDTH: usize = 100;
 
 /// Documents that the rule does not cover yet. The aim is an empty list.
-const NOT_YET: &[&str] = &["ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "README.md", "docs"];
+const NOT_YET: &[&str] = &["ARCHITECTURE.md", "CHANGELOG.md", "docs/configuration.md"];
 
 pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -44,7 +45,11 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
 /// Whether the line is prose that can be wrapped.
 fn is_wrapped(line: &str) -> bool {
     let start = line.trim_start();
-    !(start.is_empty() || start.starts_with('#') || start.starts_with("<!--") || table_cells(line).is_some())
+    !(start.is_empty()
+        || start.starts_with('#')
+        || start.starts_with("<!--")
+        || start.starts_with("![")
+        || table_cells(line).is_some())
 }
 
 /// Whether the line goes on with the paragraph above it.
@@ -55,8 +60,14 @@ fn continues(line: &str) -> bool {
     is_wrapped(line) && !["-", "*", "+", ">"].contains(&first) && !is_numbered && !start.starts_with("```")
 }
 
+/// The width of what would move up: a word, or a span of code, which is not broken.
 fn first_word_width(line: &str) -> usize {
-    line.split_whitespace().next().unwrap_or_default().chars().count()
+    let mut is_code = false;
+    let is_part = |c: &char| {
+        is_code ^= *c == '`';
+        is_code || !c.is_whitespace()
+    };
+    line.trim_start().chars().take_while(is_part).count()
 }
 
 #[cfg(test)]
