@@ -25,6 +25,8 @@ pub(crate) struct Tree {
     pub(crate) commits: Vec<Commit>,
     /// Version of the compiler, such as `1.95.0`; `None` if it cannot be run.
     pub(crate) compiler: Option<String>,
+    /// Whether rules also cover what their lists of exemptions name.
+    pub(crate) is_strict: bool,
 }
 
 impl Tree {
@@ -46,7 +48,7 @@ impl Tree {
             let text = if bytes.contains(&0) { None } else { String::from_utf8(bytes).ok() };
             files.insert(path, text);
         }
-        Ok(Self { files, commits: recent_commits(root), compiler: compiler() })
+        Ok(Self { files, commits: recent_commits(root), compiler: compiler(), is_strict: false })
     }
 
     /// A tree made in memory.
@@ -80,6 +82,11 @@ impl Tree {
             };
             known && is_source_folder(path)
         })
+    }
+
+    /// The exemptions of a rule that count: none if all files are to be looked at.
+    pub(crate) fn exempt<'a>(&self, list: &'a [&'a str]) -> &'a [&'a str] {
+        if self.is_strict { &[] } else { list }
     }
 
     /// The text of one file.
@@ -162,6 +169,14 @@ mod tests {
         assert!(tree.has("crates/cache"));
         assert!(!tree.has("crates/cach"));
         assert!(!tree.has("docs/b.md"));
+    }
+
+    #[test]
+    fn a_strict_look_exempts_nothing() {
+        let mut tree = Tree::default();
+        assert_eq!(tree.exempt(&["crates/a"]), ["crates/a"]);
+        tree.is_strict = true;
+        assert!(tree.exempt(&["crates/a"]).is_empty());
     }
 
     #[test]

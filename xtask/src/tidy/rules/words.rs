@@ -58,7 +58,7 @@ const NOT_YET: &[&str] = &[
 const OWN_FILE: &str = "xtask/src/tidy/rules/words.rs";
 
 pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
-    check_without(tree, NOT_YET)
+    check_without(tree, tree.exempt(NOT_YET))
 }
 
 fn check_without(tree: &Tree, not_yet: &[&str]) -> Vec<Finding> {

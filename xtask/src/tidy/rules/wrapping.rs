@@ -16,10 +16,9 @@ const MIN_WIDTH: usize = 100;
 const NOT_YET: &[&str] = &["ARCHITECTURE.md", "CHANGELOG.md", "docs/configuration.md"];
 
 pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
+    let not_yet = tree.exempt(NOT_YET);
     let mut findings = Vec::new();
-    for (path, text) in
-        tree.with_extension(&["md"]).filter(|(path, _)| !NOT_YET.iter().any(|prefix| path.starts_with(prefix)))
-    {
+    for (path, text) in tree.with_extension(&["md"]).filter(|(path, _)| !not_yet.contains(path)) {
         let lines: Vec<(usize, &str)> = prose(text).collect();
         for (index, (number, line)) in lines.iter().enumerate() {
             if !is_wrapped(line) {
