@@ -13,7 +13,7 @@ const MAX_WIDTH: usize = 120;
 const MIN_WIDTH: usize = 100;
 
 /// Documents that the rule does not cover yet. The aim is an empty list.
-const NOT_YET: &[&str] = &["ARCHITECTURE.md", "CHANGELOG.md", "docs/configuration.md"];
+const NOT_YET: &[&str] = &["CHANGELOG.md", "docs/configuration.md"];
 
 pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     let not_yet = tree.exempt(NOT_YET);
