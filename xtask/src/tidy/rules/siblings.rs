@@ -20,7 +20,6 @@ const NOT_YET: &[&str] = &[
     "crates/models",
     "crates/node",
     "crates/server",
-    "crates/testkit",
 ];
 
 pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
