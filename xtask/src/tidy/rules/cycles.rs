@@ -19,7 +19,6 @@ const NOT_YET: &[&str] = &[
     "crates/bench",
     "crates/cache",
     "crates/cli",
-    "crates/e2e",
     "crates/engine",
     "crates/gguf",
     "crates/models",
