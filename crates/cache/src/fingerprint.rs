@@ -5,7 +5,6 @@
 //! `fast_unsafe` reads nothing. A memo that does not fit the files exactly must never be used.
 
 mod memo;
-mod stamp;
 
 pub(crate) use memo::SUFFIX as MEMO_SUFFIX;
 
@@ -25,7 +24,7 @@ use crate::words::FingerprintMode;
 
 use memo::{FingerprintMemo, PartIdentity};
 
-pub use stamp::FileStamp;
+pub use poncho_kinds::FileStamp;
 
 /// Large enough that a disk streams, small enough to stay in the processor's cache while it is hashed.
 const READ_BYTES: usize = 1 << 20;

@@ -13,12 +13,11 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
+use poncho_kinds::FileStamp;
 use sha2::{Digest, Sha256};
 
 use crate::files::{self, Links};
 use crate::key::{Key, to_hex};
-
-use super::stamp::FileStamp;
 
 /// Version 1 had no change time, so its memos are not believed.
 const VERSION_LINE: &str = "poncho-fingerprint 2";

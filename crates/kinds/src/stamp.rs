@@ -10,13 +10,15 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
+use serde::{Deserialize, Serialize};
+
 /// The coarsest times in use (FAT) tick every two seconds: a file younger than that could be changed again without a
 /// trace, so its hash is not remembered yet.
 const SETTLED_AFTER: Duration = Duration::from_secs(2);
 
 /// See the module. Two equal stamps of one path mean the same bytes, unless both changes fell into one tick of the file
 /// system's clock (some milliseconds on Linux).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct FileStamp {
     /// Size in bytes.
     pub bytes: u64,
@@ -61,7 +63,8 @@ impl FileStamp {
     }
 
     /// Whether any change after `at` would show in the stamp.
-    pub(super) fn is_settled(&self, at: SystemTime) -> bool {
+    #[must_use]
+    pub fn is_settled(&self, at: SystemTime) -> bool {
         let is_old = |seconds: i64, nanos: i64| {
             let time = u64::try_from(seconds).ok().zip(u64::try_from(nanos).ok()).and_then(|(seconds, nanos)| {
                 SystemTime::UNIX_EPOCH
