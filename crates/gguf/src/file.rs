@@ -4,8 +4,6 @@
 //! a file must never make a thread wait: everything is opened without blocking, and only a regular file is accepted. `stamp`
 //! tells two states of a file apart.
 
-mod stamp;
-
 use std::fs::{File, FileType, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
@@ -13,7 +11,7 @@ use std::path::Path;
 
 use rustix::fs::OFlags;
 
-pub use stamp::FileStamp;
+pub use poncho_kinds::FileStamp;
 
 /// Whether a symbolic link may stand under the name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

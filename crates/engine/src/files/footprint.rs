@@ -5,6 +5,7 @@
 //! not in it (they do not grow with its length), and a windowed model is counted as if it kept every position. A file that
 //! cannot be read counts nothing; loading it says why.
 
+use poncho_api::Footprint;
 use poncho_gguf::{Keep, Metadata, Value};
 
 use crate::backend::{ContextOptions, FlashAttention, KvLayout, KvType};
@@ -14,31 +15,14 @@ use crate::files::parts;
 /// One number for each layer; no model has more.
 const MAX_LAYERS: usize = 4096;
 
-/// Bytes of memory, by what they are for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Footprint {
-    /// The model's files.
-    pub weights: u64,
-    /// The cells of the context.
-    pub cells: u64,
-}
-
-impl Footprint {
-    /// What a model with these settings takes. Reads the head of the file.
-    #[must_use]
-    pub fn of(config: &ModelConfig) -> Self {
-        let shape = Shape::of(config);
-        let count = shape.values.get("split.count").and_then(Value::as_unsigned);
-        let sizes = parts::files(&config.model, count).into_iter().filter_map(|path| std::fs::metadata(path).ok());
-        let weights = sizes.map(|file| file.len()).fold(0, u64::saturating_add);
-        Self { weights, cells: shape.bytes_per_cell(&config.context).saturating_mul(shape.cells(&config.context)) }
-    }
-
-    /// All of it.
-    #[must_use]
-    pub fn total(self) -> u64 {
-        self.weights.saturating_add(self.cells)
-    }
+/// What a model with these settings takes. Reads the head of the file.
+#[must_use]
+pub fn footprint(config: &ModelConfig) -> Footprint {
+    let shape = Shape::of(config);
+    let count = shape.values.get("split.count").and_then(Value::as_unsigned);
+    let sizes = parts::files(&config.model, count).into_iter().filter_map(|path| std::fs::metadata(path).ok());
+    let weights = sizes.map(|file| file.len()).fold(0, u64::saturating_add);
+    Footprint { weights, cells: shape.bytes_per_cell(&config.context).saturating_mul(shape.cells(&config.context)) }
 }
 
 /// What the context for embeddings takes, by the length of the longest input.
@@ -166,11 +150,11 @@ mod tests {
 
     #[test]
     fn the_cells_grow_with_the_context_and_the_type() {
-        let base = Footprint::of(&config(|_| {}));
+        let base = footprint(&config(|_| {}));
         assert_eq!(base.weights, std::fs::metadata(model_path(ModelKind::Attention)).unwrap().len());
         assert!(base.cells > 0);
         assert_eq!(base.total(), base.weights + base.cells);
-        let cells = |change: fn(&mut ContextOptions)| Footprint::of(&config(change)).cells;
+        let cells = |change: fn(&mut ContextOptions)| footprint(&config(change)).cells;
         assert_eq!(cells(|context| context.n_ctx = 256), base.cells * 2);
         assert_eq!(cells(|context| context.n_cells = Some(512)), base.cells * 4);
         assert_eq!(cells(|context| context.kv = KvLayout::Split), base.cells * 2);
@@ -189,8 +173,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("junk");
         std::fs::write(&path, [0; 100]).unwrap();
-        assert_eq!(Footprint::of(&ModelConfig::new("m", &path)), Footprint { weights: 100, cells: 0 });
-        assert_eq!(Footprint::of(&ModelConfig::new("m", folder.path().join("none"))), Footprint::default());
+        assert_eq!(footprint(&ModelConfig::new("m", &path)), Footprint { weights: 100, cells: 0 });
+        assert_eq!(footprint(&ModelConfig::new("m", folder.path().join("none"))), Footprint::default());
     }
 
     /// Hardening 18: the budget saw the first part of a split model only.
@@ -199,8 +183,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let parts = write_split_model(&ModelSpec::tiny(ModelKind::Attention), folder.path(), "m", 3).unwrap();
         let all: u64 = parts.iter().map(|part| std::fs::metadata(part).unwrap().len()).sum();
-        let whole = Footprint::of(&config(|_| {}));
-        let found = Footprint::of(&ModelConfig { model: ModelOptions::new(&parts[0]), ..config(|_| {}) });
+        let whole = footprint(&config(|_| {}));
+        let found = footprint(&ModelConfig { model: ModelOptions::new(&parts[0]), ..config(|_| {}) });
         assert_eq!(found, Footprint { weights: all, cells: whole.cells });
         assert!(all > whole.weights, "each part has a header of its own");
     }
@@ -209,7 +193,7 @@ mod tests {
     #[test]
     fn the_context_for_embeddings_costs_more_than_its_cells() {
         let cost = EmbeddingCost::of(&config(|_| {}));
-        let cells = Footprint::of(&config(|context| context.n_ctx = 512)).cells;
+        let cells = footprint(&config(|context| context.n_ctx = 512)).cells;
         assert!(cost.bytes(512) > cells, "{cost:?}");
         assert!(cost.bytes(1024) > cost.bytes(512) * 2, "the mask grows with the square");
         let without_flash = EmbeddingCost::of(&config(|context| context.flash_attention = FlashAttention::Off));

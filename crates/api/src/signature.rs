@@ -6,11 +6,14 @@
 use std::fmt;
 
 use hmac::{Hmac, KeyInit, Mac};
+use serde::{Deserialize, Serialize};
 use sha2::Sha256;
 
-/// A key that signs thinking blocks.
-#[derive(Clone)]
+/// A key that signs thinking blocks. It travels to where blocks are signed, and is never shown.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(try_from = "Vec<u8>", into = "Vec<u8>")]
 pub struct SigningKey {
+    secret: Vec<u8>,
     mac: Hmac<Sha256>,
 }
 
@@ -21,7 +24,7 @@ impl SigningKey {
         if secret.is_empty() {
             return None;
         }
-        Hmac::new_from_slice(secret).ok().map(|mac| Self { mac })
+        Hmac::new_from_slice(secret).ok().map(|mac| Self { secret: secret.to_vec(), mac })
     }
 
     /// The signature of a block.
@@ -37,6 +40,20 @@ impl SigningKey {
     }
 }
 
+impl TryFrom<Vec<u8>> for SigningKey {
+    type Error = &'static str;
+
+    fn try_from(secret: Vec<u8>) -> Result<Self, Self::Error> {
+        Self::new(&secret).ok_or("a signing key needs at least one byte")
+    }
+}
+
+impl From<SigningKey> for Vec<u8> {
+    fn from(key: SigningKey) -> Self {
+        key.secret
+    }
+}
+
 impl fmt::Debug for SigningKey {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str("SigningKey(..)")
@@ -45,7 +62,7 @@ impl fmt::Debug for SigningKey {
 
 #[cfg(test)]
 mod tests {
-    use poncho_cache::to_hex;
+    use poncho_kinds::to_hex;
 
     use super::*;
 
@@ -68,5 +85,7 @@ mod tests {
         assert!(!SigningKey::new(b"two").unwrap().is_signed(b"a thought", &signature));
         assert!(SigningKey::new(b"").is_none());
         assert_eq!(format!("{key:?}"), "SigningKey(..)");
+        let sent: SigningKey = serde_json::from_str(&serde_json::to_string(&key).unwrap()).unwrap();
+        assert!(sent.is_signed(b"a thought", &signature));
     }
 }
