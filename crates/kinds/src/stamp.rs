@@ -1,4 +1,4 @@
-//! What tells one state of a file from another without reading it: size, inode, and the times of its last changes.
+//! Stamps: they distinguish two states of a file without reading it: size, inode, and the times of its last changes.
 //!
 //! Kept beside every hash that is remembered (the cache's memo, the registry's `hashed/`), and compared by the engine while a
 //! model is loaded. The change time (ctime) is part of it because nobody can set it: a file that was overwritten in place and got its old modification time back
