@@ -35,7 +35,7 @@ fuzz_target!(|data: &[u8]| {
     };
     let path: PathBuf = FOLDER.path().join("model.gguf");
     fs::write(&path, &bytes).expect("the temporary folder has room");
-    let _ = poncho_cache::gguf_identity::gguf_metadata(&path, 100);
+    let _ = poncho_cache::gguf_metadata(&path, 100);
     let _ = poncho_models::read_facts(&path);
     // Reading the file instead of mapping it: the next input overwrites it.
     let options = ModelOptions { mmap: false, ..ModelOptions::new(&path) };

@@ -5,7 +5,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use poncho_cache::format::{
+use poncho_cache::{
     MAX_PREFIX, NewPart, NewRow, RowPrefix, VERSION_CHAINED, decode_prefix, encode_prefix, prefix_length,
 };
 

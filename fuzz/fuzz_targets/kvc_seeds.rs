@@ -6,8 +6,8 @@
 use std::path::Path;
 use std::{env, fs, io};
 
-use poncho_cache::format::{NewPart, NewRow, encode_prefix};
 use poncho_cache::{FingerprintMode, Key, Namespace, PartKind, QuantType, SaveReason};
+use poncho_cache::{NewPart, NewRow, encode_prefix};
 
 /// Every part, and a length that fits the two bytes of `kvc_tlv`.
 const PARTS: [NewPart; 3] = [

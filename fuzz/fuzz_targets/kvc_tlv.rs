@@ -6,7 +6,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use poncho_cache::format::{FormatError, Tag, VERSION_CHAINED, VERSION_WHOLE, crc32c, decode_prefix};
+use poncho_cache::{FormatError, RecordTag as Tag, VERSION_CHAINED, VERSION_WHOLE, crc32c, decode_prefix};
 
 fuzz_target!(|data: &[u8]| {
     let Some((&[choice, t0, t1, t2, t3, p0, p1], block)) = data.split_first_chunk::<7>() else { return };

@@ -6,23 +6,23 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::compact::Compaction;
+use crate::store::compact::Compaction;
 use crate::config::CacheConfig;
 use crate::error::CacheError;
-use crate::explain::{self, Explanation};
+use crate::inspect::explain::{self, Explanation};
 use crate::index::{Cut, Needs};
-use crate::key::{Key, Namespace};
-use crate::owner::OwnerId;
-use crate::plan::RestorePlan;
+use crate::identity::key::{Key, Namespace};
+use crate::identity::owner::OwnerId;
+use crate::store::plan::RestorePlan;
 use crate::policy::Policy;
-use crate::pressure::PressureWatcher;
-use crate::save::{SaveBase, SaveOutcome, SaveRequest, Saved};
+use crate::pressure::watcher::PressureWatcher;
+use crate::store::save::{SaveBase, SaveOutcome, SaveRequest, Saved};
 use crate::stats::CounterSnapshot;
-use crate::store::Store;
-use crate::sync::thread::{self, JoinHandle};
-use crate::tier::{FileTier, Readable, TierHealth};
-use crate::words::{FingerprintMode, PartKind, SaveReason, Tier};
-use crate::writer::Queue;
+use crate::store::store::Store;
+use crate::io::sync::thread::{self, JoinHandle};
+use crate::store::tier::{FileTier, Readable, TierHealth};
+use crate::kinds::{FingerprintMode, PartKind, SaveReason, Tier};
+use crate::store::writer::Queue;
 
 /// An open cache. Share it with `Arc`.
 pub struct Cache {
@@ -208,7 +208,7 @@ impl Cache {
     #[must_use]
     pub fn rows_of(&self, owner: OwnerId) -> Vec<RowInfo> {
         let index = self.store.index.lock();
-        let is_own = |row: &crate::rows::Row| row.is_owned_by(owner);
+        let is_own = |row: &crate::index::rows::Row| row.is_owned_by(owner);
         let own = index.rows().filter(|(_, row)| is_own(row)).filter_map(|(_, row)| {
             let info = row_info(&index, row)?;
             let parent = row.parent.and_then(|parent| index.row(parent)).filter(|parent| is_own(parent));
@@ -382,7 +382,7 @@ impl Drop for Cache {
     }
 }
 
-fn row_info(index: &crate::index::Index, row: &crate::rows::Row) -> Option<RowInfo> {
+fn row_info(index: &crate::index::Index, row: &crate::index::rows::Row) -> Option<RowInfo> {
     Some(RowInfo {
         key: row.key,
         namespace: index.namespace_of(row)?,

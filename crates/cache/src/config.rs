@@ -8,13 +8,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::clock::{Clock, SystemClock};
+use crate::io::clock::{Clock, SystemClock};
 use crate::error::CacheError;
-use crate::fs::{Fs, StdFs};
+use crate::io::fs::{Fs, StdFs};
 use crate::policy::Gates;
-use crate::pressure::PressureConfig;
-use crate::publish::StageObserver;
-use crate::words::Tier;
+use crate::pressure::config::PressureConfig;
+use crate::store::publish::StageObserver;
+use crate::kinds::Tier;
 
 /// A tier of files.
 #[derive(Debug, Clone, PartialEq, Eq)]

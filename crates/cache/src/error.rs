@@ -8,10 +8,10 @@ use std::io;
 use std::path::PathBuf;
 
 use crate::format::FormatError;
-use crate::key::Key;
+use crate::identity::key::Key;
 use crate::policy::GateError;
-use crate::pressure::PressureConfigError;
-use crate::words::{PartKind, Tier};
+use crate::pressure::config::PressureConfigError;
+use crate::kinds::{PartKind, Tier};
 
 /// An error that the caller can mend.
 #[derive(Debug, thiserror::Error)]

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use crate::words::SaveReason;
+use crate::kinds::SaveReason;
 
 /// The gates of one model, as configured and not yet checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::words::{SaveReason, Tier};
+use crate::kinds::{SaveReason, Tier};
 
 /// A number that only grows.
 #[derive(Debug, Default)]

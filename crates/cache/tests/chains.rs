@@ -91,7 +91,7 @@ fn longer(tokens: &[u32], number: u32, count: usize) -> Vec<u32> {
 
 /// Flips the last byte of the row's file: the payload is damaged, its header is not.
 fn damage(folder: &Path, key: &Key) {
-    let path = poncho_cache::format::row_path(folder, key);
+    let path = poncho_cache::row_path(folder, key);
     let mut bytes = std::fs::read(&path).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     std::fs::write(&path, bytes).unwrap();

@@ -7,7 +7,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use poncho_cache::files::{Links, NotRegular, open_regular};
+use poncho_cache::{Links, NotRegular, open_regular};
 
 use crate::bytes::show_bytes;
 use crate::settings::nearest;

@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 
-use poncho_cache::gguf_identity::{GgufValue, gguf_metadata};
+use poncho_cache::{GgufValue, gguf_metadata};
 
 use crate::backend::{ContextOptions, FlashAttention, KvLayout, KvType};
 use crate::config::ModelConfig;

@@ -6,7 +6,7 @@
 
 use std::path::{Path, PathBuf};
 
-use poncho_cache::gguf_identity::GgufIdentity;
+use poncho_cache::GgufIdentity;
 use poncho_cache::{identify, split_part_names};
 
 use crate::backend::ModelOptions;

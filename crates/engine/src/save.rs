@@ -6,7 +6,7 @@
 use std::time::Instant;
 
 use bytes::Bytes;
-use poncho_cache::format::FLAG_GRID;
+use poncho_cache::FLAG_GRID;
 use poncho_cache::{
     Cache, FingerprintMode, Key, Namespace, PartKind, PayloadPart, Policy, SaveBase, SaveOutcome, SaveReason,
     SaveRequest, Tier,

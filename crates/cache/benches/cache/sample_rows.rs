@@ -6,10 +6,10 @@ use std::io::{self, Write};
 use std::ops::Range;
 use std::path::Path;
 
-use poncho_cache::format::{self, NewPart, NewRow, encode_prefix};
 use poncho_cache::{
     Cache, FingerprintMode, Key, Namespace, PartKind, PayloadPart, QuantType, SaveOutcome, SaveReason, SaveRequest,
 };
+use poncho_cache::{NewPart, NewRow, encode_prefix, row_folder, row_path};
 
 use crate::Outcome;
 
@@ -76,7 +76,7 @@ fn save_for(
 
 /// All sub-folders of a cache folder.
 pub(crate) fn make_folders(folder: &Path) -> io::Result<()> {
-    (0..=255).try_for_each(|first| std::fs::create_dir_all(format::row_folder(folder, &Key::from_bytes([first; 32]))))
+    (0..=255).try_for_each(|first| std::fs::create_dir_all(row_folder(folder, &Key::from_bytes([first; 32]))))
 }
 
 /// Writes the file of the row that ends where `range` does and stores the tokens in it. The payload is a hole.
@@ -110,7 +110,7 @@ pub(crate) fn write_row(
         owners: &[],
     })
     .map_err(io::Error::other)?;
-    let mut file = File::create_new(format::row_path(folder, &key))?;
+    let mut file = File::create_new(row_path(folder, &key))?;
     file.write_all(&prefix)?;
     file.set_len(prefix.len() as u64 + payload)?;
     Ok(key)

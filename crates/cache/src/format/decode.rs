@@ -6,14 +6,15 @@
 
 use super::error::{Field, FormatError};
 use super::header::{Header, prefix_crc};
-use super::parts::parse_parts;
+use super::layout::{CODEC_RAW, HEADER_LENGTH, VERSION_CHAINED};
+use super::parts::{Part, parse_parts};
+use super::prefix::{RowPrefix, check_parent};
 use super::reader::Reader;
 use super::tlv::{Records, Tag, to_text};
-use super::{CODEC_RAW, HEADER_LENGTH, Part, RowPrefix, VERSION_CHAINED, check_parent};
-use crate::key::{Key, Namespace};
-use crate::owner::{MOST_OWNERS, OwnerId};
-use crate::quant::QuantType;
-use crate::words::{FingerprintMode, PartKind, SaveReason};
+use crate::identity::key::{Key, Namespace};
+use crate::identity::owner::{MOST_OWNERS, OwnerId};
+use crate::identity::quant::QuantType;
+use crate::kinds::{FingerprintMode, PartKind, SaveReason};
 
 /// How many bytes are before the payload, from the first bytes of the file (at least `HEADER_LENGTH`, unless the
 /// file is shorter) and its length. The answer is at most `MAX_PREFIX` and at most `file_length`, so it is safe to

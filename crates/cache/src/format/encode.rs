@@ -6,12 +6,13 @@
 
 use super::error::{Field, FormatError};
 use super::header::{Header, prefix_crc};
+use super::layout::{CODEC_RAW, HEADER_LENGTH, HITS_OFFSET, LAST_USED_OFFSET, MAX_PREFIX, VERSION_CHAINED};
 use super::parts::{NewPart, Payload};
+use super::prefix::check_parent;
 use super::tlv::{Tag, put_record};
-use super::{CODEC_RAW, HEADER_LENGTH, HITS_OFFSET, LAST_USED_OFFSET, MAX_PREFIX, VERSION_CHAINED, check_parent};
-use crate::key::{Key, Namespace};
-use crate::owner::OwnerId;
-use crate::words::{FingerprintMode, SaveReason};
+use crate::identity::key::{Key, Namespace};
+use crate::identity::owner::OwnerId;
+use crate::kinds::{FingerprintMode, SaveReason};
 
 /// A row to be written. The token count is `start` plus the number of `tokens`.
 #[derive(Debug, Clone, Copy)]
@@ -76,8 +77,8 @@ pub fn encode_prefix(row: &NewRow<'_>) -> Result<Vec<u8>, FormatError> {
 /// When the row is not of that shape or is longer than a reader accepts.
 #[cfg(any(test, feature = "testing"))]
 pub fn encode_v1(row: &NewRow<'_>) -> Result<Vec<u8>, FormatError> {
-    use super::VERSION_WHOLE;
-    use crate::words::PartKind;
+    use super::layout::VERSION_WHOLE;
+    use crate::kinds::PartKind;
 
     if row.start > 0 || row.parent.is_some() {
         return Err(FormatError::Parent { start: row.start, parent: row.parent.map(|key| key.to_hex()) });
@@ -210,8 +211,8 @@ pub(super) mod tests {
 
     use super::*;
     use crate::format::{FLAG_GRID, decode_prefix};
-    use crate::quant::QuantType;
-    use crate::words::PartKind;
+    use crate::identity::quant::QuantType;
+    use crate::kinds::PartKind;
 
     const OWNERS: [OwnerId; 2] = [OwnerId::from_bytes([4; 16]), OwnerId::from_bytes([5; 16])];
 

@@ -8,7 +8,7 @@ use std::ops::Range;
 use super::crc::Crc32c;
 use super::error::{Field, FormatError};
 use super::reader::Reader;
-use super::{HEADER_LENGTH, HITS_OFFSET, LAST_USED_OFFSET, MAGIC, MAX_PREFIX, VERSION_CHAINED, VERSION_WHOLE};
+use super::layout::{HEADER_LENGTH, HITS_OFFSET, LAST_USED_OFFSET, MAGIC, MAX_PREFIX, VERSION_CHAINED, VERSION_WHOLE};
 
 /// The header and the two lengths of the sections behind it: no payload can start earlier.
 pub(super) const LEAST_PREFIX: u64 = HEADER_LENGTH as u64 + 8;

@@ -7,7 +7,7 @@ use super::crc::crc32c_combine;
 use super::error::{Field, FormatError};
 use super::reader::Reader;
 use super::tlv::Tag;
-use crate::words::PartKind;
+use crate::kinds::PartKind;
 
 /// Bytes of one entry: kind, offset, length, CRC.
 const ENTRY_LENGTH: usize = 1 + 8 + 8 + 4;

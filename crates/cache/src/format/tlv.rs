@@ -7,8 +7,8 @@
 use std::fmt;
 
 use super::error::{Field, FormatError};
+use super::layout::{VERSION_CHAINED, VERSION_WHOLE};
 use super::reader::Reader;
-use super::{VERSION_CHAINED, VERSION_WHOLE};
 
 /// The known tags. The discriminant is the byte in the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

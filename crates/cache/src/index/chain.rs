@@ -4,11 +4,11 @@
 //! Called by the store on lookup and before a save. Everything it returns is decided by comparing tokens;
 //! it must never return a chain that does not cover every token up to its reach.
 
-use super::Index;
-use crate::key::Namespace;
-use crate::rows::{Row, RowId};
-use crate::trie::Match;
-use crate::words::{PartKind, Tier};
+use super::table::Index;
+use crate::identity::key::Namespace;
+use crate::index::rows::{Row, RowId};
+use crate::index::trie::Match;
+use crate::kinds::{PartKind, Tier};
 
 /// Where a stored state may end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,10 +6,10 @@
 use std::collections::HashSet;
 use std::ops::Bound;
 
-use super::{Gone, Index};
-use crate::owner::OwnerId;
-use crate::rows::{Row, RowId};
-use crate::words::Tier;
+use super::table::{Gone, Index};
+use crate::identity::owner::OwnerId;
+use crate::index::rows::{Row, RowId};
+use crate::kinds::Tier;
 
 /// A row used now, and whether that counts as a hit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,7 +67,7 @@ impl Index {
     }
 
     /// Rows whose hits or last use changed since the last call: key, file tiers, hits, last use.
-    pub(crate) fn take_dirty(&mut self) -> Vec<(crate::key::Key, Vec<Tier>, u32, u64)> {
+    pub(crate) fn take_dirty(&mut self) -> Vec<(crate::identity::key::Key, Vec<Tier>, u32, u64)> {
         let dirty = std::mem::take(&mut self.dirty);
         let mut touched = Vec::with_capacity(dirty.len());
         for id in dirty {

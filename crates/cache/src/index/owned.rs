@@ -3,11 +3,11 @@
 //! Called by the handle for claims, lists and explanations that must not tell one owner about the rows of another. A row
 //! belongs to everybody who has sent all of its tokens; one that nobody claimed belongs to nobody.
 
-use super::Index;
-use crate::key::Namespace;
-use crate::owner::{OwnerId, add_owner};
-use crate::rows::{Row, RowId};
-use crate::trie::Match;
+use super::table::Index;
+use crate::identity::key::Namespace;
+use crate::identity::owner::{OwnerId, add_owner};
+use crate::index::rows::{Row, RowId};
+use crate::index::trie::Match;
 
 impl Row {
     /// Whether that owner has sent all of its tokens.

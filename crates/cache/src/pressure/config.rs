@@ -2,8 +2,8 @@
 //!
 //! Filled from the configuration, checked by `PressureWatcher::start`. Pure: no I/O, no clock, no state.
 
-use crate::pressure_source::{PressureSample, PressureSourceKind};
-use crate::words::Tier;
+use crate::pressure::sources::{PressureSample, PressureSourceKind};
+use crate::kinds::Tier;
 
 /// The settings of the watcher.
 #[derive(Debug, Clone, PartialEq)]

@@ -6,8 +6,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::fs::{Entry, Fs, NewFile, ReadFile};
-use crate::sync::{Condvar, Mutex, MutexGuard};
+use crate::io::fs::{Entry, Fs, NewFile, ReadFile};
+use crate::io::sync::{Condvar, Mutex, MutexGuard};
 
 /// What a fault is aimed at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

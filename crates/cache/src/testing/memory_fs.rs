@@ -5,8 +5,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::fs::{Entry, Fs, NewFile, ReadFile};
-use crate::sync::Mutex;
+use crate::io::fs::{Entry, Fs, NewFile, ReadFile};
+use crate::io::sync::Mutex;
 
 #[derive(Debug, Default)]
 struct Tree {

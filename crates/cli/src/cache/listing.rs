@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use anyhow::bail;
-use poncho_cache::format::{FileNameKind, classify};
+use poncho_cache::{FileNameKind, classify};
 use poncho_cache::{Finding, FolderIndex, FolderReport, Key, RowFile, Tier, inspect_folder};
 
 use crate::cache::folder::{Folder, Folders};

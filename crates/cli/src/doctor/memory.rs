@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use poncho_cache::gguf_identity::{GgufValue, gguf_metadata};
+use poncho_cache::{GgufValue, gguf_metadata};
 
 /// Arrays of metadata that hold one value a layer; no model has more layers.
 const LONGEST_ARRAY: usize = 1024;

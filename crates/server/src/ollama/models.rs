@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::extract::State;
-use poncho_cache::gguf_identity::{GgufValue, gguf_metadata};
+use poncho_cache::{GgufValue, gguf_metadata};
 use poncho_cache::{QuantType, to_hex};
 use poncho_engine::Model;
 use serde_json::{Map, Number, Value, json};

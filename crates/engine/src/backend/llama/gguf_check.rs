@@ -21,7 +21,7 @@ mod vocabulary;
 use std::io::BufReader;
 use std::path::Path;
 
-use poncho_cache::files::{self, Links};
+use poncho_cache::{Links, open_regular};
 
 use crate::backend::LoadError;
 use metadata::{Metadata, Value};
@@ -87,7 +87,7 @@ fn read(path: &Path) -> Result<Contents, LoadError> {
     if !found.is_file() {
         return Err(LoadError::NotAFile { path: path.to_path_buf() });
     }
-    let file = files::open_regular(path, Links::Follow).map_err(unreadable)?;
+    let file = open_regular(path, Links::Follow).map_err(unreadable)?;
     Reader::new(BufReader::with_capacity(1 << 16, file), path, found.len()).read()
 }
 
