@@ -7,3 +7,14 @@ mod memory_fs;
 
 pub use fault_fs::{Fault, FaultFs, Operation};
 pub use memory_fs::MemoryFs;
+
+/// What the broken invariant in `provoke` complains about.
+///
+/// # Panics
+/// Nothing was broken, or the panic has no text.
+#[cfg(test)]
+pub(crate) fn broken_invariant(provoke: impl FnOnce()) -> String {
+    let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(provoke)).expect_err("nothing panicked");
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).expect("a panic with a text")
+}

@@ -23,6 +23,7 @@ impl<T> Arena<T> {
 
     /// Stores a value and returns its index. The trie refuses rows before the indices can run out, see
     /// [`Self::has_room`].
+    #[expect(clippy::expect_used, reason = "an index that wraps would name another value")]
     pub(super) fn add(&mut self, value: T) -> u32 {
         self.used += 1;
         while let Some(index) = self.vacant.pop() {
@@ -31,7 +32,7 @@ impl<T> Arena<T> {
                 return index;
             }
         }
-        let index = u32::try_from(self.slots.len()).unwrap_or(u32::MAX);
+        let index = u32::try_from(self.slots.len()).expect("invariant: the trie asks for room before it adds");
         self.slots.push(Some(value));
         index
     }
@@ -46,14 +47,14 @@ impl<T> Arena<T> {
         let reach = self.slots.len();
         if reach * SHRINK_FACTOR <= self.slots.capacity() {
             self.slots.shrink_to(reach * 2);
-            self.vacant.retain(|&index| usize::try_from(index).is_ok_and(|index| index < reach));
+            self.vacant.retain(|&index| (index as usize) < reach);
             self.vacant.shrink_to(reach);
         }
         Some(value)
     }
 
     pub(super) fn get(&self, index: u32) -> Option<&T> {
-        self.slots.get(usize::try_from(index).ok()?)?.as_ref()
+        self.slots.get(index as usize)?.as_ref()
     }
 
     pub(super) fn get_mut(&mut self, index: u32) -> Option<&mut T> {
@@ -77,7 +78,7 @@ impl<T> Arena<T> {
     }
 
     fn slot_mut(&mut self, index: u32) -> Option<&mut Option<T>> {
-        self.slots.get_mut(usize::try_from(index).ok()?)
+        self.slots.get_mut(index as usize)
     }
 }
 

@@ -21,7 +21,7 @@ impl<R: Copy + Eq> TokenTrie<R> {
             return Err(InsertError::TooLarge);
         }
         let descent = self.descend(from, tokens, |_| ());
-        let rest = tokens.get(descent.found..).unwrap_or(&[]);
+        let (_, rest) = tokens.split_at(descent.found);
         let Place { node: reached, inside } = descent.place;
         let stem = if inside < self.nodes.get(reached).label.len() { self.split(reached, inside) } else { reached };
         let end = match (rest.first(), self.row_at(stem)) {
@@ -112,25 +112,24 @@ impl<R: Copy + Eq> TokenTrie<R> {
 
     /// The nearest row by what the node and its children know. No row below is shorter than `shortest`, so the
     /// search ends at the first of that length.
+    #[expect(clippy::expect_used, reason = "a child without rows is a defect of the trie")]
     pub(super) fn nearest_of(&self, id: NodeId, shortest: usize) -> Option<Nearest> {
         let node = self.nodes.get(id);
         if node.row.is_some() {
             return Some(Nearest { end: id, toward: 0 });
         }
-        let mut best = None;
-        let mut best_depth = usize::MAX;
+        let mut best: Option<(usize, Nearest)> = None;
         for &(toward, child) in node.children() {
-            let Some(Nearest { end, .. }) = self.nodes.get(child).nearest else { continue };
+            let end = self.nodes.get(child).nearest.expect("invariant: a row lies at or below each child").end;
             let depth = self.depth(end);
-            if depth < best_depth {
-                best = Some(Nearest { end, toward });
-                best_depth = depth;
+            if best.is_none_or(|(shortest, _)| depth < shortest) {
+                best = Some((depth, Nearest { end, toward }));
             }
             if depth <= shortest {
                 break;
             }
         }
-        best
+        best.map(|(_, nearest)| nearest)
     }
 
     /// Merges a node that has neither a row nor a fork into its only child, whose id survives.

@@ -29,12 +29,13 @@ pub(super) struct Label {
 
 impl Label {
     pub(super) fn len(self) -> usize {
-        wide(self.end - self.start)
+        (self.end - self.start) as usize
     }
 
     /// The first `at` tokens and the rest. Both halves together use what the whole used.
     pub(super) fn split(self, at: usize) -> (Self, Self) {
-        let middle = self.end.min(self.start.saturating_add(narrow(at)));
+        let middle = self.start + narrow(at);
+        debug_assert!(middle <= self.end, "invariant: a label is split inside its tokens");
         (Self { end: middle, ..self }, Self { start: middle, ..self })
     }
 
@@ -70,26 +71,38 @@ impl Labels {
     }
 
     pub(super) fn tokens(&self, label: Label) -> &[u32] {
-        let range = wide(label.start)..wide(label.end);
-        self.buffers.get(label.buffer).and_then(|buffer| buffer.tokens.get(range)).unwrap_or(&[])
+        if label.len() == 0 {
+            // The root's label names no buffer, whatever its index says.
+            return &[];
+        }
+        let (_, from_start) = self.buffer(label).tokens.split_at(label.start as usize);
+        let (tokens, _) = from_start.split_at(label.len());
+        tokens
+    }
+
+    #[expect(clippy::expect_used, reason = "a label that names no buffer is a defect of the trie")]
+    fn buffer(&self, label: Label) -> &Buffer {
+        self.buffers.get(label.buffer).expect("invariant: a label lies in a buffer")
     }
 
     /// The first token of a label that is not empty.
+    #[expect(clippy::expect_used, reason = "only the root has an empty label, and nothing asks for its first token")]
     pub(super) fn first(&self, label: Label) -> u32 {
-        self.tokens(label).first().copied().unwrap_or_default()
+        *self.tokens(label).first().expect("invariant: a label has a first token")
     }
 
     /// The token that follows the label in its buffer: by it the next label of the same buffer is found.
     pub(super) fn following(&self, label: Label) -> Option<u32> {
-        self.buffers.get(label.buffer)?.tokens.get(wide(label.end)).copied()
+        self.buffers.get(label.buffer)?.tokens.get(label.end as usize).copied()
     }
 
     /// Gives up a label; the buffer goes with its last one.
+    #[expect(clippy::expect_used, reason = "a label that names no buffer is a defect of the trie")]
     pub(super) fn release(&mut self, label: Label) {
-        let Some(buffer) = self.buffers.get_mut(label.buffer) else { return };
-        buffer.used = buffer.used.saturating_sub(label.len());
+        let buffer = self.buffers.get_mut(label.buffer).expect("invariant: a label lies in a buffer");
+        buffer.used -= label.len();
         if buffer.used == 0 {
-            self.buffer_bytes = self.buffer_bytes.saturating_sub(bytes_of(buffer.tokens.len()));
+            self.buffer_bytes -= bytes_of(buffer.tokens.len());
             self.buffers.remove(label.buffer);
         }
     }
@@ -155,12 +168,9 @@ impl Labels {
 }
 
 /// Offsets take 32 bits to keep nodes small; the trie refuses rows of more tokens than that can count.
+#[expect(clippy::expect_used, reason = "a longer offset would name other tokens")]
 fn narrow(offset: usize) -> u32 {
-    u32::try_from(offset).unwrap_or(u32::MAX)
-}
-
-fn wide(offset: u32) -> usize {
-    usize::try_from(offset).unwrap_or(usize::MAX)
+    u32::try_from(offset).expect("invariant: the tokens of a row are counted in 32 bits")
 }
 
 const fn bytes_of(tokens: usize) -> usize {

@@ -1,8 +1,8 @@
 //! The nodes of a trie and the links between them.
 //!
 //! `Nodes` is the only place that changes the children of a node, so that their bytes are counted in one place.
-//! Called by the trie only. It knows nothing of tokens beyond the first one of each child's label. A link that
-//! leads nowhere reads as an empty node: a defect here may hide rows, never invent one.
+//! Called by the trie only. It knows nothing of tokens beyond the first one of each child's label. An id that
+//! names no node is a defect and panics.
 
 use std::num::NonZeroU32;
 
@@ -13,7 +13,7 @@ use super::label::Label;
 /// Names a node of one trie. It is valid while the node exists; a row's end node exists as long as its row.
 // One more than the index in the arena, so that an optional id takes no extra room in each node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct NodeId(NonZeroU32);
+pub(crate) struct NodeId(NonZeroU32);
 
 /// The node of the empty token list; always there, never a row.
 pub(super) const ROOT: NodeId = NodeId(NonZeroU32::MIN);
@@ -80,8 +80,6 @@ impl<R> Node<R> {
 #[derive(Debug)]
 pub(super) struct Nodes<R> {
     arena: Arena<Node<R>>,
-    /// Stands in for a node that does not exist.
-    vacant: Node<R>,
     /// Heap entries of all lists of children together.
     child_slots: usize,
 }
@@ -90,18 +88,22 @@ impl<R> Nodes<R> {
     pub(super) fn new() -> Self {
         let mut arena = Arena::new();
         arena.add(Node::new(ROOT, 0, Label::default()));
-        Self { arena, vacant: Node::new(ROOT, 0, Label::default()), child_slots: 0 }
+        Self { arena, child_slots: 0 }
     }
 
+    #[expect(clippy::expect_used, reason = "an id that names no node is a defect of the trie")]
     pub(super) fn get(&self, id: NodeId) -> &Node<R> {
-        self.arena.get(id.index()).unwrap_or(&self.vacant)
+        self.arena.get(id.index()).expect("invariant: a node id names a node")
+    }
+
+    #[expect(clippy::expect_used, reason = "an id that names no node is a defect of the trie")]
+    fn get_mut(&mut self, id: NodeId) -> &mut Node<R> {
+        self.arena.get_mut(id.index()).expect("invariant: a node id names a node")
     }
 
     /// Changes a node in place. Children are changed by [`Self::link`] and [`Self::unlink`] instead.
     pub(super) fn update(&mut self, id: NodeId, change: impl FnOnce(&mut Node<R>)) {
-        if let Some(node) = self.arena.get_mut(id.index()) {
-            change(node);
-        }
+        change(self.get_mut(id));
     }
 
     /// Adds a node without children.
@@ -110,9 +112,8 @@ impl<R> Nodes<R> {
     }
 
     pub(super) fn remove(&mut self, id: NodeId) {
-        if let Some(node) = self.arena.remove(id.index()) {
-            self.child_slots -= node.children.heap_slots();
-        }
+        self.child_slots -= self.get(id).children.heap_slots();
+        self.arena.remove(id.index());
     }
 
     /// Makes `child` the child that starts with `first`, in place of another one if there is one.
@@ -145,11 +146,11 @@ impl<R> Nodes<R> {
     }
 
     fn change_children(&mut self, parent: NodeId, change: impl FnOnce(&mut Children)) {
-        if let Some(node) = self.arena.get_mut(parent.index()) {
-            self.child_slots -= node.children.heap_slots();
-            change(&mut node.children);
-            self.child_slots += node.children.heap_slots();
-        }
+        let node = self.get_mut(parent);
+        let before = node.children.heap_slots();
+        change(&mut node.children);
+        let after = node.children.heap_slots();
+        self.child_slots = self.child_slots - before + after;
     }
 }
 
@@ -179,11 +180,13 @@ mod tests {
     }
 
     #[test]
-    fn a_link_to_nowhere_reads_as_an_empty_node() {
-        let mut nodes: Nodes<u32> = Nodes::new();
+    fn an_id_that_names_no_node_is_loud() {
+        use crate::testing::broken_invariant;
         let nowhere = NodeId::from_index(5);
-        nodes.update(nowhere, |node| node.row = Some(1));
-        nodes.link(nowhere, 0, ROOT);
-        assert_eq!((nodes.get(nowhere).row, nodes.get(nowhere).children().len()), (None, 0));
+        let complaint = "invariant: a node id names a node";
+        assert_eq!(broken_invariant(|| assert_eq!(Nodes::<u32>::new().get(nowhere).row, None)), complaint);
+        assert_eq!(broken_invariant(|| Nodes::<u32>::new().update(nowhere, |node| node.row = Some(1))), complaint);
+        assert_eq!(broken_invariant(|| Nodes::<u32>::new().link(nowhere, 0, ROOT)), complaint);
+        assert_eq!(broken_invariant(|| Nodes::<u32>::new().remove(nowhere)), complaint);
     }
 }

@@ -6,8 +6,7 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::label::Label;
-use super::node::{Nearest, Node, NodeId, ROOT};
+use super::node::{Nearest, NodeId, ROOT};
 use super::token_trie::{InsertError, Match, TokenTrie};
 
 #[derive(Debug, Clone)]
@@ -38,10 +37,9 @@ impl Pair {
         if self.rows.is_empty() {
             return;
         }
-        let ModelRow { tokens: parent, node, .. } = self.rows[pick % self.rows.len()].clone();
+        let parent = &self.rows[pick % self.rows.len()].tokens;
         let start = start % (parent.len() + 1);
-        let outcome = self.trie.insert_below(node, parent.len(), start, suffix, self.next_row);
-        self.expect_inserted([&parent[..start], suffix].concat(), outcome);
+        self.insert(&[&parent[..start], suffix].concat());
     }
 
     fn expect_inserted(&mut self, tokens: Vec<u32>, outcome: Result<NodeId, InsertError<u32>>) {
@@ -254,7 +252,6 @@ fn ids_of_other_rows_survive_splits_and_merges() {
     assert_eq!(trie.tokens_of(long), [1, 2, 3, 4]);
     let fork = trie.insert(&[1, 2, 3, 9], 'f').unwrap();
     assert_eq!(trie.remove(middle), Some('m'));
-    assert_eq!(trie.remove(middle), None);
     assert_eq!((trie.row_at(long), trie.tokens_of(long)), (Some('l'), vec![1, 2, 3, 4]));
     assert_eq!(trie.remove(fork), Some('f'));
     assert_eq!((trie.row_at(long), trie.tokens_of(long)), (Some('l'), vec![1, 2, 3, 4]));
@@ -281,29 +278,21 @@ fn a_row_below_is_the_one_that_ends_soonest() {
 fn wrong_insertions_are_refused_and_change_nothing() {
     let mut trie = TokenTrie::new();
     assert_eq!(trie.insert(&[], 0), Err(InsertError::Empty));
-    let parent = trie.insert(&[1, 2, 3], 1).unwrap();
+    trie.insert(&[1, 2, 3], 1).unwrap();
     let before = trie.memory_bytes();
     assert_eq!(trie.insert(&[1, 2, 3], 2), Err(InsertError::AlreadyThere(1)));
-    assert_eq!(trie.insert_below(parent, 3, 0, &[], 2), Err(InsertError::Empty));
-    assert_eq!(trie.insert_below(parent, 3, 3, &[], 2), Err(InsertError::AlreadyThere(1)));
-    assert_eq!(trie.insert_below(parent, 3, 1, &[2, 3], 2), Err(InsertError::AlreadyThere(1)));
-    let refused = |parent_len, start, found| Err(InsertError::NoSuchParent { parent_len, start, found });
-    assert_eq!(trie.insert_below(parent, 4, 2, &[9], 2), refused(4, 2, Some(3)));
-    assert_eq!(trie.insert_below(parent, 3, 4, &[9], 2), refused(3, 4, Some(3)));
-    assert_eq!(trie.insert_below(NodeId::from_index(77), 3, 2, &[9], 2), refused(3, 2, None));
     assert_eq!((trie.len(), trie.memory_bytes()), (1, before));
 }
 
 #[test]
 fn a_chain_of_100_000_nodes_is_walked_without_recursion() {
     let mut trie = TokenTrie::new();
-    let mut ends = vec![trie.insert(&[0], 0_u32).unwrap()];
-    for depth in 1..100_000 {
-        let row = u32::try_from(depth).unwrap();
-        ends.push(trie.insert_below(ends[depth - 1], depth, depth, &[row % 7], row).unwrap());
-    }
-    let last = ends[ends.len() - 1];
-    let tokens = trie.tokens_of(last);
+    let tokens: Vec<u32> = (0..100_000).map(|token| token % 7).collect();
+    // Longest first: each one is on the edge below the root, which is found in one step.
+    let mut ends: Vec<NodeId> =
+        (0..100_000_u32).rev().map(|row| trie.insert(&tokens[..=row as usize], row).unwrap()).collect();
+    ends.reverse();
+    assert_eq!(trie.tokens_of(ends[ends.len() - 1]), tokens);
     let found = trie.lookup(&tokens);
     assert_eq!((found.common, found.boundaries.len(), found.below), (100_000, 100_000, Some(99_999)));
     // Deepest first: each is a leaf when its turn comes.

@@ -19,7 +19,7 @@ use super::node::{Node, NodeId, Nodes, ROOT};
 
 /// A set of rows, each with the list of tokens that it stands for.
 #[derive(Debug)]
-pub struct TokenTrie<R> {
+pub(crate) struct TokenTrie<R> {
     pub(super) nodes: Nodes<R>,
     pub(super) labels: Labels,
     pub(super) rows: usize,
@@ -27,40 +27,27 @@ pub struct TokenTrie<R> {
 
 /// What the tree holds along a list of tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Match<R> {
+pub(crate) struct Match<R> {
     /// How many tokens, from the first, agree with some stored row.
-    pub common: usize,
+    pub(crate) common: usize,
     /// Rows whose whole token list is a prefix of the tokens, as (token count, row), shallow to deep.
-    pub boundaries: Vec<(usize, R)>,
+    pub(crate) boundaries: Vec<(usize, R)>,
     /// Of the rows that agree on the first `common` tokens, one that ends soonest. None if `common` is 0.
-    pub below: Option<R>,
+    pub(crate) below: Option<R>,
     /// The token of `below` at offset `common`, where the tokens looked up have another one. None if either of
     /// the two ends there.
-    pub divergence: Option<u32>,
+    pub(crate) divergence: Option<u32>,
 }
 
 /// Why a row was not inserted. The tree is unchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum InsertError<R> {
+pub(crate) enum InsertError<R> {
     /// A row has at least one token.
     #[error("a row needs at least one token and got none; save after the first token")]
     Empty,
     /// These very tokens already have a row, given here.
     #[error("these tokens already have a row; use that one")]
     AlreadyThere(R),
-    /// The parent named is not a row of that length, or has fewer tokens than were to be taken from it.
-    #[error(
-        "the parent should be a row of {parent_len} tokens that shares {start}, but its node ends a row of {found:?} \
-         tokens; insert the whole token list instead"
-    )]
-    NoSuchParent {
-        /// The length that the caller expected.
-        parent_len: usize,
-        /// How many tokens of the parent were to be taken.
-        start: usize,
-        /// The length of the row found at that node, if there is a row.
-        found: Option<usize>,
-    },
     /// Nodes and the tokens of a row are counted in 32 bits.
     #[error("the row or the tree is larger than 32 bits can count; save fewer tokens or evict rows first")]
     TooLarge,
@@ -83,7 +70,7 @@ pub(super) struct Descent {
 impl<R: Copy + Eq> TokenTrie<R> {
     /// A tree without rows.
     #[must_use]
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { nodes: Nodes::new(), labels: Labels::new(), rows: 0 }
     }
 
@@ -92,36 +79,11 @@ impl<R: Copy + Eq> TokenTrie<R> {
     /// # Errors
     /// [`InsertError::Empty`] without tokens (a row has at least one), [`InsertError::AlreadyThere`] if these tokens
     /// have a row, [`InsertError::TooLarge`] where 32 bits do not suffice.
-    pub fn insert(&mut self, tokens: &[u32], row: R) -> Result<NodeId, InsertError<R>> {
+    pub(crate) fn insert(&mut self, tokens: &[u32], row: R) -> Result<NodeId, InsertError<R>> {
         if tokens.is_empty() {
             return Err(InsertError::Empty);
         }
         self.insert_from(Place { node: ROOT, inside: 0 }, tokens, row)
-    }
-
-    /// Adds a row that begins with the first `start` tokens of the row at `parent` (which has `parent_len` tokens)
-    /// and goes on with `suffix`. The shared tokens are not looked at: the cost is that of the suffix and of the
-    /// nodes on the path. For the same reason `parent` must be the end of a row that the caller knows to be there
-    /// still; the lengths catch most stale ids, not all.
-    ///
-    /// # Errors
-    /// As [`Self::insert`], and [`InsertError::NoSuchParent`] if `parent` and the two lengths do not fit together.
-    pub fn insert_below(
-        &mut self,
-        parent: NodeId,
-        parent_len: usize,
-        start: usize,
-        suffix: &[u32],
-        row: R,
-    ) -> Result<NodeId, InsertError<R>> {
-        let found = self.row_at(parent).map(|_| self.depth(parent));
-        if found != Some(parent_len) || start > parent_len {
-            return Err(InsertError::NoSuchParent { parent_len, start, found });
-        }
-        if start == 0 {
-            return self.insert(suffix, row);
-        }
-        self.insert_from(self.place_above(parent, start), suffix, row)
     }
 
     /// Removes the row that ends at a node and gives back the memory that only it needed.
@@ -129,7 +91,7 @@ impl<R: Copy + Eq> TokenTrie<R> {
     ///
     /// Removing a leaf costs little. Removing a row that a single longer one extends joins their labels, which
     /// copies up to all tokens of the longer one unless both come from one insertion.
-    pub fn remove(&mut self, node: NodeId) -> Option<R> {
+    pub(crate) fn remove(&mut self, node: NodeId) -> Option<R> {
         let row = self.row_at(node)?;
         if self.rows == 1 {
             *self = Self::new();
@@ -141,8 +103,9 @@ impl<R: Copy + Eq> TokenTrie<R> {
     }
 
     /// The row for exactly these tokens.
+    #[cfg(test)]
     #[must_use]
-    pub fn get(&self, tokens: &[u32]) -> Option<R> {
+    pub(crate) fn get(&self, tokens: &[u32]) -> Option<R> {
         let descent = self.descend(Place { node: ROOT, inside: 0 }, tokens, |_| ());
         let end = self.nodes.get(descent.place.node);
         end.row.filter(|_| descent.found == tokens.len() && end.depth == tokens.len())
@@ -150,13 +113,13 @@ impl<R: Copy + Eq> TokenTrie<R> {
 
     /// The row that ends at a node.
     #[must_use]
-    pub fn row_at(&self, node: NodeId) -> Option<R> {
+    pub(crate) fn row_at(&self, node: NodeId) -> Option<R> {
         self.nodes.get(node).row
     }
 
     /// All tokens from the root to a node.
     #[must_use]
-    pub fn tokens_of(&self, node: NodeId) -> Vec<u32> {
+    pub(crate) fn tokens_of(&self, node: NodeId) -> Vec<u32> {
         let mut path = Vec::new();
         let mut at = node;
         while at != ROOT {
@@ -173,13 +136,13 @@ impl<R: Copy + Eq> TokenTrie<R> {
 
     /// How many tokens lie between the root and a node.
     #[must_use]
-    pub fn depth(&self, node: NodeId) -> usize {
+    pub(crate) fn depth(&self, node: NodeId) -> usize {
         self.nodes.get(node).depth
     }
 
     /// What the tree holds along these tokens.
     #[must_use]
-    pub fn lookup(&self, tokens: &[u32]) -> Match<R> {
+    pub(crate) fn lookup(&self, tokens: &[u32]) -> Match<R> {
         let mut boundaries = Vec::new();
         let Descent { place, found: common } = self.descend(Place { node: ROOT, inside: 0 }, tokens, |node| {
             boundaries.extend(node.row.map(|row| (node.depth, row)));
@@ -200,7 +163,7 @@ impl<R: Copy + Eq> TokenTrie<R> {
 
     /// Of the rows that `keep` names, one that shares the most leading tokens, and how many those are. Of several the
     /// one that ends soonest. Looks at every row in the worst case, so it is for questions that people ask.
-    pub fn longest_where(&self, tokens: &[u32], keep: impl Fn(R) -> bool) -> Option<(usize, R)> {
+    pub(crate) fn longest_where(&self, tokens: &[u32], keep: impl Fn(R) -> bool) -> Option<(usize, R)> {
         let Descent { place, found } = self.descend(Place { node: ROOT, inside: 0 }, tokens, |_| ());
         let (mut top, mut common, mut searched) = (place.node, found, None);
         while common > 0 {
@@ -233,20 +196,22 @@ impl<R: Copy + Eq> TokenTrie<R> {
     }
 
     /// How many rows the tree holds.
+    #[cfg(test)]
     #[must_use]
-    pub const fn len(&self) -> usize {
+    pub(crate) const fn len(&self) -> usize {
         self.rows
     }
 
     /// Whether the tree holds no row.
+    #[cfg(test)]
     #[must_use]
-    pub const fn is_empty(&self) -> bool {
+    pub(crate) const fn is_empty(&self) -> bool {
         self.rows == 0
     }
 
     /// Roughly how much heap memory the tree uses; known without walking it.
     #[must_use]
-    pub fn memory_bytes(&self) -> usize {
+    pub(crate) fn memory_bytes(&self) -> usize {
         self.nodes.heap_bytes() + self.labels.heap_bytes()
     }
 
@@ -256,10 +221,10 @@ impl<R: Copy + Eq> TokenTrie<R> {
         let mut rest = tokens;
         loop {
             let node = self.nodes.get(place.node);
-            let label = self.labels.tokens(node.label).get(place.inside..).unwrap_or(&[]);
+            let (_, label) = self.labels.tokens(node.label).split_at(place.inside);
             let common = common_prefix(label, rest);
             place.inside += common;
-            rest = rest.get(common..).unwrap_or(&[]);
+            (_, rest) = rest.split_at(common);
             let found = tokens.len() - rest.len();
             if common < label.len() {
                 return Descent { place, found };
@@ -269,19 +234,6 @@ impl<R: Copy + Eq> TokenTrie<R> {
                 return Descent { place, found };
             };
             place = Place { node: child, inside: 0 };
-        }
-    }
-
-    /// The place on the path to a node that has `depth` tokens above it.
-    fn place_above(&self, node: NodeId, depth: usize) -> Place {
-        let mut at = node;
-        loop {
-            let Node { parent, .. } = *self.nodes.get(at);
-            let parent_depth = self.depth(parent);
-            if at == ROOT || parent_depth < depth {
-                return Place { node: at, inside: depth.saturating_sub(parent_depth) };
-            }
-            at = parent;
         }
     }
 }
