@@ -15,20 +15,22 @@ mod layout;
 mod parts;
 mod prefix;
 mod reader;
+mod row_meta;
 mod tlv;
 
 pub use crc::{Crc32c, crc32c, crc32c_combine};
 pub use decode::{decode_prefix, prefix_length};
 #[cfg(any(test, feature = "testing"))]
 pub use encode::encode_v1;
-pub use encode::{NewRow, Touch, encode_prefix, encode_touch};
-pub use error::{Field, FormatError};
+pub use encode::{PrefixDraft, Touch, encode_prefix, encode_touch};
+pub use error::{FormatError, FormatField};
 pub use file_name::{
     FileNameKind, LOCK_FILE_NAME, bad_path, classify, is_row_folder_name, row_file_name, row_folder, row_path, tmp_path,
 };
 pub use layout::{
     FLAG_GRID, HEADER_LENGTH, HITS_OFFSET, LAST_USED_OFFSET, MAGIC, MAX_PREFIX, VERSION_CHAINED, VERSION_WHOLE,
 };
-pub use parts::{NewPart, Part};
+pub use parts::{FilePart, NewPart};
 pub use prefix::RowPrefix;
-pub use tlv::Tag;
+pub use row_meta::RowMeta;
+pub use tlv::RecordTag;

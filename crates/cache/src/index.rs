@@ -3,14 +3,17 @@
 //! Used by the store under its lock, and by the inspection tools. Pure memory: it must never do I/O or wait.
 
 pub(crate) mod chain;
-pub(crate) mod lru;
+pub(crate) mod eviction;
+mod ledger;
 pub(crate) mod owned;
 pub(crate) mod reservation;
 pub(crate) mod rows;
+mod slots;
+pub(crate) mod stored;
 pub(crate) mod table;
 pub(crate) mod trie;
 
 pub use chain::{Cut, Needs};
 pub(crate) use chain::{Found, Link, will_be_durable};
-pub(crate) use lru::Use;
-pub(crate) use table::{Gone, Index, NewRow};
+pub(crate) use eviction::Use;
+pub(crate) use table::{DroppedFile, Index};

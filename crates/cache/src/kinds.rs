@@ -1,4 +1,4 @@
-//! The vocabulary of the cache: save reasons, tiers, payload parts, fingerprint modes, hit kinds.
+//! The kinds of things in a cache: save reasons, tiers, payload parts, fingerprint modes, hit kinds.
 //!
 //! Every enum here has one spelling (`as_str`) that the logs, the metrics, the JSON output and the
 //! documents share, and, where it is stored, one byte. Used by every module of this crate and by its
@@ -14,7 +14,7 @@ pub enum SaveReason {
     Unknown = 0,
     /// After a cold prefill, at the trimmed and aligned boundary.
     Cold = 1,
-    /// Every so many generated tokens.
+    /// At intervals while tokens are generated.
     Continued = 2,
     /// A sequence had to give up its place.
     Evict = 3,
@@ -74,6 +74,8 @@ pub enum Tier {
 impl Tier {
     /// All tiers, fastest first.
     pub const ALL: [Self; 3] = [Self::Ram, Self::RamFile, Self::Disk];
+    /// The tiers of files, fastest first.
+    pub const FILES: [Self; 2] = [Self::RamFile, Self::Disk];
 
     /// The one spelling.
     #[must_use]
@@ -91,6 +93,16 @@ impl Tier {
         Self::ALL.into_iter().find(|tier| tier.as_str() == name)
     }
 
+    /// The value of this tier, of one for each.
+    #[must_use]
+    pub const fn pick<T: Copy>(self, [ram, ram_file, disk]: &[T; 3]) -> T {
+        match self {
+            Self::Ram => *ram,
+            Self::RamFile => *ram_file,
+            Self::Disk => *disk,
+        }
+    }
+
     /// Position in arrays with one slot per tier.
     #[must_use]
     pub const fn index(self) -> usize {
@@ -98,15 +110,15 @@ impl Tier {
     }
 }
 
-/// What a piece of a row's payload is.
+/// The kind of a payload part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum PartKind {
-    /// The whole state of a version 1 row, as one blob. Never written, only read.
+    /// The whole state of a version 1 row, as one blob. Never written or restored.
     Whole = 0,
-    /// Plain attention state of the token range that the file covers.
+    /// Plain attention state of the row's own segment.
     Attention = 1,
-    /// What is not plain attention (window, recurrent state) at the row's boundary.
+    /// State that is not plain attention (window, recurrent) at the row's boundary.
     Partial = 2,
     /// The logits of the row's last token.
     Logits = 3,

@@ -24,7 +24,6 @@
 //!     base: None,
 //!     parts: vec![PayloadPart { kind: PartKind::Attention, bytes: vec![7; 6000].into() }],
 //!     reason: SaveReason::Finish,
-//!     reason_detail: None,
 //!     flags: 0,
 //!     context_size: 4096,
 //!     text: String::new(),
@@ -37,7 +36,7 @@
 //! prompt.extend([9000, 9001]);
 //! let plan = cache.lookup(&namespace, &prompt, Needs::ATTENTION).expect("a stored prefix");
 //! assert_eq!(plan.reach(), 500);
-//! assert_eq!(plan.segments()[0].bytes(PartKind::Attention).map(|bytes| bytes.len()), Some(6000));
+//! assert_eq!(plan.rows()[0].bytes(PartKind::Attention).map(|bytes| bytes.len()), Some(6000));
 //! # Ok::<(), poncho_cache::CacheError>(())
 //! ```
 
@@ -53,6 +52,7 @@ mod io;
 mod kinds;
 mod policy;
 mod pressure;
+mod stage;
 mod stats;
 mod store;
 #[cfg(any(test, feature = "testing"))]
@@ -65,10 +65,10 @@ pub use folder::privacy::{Closed, OpenToOthers, close_cache_folder, open_to_othe
 #[cfg(any(test, feature = "testing"))]
 pub use format::encode_v1;
 pub use format::{
-    Crc32c, FLAG_GRID, Field as FormatField, FileNameKind, FormatError, HEADER_LENGTH, HITS_OFFSET, LAST_USED_OFFSET,
-    LOCK_FILE_NAME, MAGIC, MAX_PREFIX, NewPart, NewRow, Part as FilePart, RowPrefix, Tag as RecordTag, Touch,
-    VERSION_CHAINED, VERSION_WHOLE, bad_path, classify, crc32c, crc32c_combine, decode_prefix, encode_prefix,
-    encode_touch, is_row_folder_name, prefix_length, row_file_name, row_folder, row_path, tmp_path,
+    Crc32c, FLAG_GRID, FileNameKind, FilePart, FormatError, FormatField, HEADER_LENGTH, HITS_OFFSET, LAST_USED_OFFSET,
+    LOCK_FILE_NAME, MAGIC, MAX_PREFIX, NewPart, PrefixDraft, RecordTag, RowMeta, RowPrefix, Touch, VERSION_CHAINED,
+    VERSION_WHOLE, bad_path, classify, crc32c, crc32c_combine, decode_prefix, encode_prefix, encode_touch,
+    is_row_folder_name, prefix_length, row_file_name, row_folder, row_path, tmp_path,
 };
 pub use identity::context_hash::ContextFacts;
 pub use identity::fingerprint::{
@@ -99,9 +99,11 @@ pub use pressure::sources::{
     NoopSource, PressureError, PressureSample, PressureSource, PressureSourceKind, SystemSource,
 };
 pub use pressure::watcher::{EvictBytes, PressureAction, PressureReport, PressureWatcher};
+pub use stage::{Stage, StageObserver};
 pub use stats::{CounterSnapshot, Counters};
 pub use store::compact::Compaction;
-pub use store::plan::{RestorePlan, Segment, Unusable};
-pub use store::publish::{Stage, StageObserver};
-pub use store::save::{DropReason, SaveBase, SaveOutcome, SaveRequest, Saved};
+pub use store::lease::SaveBase;
+pub use store::lookup::RestorePlan;
+pub use store::pinned_row::{PinnedRow, Unusable};
+pub use store::save::{DropReason, SaveOutcome, SaveRequest, Saved};
 pub use store::tier::{Readable, TierHealth};

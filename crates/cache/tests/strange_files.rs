@@ -8,10 +8,10 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use poncho_cache::{
-    Cache, CacheError, Cut, Fingerprint, FingerprintMode, FolderIndex, Key, Needs, PartKind, SaveOutcome, SaveReason,
-    SaveRequest, Tier, Unusable, inspect_file, inspect_folder,
+    Cache, CacheError, Cut, Fingerprint, FolderIndex, Key, Needs, PartKind, SaveOutcome, SaveReason, SaveRequest, Tier,
+    Unusable, inspect_file, inspect_folder,
 };
-use poncho_cache::{FormatError, LOCK_FILE_NAME, NewPart, NewRow, bad_path, encode_prefix, row_path};
+use poncho_cache::{FormatError, LOCK_FILE_NAME, NewPart, PrefixDraft, RowMeta, bad_path, encode_prefix, row_path};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use crate::support::{check_plan, conversation, namespace, on_disk, reach, request, save};
@@ -173,26 +173,9 @@ fn a_fifo_in_the_place_of_the_lock_or_of_a_memo_is_not_waited_for() {
 /// A well-formed row whose payload of so many bytes was never written.
 fn hollow_row(folder: &Path, tokens: &[u32], payload: u64) -> (Key, PathBuf) {
     let key = namespace(1).key(tokens);
-    let prefix = encode_prefix(&NewRow {
-        reason: SaveReason::Finish,
-        flags: 0,
-        hits: 0,
-        context_size: 4096,
-        created: 1,
-        last_used: 1,
-        namespace: namespace(1),
-        fingerprint_mode: FingerprintMode::Safe,
-        parent: None,
-        start: 0,
-        tokens,
-        parts: &[NewPart { kind: PartKind::Attention, length: payload, crc: 1 }],
-        text: "",
-        host: None,
-        writer: None,
-        reason_detail: None,
-        owners: &[],
-    })
-    .unwrap();
+    let meta = RowMeta::new(namespace(1), u32::try_from(tokens.len()).unwrap());
+    let parts = [NewPart { kind: PartKind::Attention, length: payload, crc: 1 }];
+    let prefix = encode_prefix(&PrefixDraft::new(meta, tokens, &parts)).unwrap();
     let path = row_path(folder, &key);
     std::fs::create_dir_all(path.parent().unwrap()).unwrap();
     std::fs::write(&path, &prefix).unwrap();
@@ -238,7 +221,7 @@ fn a_part_is_loaded_within_the_callers_limit_and_only_with_its_checksum() {
     let (key, path) = hollow_row(folder.path(), &tokens, 32 << 20);
     let cache = Cache::open(on_disk(folder.path(), 1 << 30)).unwrap();
     let plan = cache.lookup(&namespace(1), &tokens, Needs::ATTENTION).unwrap();
-    let segment = &plan.segments()[0];
+    let segment = &plan.rows()[0];
     let refused = segment.load(PartKind::Attention, 1 << 20).unwrap_err();
     assert!(matches!(refused, Unusable::TooLarge { length, limit, .. } if length == 32 << 20 && limit == 1 << 20));
     assert!(path.exists(), "another caller may have use for it");
@@ -251,8 +234,8 @@ fn a_part_is_loaded_within_the_callers_limit_and_only_with_its_checksum() {
 
     save_now(&cache, &tokens);
     let plan = cache.lookup(&namespace(1), &tokens, Needs::ATTENTION).unwrap();
-    let bytes = plan.segments()[0].load(PartKind::Attention, u64::MAX).unwrap();
-    assert_eq!(bytes.len() as u64, plan.segments()[0].length(PartKind::Attention).unwrap());
+    let bytes = plan.rows()[0].load(PartKind::Attention, u64::MAX).unwrap();
+    assert_eq!(bytes.len() as u64, plan.rows()[0].length(PartKind::Attention).unwrap());
 }
 
 /// Hardening 24: to make room for a row that can never fit, all others left.

@@ -172,7 +172,6 @@ pub(crate) fn save(cache: &Cache, namespace: Namespace, tokens: &[u32], text: &s
                 PayloadPart { kind: PartKind::Logits, bytes: vec![0xa5; 64].into() },
             ],
             reason: SaveReason::Shutdown,
-            reason_detail: None,
             flags: 0,
             context_size: 4096,
             text: text.to_owned(),

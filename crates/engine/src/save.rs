@@ -98,7 +98,6 @@ impl Saver<'_> {
             base: base.as_ref(),
             parts,
             reason: boundary.reason,
-            reason_detail: None,
             flags: if boundary.grid.is_some() { FLAG_GRID } else { 0 },
             context_size: self.context.info().n_ctx,
             text: String::new(),

@@ -51,7 +51,7 @@ pub(crate) fn memory(report: &mut Report) -> Outcome<()> {
             let mut buffer = buffer.borrow_mut();
             let (result, time) = timed(|| -> Outcome<()> {
                 let plan = cache.lookup(&NAMESPACE, &prompt, Needs::ATTENTION).ok_or("the row is gone")?;
-                let segment = plan.segments().first().ok_or("the plan is empty")?;
+                let segment = plan.rows().first().ok_or("the plan is empty")?;
                 let bytes = segment.bytes(PartKind::Attention).ok_or("the row is not in memory")?;
                 buffer.copy_from_slice(&bytes);
                 Ok(())
@@ -115,7 +115,7 @@ impl Load {
         let ours = || {
             let mut buffer = buffer.borrow_mut();
             let (result, time) = timed(|| {
-                let mut segments = plans.iter().flat_map(RestorePlan::segments);
+                let mut segments = plans.iter().flat_map(RestorePlan::rows);
                 segments.try_for_each(|segment| segment.read(PartKind::Attention, &mut buffer))
             });
             Ok(result.map(|()| time)?)

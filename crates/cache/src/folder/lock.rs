@@ -8,8 +8,8 @@ use std::io::{Read, Seek, Write};
 use std::path::{Path, PathBuf};
 
 use crate::error::CacheError;
-use crate::io::files::{self, Links};
 use crate::format::LOCK_FILE_NAME;
+use crate::io::files::{self, Links};
 
 /// Holds the lock while it lives.
 #[derive(Debug)]

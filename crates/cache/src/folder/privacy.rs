@@ -2,7 +2,7 @@
 //!
 //! Rows hold the texts of conversations. New files and folders are created for their owner alone (`files.rs`); here are those
 //! of older releases. `Cache::open` shields a folder, `poncho doctor` and `poncho cache verify` report, `--repair` closes every
-//! file. It must never change the rights of a folder that holds anything else than a cache.
+//! file. It must never change the rights of a folder that holds anything but a cache.
 
 use std::ffi::OsStr;
 use std::fs::{self, Metadata};
@@ -10,9 +10,9 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use crate::io::files::{self, Links};
-use crate::identity::memo::SUFFIX as MEMO_SUFFIX;
 use crate::format::{self, FileNameKind};
+use crate::identity::memo::SUFFIX as MEMO_SUFFIX;
+use crate::io::files::{self, Links};
 
 /// The rights of everybody but the owner.
 const OF_OTHERS: u32 = 0o077;
@@ -35,7 +35,7 @@ pub struct OpenToOthers {
 pub struct Closed {
     /// Files and folders that others had rights on, and now have none.
     pub closed: usize,
-    /// Those whose rights could not be changed.
+    /// Files and folders with rights that could not be changed.
     pub failed: Vec<(PathBuf, io::Error)>,
 }
 
@@ -97,7 +97,7 @@ pub fn close_cache_folder(root: &Path) -> io::Result<Closed> {
 }
 
 /// Keeps others out of a folder that is about to be used: by the folder itself if it holds a cache and nothing else, else by
-/// the folders of rows in it. Says whether anything had to be done.
+/// the folders of rows in it. Returns whether anything had to be done.
 pub(crate) fn shield(root: &Path) -> io::Result<bool> {
     if fs::metadata(root)?.permissions().mode() & OF_OTHERS == 0 {
         return Ok(false);

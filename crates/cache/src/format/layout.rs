@@ -5,10 +5,10 @@
 /// The first bytes of every file.
 pub const MAGIC: [u8; 3] = *b"KVC";
 
-/// The version of files that hold a whole row as one blob. Read, never written.
+/// The version of files that hold a whole row as one blob. Listed and verified, never written or restored.
 pub const VERSION_WHOLE: u8 = 1;
 
-/// The version of files that form chains and whose payload has parts. The one that is written.
+/// The version of files that form chains and have a payload of parts. The one that is written and restored.
 pub const VERSION_CHAINED: u8 = 2;
 
 /// The length of the fixed header: a reader needs this much to learn how long the prefix is.

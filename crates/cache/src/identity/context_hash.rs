@@ -41,12 +41,12 @@ pub struct ContextFacts {
     pub yarn_orig_ctx: u32,
     /// Whether sliding-window layers keep the full context.
     pub swa_full: bool,
-    /// Identity of the pinned llama.cpp build, whose state format has no version of its own.
+    /// Identity of the pinned llama.cpp build: its state format has no version of its own.
     pub state_format: String,
     /// For models that switch their RoPE factors by context length: whether this context is on the long side.
     /// `None` for all others. The one way in which the context length reaches the hash.
     pub rope_switch_side: Option<bool>,
-    /// Further facts by name, for backends that have more to tell.
+    /// Further facts by name, for backends that have more of them.
     pub extra: BTreeMap<String, String>,
 }
 

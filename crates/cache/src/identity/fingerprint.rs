@@ -13,9 +13,9 @@ use std::time::SystemTime;
 
 use sha2::{Digest, Sha256};
 
-use crate::io::files::{self, Links};
 use crate::identity::gguf_identity::{GgufError, GgufIdentity};
 use crate::identity::key::to_hex;
+use crate::io::files::{self, Links};
 use crate::kinds::FingerprintMode;
 
 use super::memo::{FingerprintMemo, PartIdentity};
@@ -94,7 +94,7 @@ impl Fingerprint {
     /// gets the bytes done and in all; it is not called when the memo answers.
     ///
     /// # Errors
-    /// When a part cannot be read or changes under the reader. A memo that cannot be written is no error.
+    /// When a part cannot be read or changes under the reader. A memo that cannot be written is not an error.
     pub fn safe(
         parts: &[PathBuf],
         memo_folder: Option<&Path>,
@@ -136,10 +136,10 @@ impl Fingerprint {
     }
 
     /// SHA-256 over the metadata block and the first weight tensor of each part. Two models that differ only in
-    /// later tensors get the same fingerprint; `safe` tells them apart.
+    /// later tensors get the same fingerprint; `safe` distinguishes them.
     ///
     /// # Errors
-    /// When a part cannot be read or is no GGUF.
+    /// When a part cannot be read or is not a GGUF file.
     pub fn gguf_chunked(parts: &[PathBuf]) -> Result<Self, FingerprintError> {
         if parts.is_empty() {
             return Err(FingerprintError::NoFiles);
@@ -170,7 +170,7 @@ impl Fingerprint {
 /// The metadata of a GGUF file that the cache's identity needs.
 ///
 /// # Errors
-/// When the file cannot be read or is no GGUF; the error names the path.
+/// When the file cannot be read or is not a GGUF file; the error names the path.
 pub fn identify(path: &Path) -> Result<GgufIdentity, FingerprintError> {
     read_identity(path, &open(path)?)
 }
@@ -179,7 +179,7 @@ pub fn identify(path: &Path) -> Result<GgufIdentity, FingerprintError> {
 /// attaching does not matter.
 ///
 /// # Errors
-/// When a scale is not finite or too large to be told apart from others.
+/// When a scale is not finite or too large to be distinguished from others.
 pub fn effective_fingerprint(
     fingerprint: &[u8; 32],
     adapters: &[AdapterIdentity],

@@ -30,24 +30,10 @@ impl Key {
     /// Parses exactly 64 lower-case hexadecimal digits.
     #[must_use]
     pub fn from_hex(text: &str) -> Option<Self> {
-        let digits = text.as_bytes();
-        if digits.len() != 64 {
-            return None;
-        }
+        // The crate takes upper case too, and then one row would have two names.
         let mut bytes = [0_u8; 32];
-        for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
-            let mut value = 0_u8;
-            for &digit in pair {
-                let nibble = match digit {
-                    b'0'..=b'9' => digit - b'0',
-                    b'a'..=b'f' => digit - b'a' + 10,
-                    _ => return None,
-                };
-                value = (value << 4) | nibble;
-            }
-            *byte = value;
-        }
-        Some(Self(bytes))
+        let is_lower = !text.bytes().any(|digit| digit.is_ascii_uppercase());
+        hex::decode_to_slice(text, &mut bytes).ok().filter(|()| is_lower).map(|()| Self(bytes))
     }
 
     /// The key as 64 lower-case hexadecimal digits.
@@ -72,14 +58,7 @@ impl fmt::Debug for Key {
 /// Lower-case hexadecimal digits of any bytes.
 #[must_use]
 pub fn to_hex(bytes: &[u8]) -> String {
-    const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    let mut text = String::with_capacity(bytes.len() * 2);
-    for byte in bytes {
-        for nibble in [byte >> 4, byte & 15] {
-            text.push(char::from(DIGITS.get(usize::from(nibble)).copied().unwrap_or(b'?')));
-        }
-    }
-    text
+    hex::encode(bytes)
 }
 
 /// What must agree for two states to be interchangeable.

@@ -15,19 +15,19 @@ use std::time::SystemTime;
 
 use sha2::{Digest, Sha256};
 
-use crate::io::files::{self, Links};
 use crate::identity::key::{Key, to_hex};
+use crate::io::files::{self, Links};
 
 use super::stamp::FileStamp;
 
-/// Version 1 had no change time, so its memos are not believed.
+/// Version 1 had no change time, so its memos are not trusted.
 const VERSION_LINE: &str = "poncho-fingerprint 2";
 /// How the name of a memo ends.
 pub(crate) const SUFFIX: &str = ".poncho-fingerprint";
 /// Far more than the memo of a model with hundreds of parts; a larger file is not ours.
 const MAX_MEMO_BYTES: u64 = 1 << 20;
 
-/// What tells one state of a file from another without reading it.
+/// One part of a model and its stamp.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct PartIdentity {
     canonical: PathBuf,
@@ -56,7 +56,7 @@ impl PartIdentity {
     }
 }
 
-/// The memo of one model: where it lies and what it must say about the files to be believed.
+/// The memo of one model: its possible places, and the description of the files that it must contain to be trusted.
 #[derive(Debug, Clone)]
 pub(super) struct FingerprintMemo {
     /// Places to look and to write, best first.
@@ -74,7 +74,7 @@ impl FingerprintMemo {
         };
         let mut places = vec![first_part.with_file_name(with_suffix(name.to_owned()))];
         if let Some((folder, first)) = folder.zip(parts.first()) {
-            // In a shared folder two models may have the same name; the path's hash tells them apart.
+            // In a shared folder two models may have the same name; the path's hash distinguishes them.
             let mut name = name.to_owned();
             let path_hash = to_hex(&Sha256::digest(first.canonical.as_os_str().as_bytes()));
             name.push(format!(".{}", path_hash.get(..16).unwrap_or_default()));
@@ -83,7 +83,7 @@ impl FingerprintMemo {
         let mut description = format!("{VERSION_LINE}\n");
         for PartIdentity { canonical, stamp } in parts {
             let FileStamp { bytes, modified_seconds, modified_nanos, changed_seconds, changed_nanos, inode } = stamp;
-            // Escaped, because a path may hold a line break or bytes that are no text.
+            // Escaped, because a path may hold a line break or bytes that are not text.
             let path = canonical.as_os_str().as_bytes().escape_ascii();
             // Writing to a string cannot fail.
             let _ = writeln!(
@@ -179,7 +179,7 @@ mod tests {
             model
         }
 
-        /// Writes in place and sets a modification time long ago, so many nanoseconds after a fixed one.
+        /// Writes in place and sets a modification time long ago, this number of nanoseconds after a fixed one.
         fn write(&self, content: &[u8], nanos: u64) {
             fs::write(&self.path, content).unwrap();
             let modified = SystemTime::UNIX_EPOCH + Duration::from_secs(1_600_000_000) + Duration::from_nanos(nanos);

@@ -1,4 +1,4 @@
-//! Whose rows are: the name under which a cache remembers who has sent all tokens of a row.
+//! Owners of rows: the names under which a cache remembers who has sent all tokens of a row.
 //!
 //! The engine claims rows for the owner of a request; lists, explanations and evictions can be narrowed to one owner. It
 //! names an owner by a digest that the caller makes: it must never hold a secret itself.
@@ -7,10 +7,10 @@ use std::fmt;
 
 use crate::identity::key::to_hex;
 
-/// Owners that one row remembers; who comes later takes the place of the one that was longest there.
+/// Owners that one row remembers; a new one replaces the oldest.
 pub(crate) const MOST_OWNERS: usize = 32;
 
-/// An owner of rows, as a digest that its keeper chose.
+/// An owner of rows, as a digest that the caller made.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct OwnerId([u8; Self::LENGTH]);
 
@@ -43,7 +43,7 @@ impl fmt::Debug for OwnerId {
     }
 }
 
-/// Adds an owner to a row's. The list is bounded.
+/// Adds an owner to the bounded list of a row.
 pub(crate) fn add_owner(owners: &mut Vec<OwnerId>, owner: OwnerId) {
     if owners.contains(&owner) {
         return;

@@ -1,4 +1,4 @@
-//! What tells one state of a file from another without reading it: size, inode, and the times of its last changes.
+//! The stamp of a file: size, inode and change times, which distinguish its states without reading it.
 //!
 //! Kept beside every hash that is remembered, and compared by the engine while a model is loaded. The change time (ctime)
 //! is part of it because nobody can set it: a file that was overwritten in place and got its old modification time back
@@ -36,7 +36,7 @@ impl FileStamp {
     /// The stamp of the file that a path leads to.
     ///
     /// # Errors
-    /// The file cannot be looked at.
+    /// The metadata of the file cannot be read.
     pub fn of(path: &Path) -> io::Result<Self> {
         fs::metadata(path).map(|metadata| Self::of_metadata(&metadata))
     }
@@ -44,7 +44,7 @@ impl FileStamp {
     /// The stamp of an opened file.
     ///
     /// # Errors
-    /// The file cannot be looked at.
+    /// The metadata of the file cannot be read.
     pub fn of_file(file: &File) -> io::Result<Self> {
         file.metadata().map(|metadata| Self::of_metadata(&metadata))
     }

@@ -1,7 +1,7 @@
 //! Who may write which key in which tier: reservations with an owner and a time limit.
 //!
-//! The first stage of publishing takes one, the third checks that it still holds and makes it last. Pure bookkeeping under
-//! the store's lock; the caller brings the time. Never touches files.
+//! The first stage of publishing takes one, the third checks that it is still valid and makes it permanent. Pure bookkeeping
+//! under the store's lock; the caller gives the time. It must never touch files.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -48,8 +48,8 @@ impl Reservations {
         Ok(token)
     }
 
-    /// Stage 3: if the reservation is still the caller's, which an expired one is that nobody took over, it stays so until it is
-    /// released. Two writers that both give their file its final name could replace each other's.
+    /// Stage 3: a reservation that is still the caller's stays so until it is released. An expired one is still the caller's
+    /// if no other writer took it over. Two writers that both give their file its final name could replace each other's.
     pub(crate) fn confirm(&mut self, key: Key, tier: Tier, token: Token) -> bool {
         let is_held = self.is_held(key, tier, token);
         if is_held {
@@ -90,7 +90,7 @@ impl Reservations {
         self.held.iter().any(|((_, held), holder)| *held == tier && matches!(holder, Holder::Remover))
     }
 
-    /// Whether somebody writes or removes the key, however long it takes: its file is not to be touched.
+    /// Whether the key is being written or removed, however long that takes: its file must not be touched.
     pub(crate) fn is_busy(&self, key: Key, tier: Tier) -> bool {
         self.held.contains_key(&(key, tier))
     }

@@ -1,17 +1,17 @@
 //! One row as the index knows it: its place in the chain, where its payload lives, who holds it.
 //!
-//! Plain data with small questions; changed only by `index.rs` under the store's lock. Never does I/O.
+//! Plain data with small questions; changed only by `Index` under the store's lock. It must never do I/O.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::format::Part;
+use crate::format::{FilePart, RowMeta, RowPrefix};
 use crate::identity::key::Key;
 use crate::identity::owner::OwnerId;
 use crate::index::trie::NodeId;
-use crate::kinds::{FingerprintMode, PartKind, SaveReason, Tier};
+use crate::kinds::{PartKind, Tier};
 
 /// One piece of a row's payload in memory, shared by reference.
 #[derive(Debug, Clone)]
@@ -33,7 +33,7 @@ pub(crate) struct RowId(pub(crate) u32);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct NamespaceId(pub(crate) u32);
 
-/// Where a row's payload stands in a file.
+/// Where a row's payload is in a file.
 #[derive(Debug, Clone)]
 pub(crate) struct FileSpot {
     /// Bytes of the whole file.
@@ -41,38 +41,42 @@ pub(crate) struct FileSpot {
     /// Where the payload starts in it.
     pub(crate) payload_offset: u64,
     /// The pieces of the payload.
-    pub(crate) parts: Arc<[Part]>,
+    pub(crate) parts: Arc<[FilePart]>,
 }
 
-/// A row: the state after exactly `token_count` tokens.
+impl FileSpot {
+    /// The payload of the file that begins with this prefix.
+    pub(crate) fn of(prefix: &RowPrefix) -> Self {
+        Self {
+            file_length: prefix.file_length(),
+            payload_offset: prefix.payload_offset,
+            parts: Arc::from(prefix.parts.as_slice()),
+        }
+    }
+}
+
+/// A row: the state after exactly `meta.token_count` tokens.
 #[derive(Debug)]
 pub(crate) struct Row {
     pub(crate) key: Key,
+    /// Its description. The parent in it is always the key of `parent`.
+    pub(crate) meta: RowMeta,
+    /// The owners that sent all of its tokens, as far as they are remembered.
+    pub(crate) owners: Vec<OwnerId>,
     pub(crate) namespace: NamespaceId,
     /// End of its tokens in the namespace's trie.
     pub(crate) node: NodeId,
-    /// First token that its own attention part covers; the chain above covers the rest.
-    pub(crate) start: u32,
-    pub(crate) token_count: u32,
-    /// The row that holds the tokens before `start`. Set if and only if `start` is above 0.
+    /// The row that holds the tokens before `meta.start`. Set if and only if that is above 0.
     pub(crate) parent: Option<RowId>,
     /// Rows that name this one as their parent.
     pub(crate) children: Vec<RowId>,
-    pub(crate) version: u8,
-    pub(crate) reason: SaveReason,
-    pub(crate) flags: u16,
-    pub(crate) mode: FingerprintMode,
-    pub(crate) context_size: u32,
-    pub(crate) created: u64,
-    pub(crate) last_used: u64,
-    pub(crate) hits: u32,
     /// The payload in memory: while a write is pending, and as long as the row is in the ram tier.
     pub(crate) memory: Option<Payload>,
     /// Whether the payload in memory is counted as a row of the ram tier.
     pub(crate) in_ram: bool,
     /// The file tier that a queued or running write goes to.
     pub(crate) pending: Option<Tier>,
-    /// Where the payload stands in the file tiers (`ram_file`, `disk`).
+    /// Where the payload is in the file tiers (`ram_file`, `disk`).
     pub(crate) spots: [Option<FileSpot>; 2],
     /// Leases. A pinned row is never evicted.
     pub(crate) pins: u32,
@@ -80,17 +84,15 @@ pub(crate) struct Row {
     pub(crate) doomed: bool,
     /// Hits or last use changed since the file was written.
     pub(crate) dirty: bool,
-    /// Who has sent all of its tokens, as far as is remembered.
-    pub(crate) owners: Vec<OwnerId>,
 }
 
 /// Order of eviction inside a tier: oldest use first, then fewest hits, then the longest row, so that a
-/// row always stands before the rows of its chain, which were used whenever it was.
+/// row always comes before the rows of its chain, which were used whenever it was.
 pub(crate) type LruKey = (u64, u32, Reverse<u32>, RowId);
 
 impl Row {
     pub(crate) fn lru_key(&self, id: RowId) -> LruKey {
-        (self.last_used, self.hits, Reverse(self.token_count), id)
+        (self.meta.last_used, self.meta.hits, Reverse(self.meta.token_count), id)
     }
 
     pub(crate) fn spot(&self, tier: Tier) -> Option<&FileSpot> {
@@ -128,6 +130,17 @@ impl Row {
 
     pub(crate) fn is_stored(&self) -> bool {
         self.pending.is_some() || self.best_tier().is_some()
+    }
+
+    /// Whether nothing holds the row, writes it or builds on it.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.pins == 0 && self.pending.is_none() && self.children.is_empty()
+    }
+
+    /// Whether a payload has every part that the row has.
+    pub(crate) fn is_covered_by(&self, payload: &[PayloadPart]) -> bool {
+        let given = |kind| payload.iter().any(|part| part.kind == kind);
+        PartKind::ALL.into_iter().all(|kind| !self.has_part(kind) || given(kind))
     }
 
     /// Bytes that the row counts for in a tier.

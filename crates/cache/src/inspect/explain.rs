@@ -2,9 +2,9 @@
 //!
 //! Called by `poncho cache explain` and by the server's explain endpoint. Changes nothing, counts nothing.
 
-use crate::index::{Cut, Index, Needs};
 use crate::identity::key::{Key, Namespace};
 use crate::identity::owner::OwnerId;
+use crate::index::{Cut, Index, Needs};
 use crate::kinds::Tier;
 
 /// Tokens shown on each side of the parting.
@@ -90,12 +90,12 @@ pub(crate) fn explain(
     let best = matched.as_ref().and_then(|matched| matched.below);
     let found = matched.as_ref().and_then(|matched| index.serving(matched, needs));
     let usable = found.map_or(0, |found| found.reach as usize);
-    let row = best.and_then(|id| index.row(id)).map(|row| ExplainedRow {
+    let row = best.map(|id| index.row(id)).map(|row| ExplainedRow {
         key: row.key,
-        tokens: row.token_count as usize,
+        tokens: row.meta.token_count as usize,
         tier: row.best_tier(),
     });
-    let stored = best.and_then(|id| index.tokens_of(id)).unwrap_or_default();
+    let stored = best.map_or_else(Vec::new, |id| index.tokens_of(id));
     let parting = (common < tokens.len() && common < stored.len()).then(|| {
         let window_start = common.saturating_sub(WINDOW);
         let window = |tokens: &[u32]| tokens.iter().skip(window_start).take(2 * WINDOW).copied().collect();

@@ -3,14 +3,12 @@
 //! For `poncho cache explain` and for `--dry-run`, which answer beside a running server exactly as the server would:
 //! same longest prefix, same order of eviction. It lives in memory only and never takes a lock or changes a file.
 
-use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
-
-use crate::inspect::explain::{self, Explanation};
-use crate::index::{Cut, Gone, Index, NewRow};
-use crate::inspect::listing::RowFile;
+use super::explain::{self, Explanation};
+use super::listing::RowFile;
+use crate::folder::parents_first::ParentsFirst;
+use crate::format::VERSION_CHAINED;
 use crate::identity::key::{Key, Namespace};
-use crate::index::rows::FileSpot;
+use crate::index::{Cut, DroppedFile, Index};
 use crate::kinds::Tier;
 
 /// See the module.
@@ -30,25 +28,17 @@ pub struct Eviction {
 }
 
 impl FolderIndex {
-    /// Enters listed rows, parents first. A row whose chain is broken is left out, as it is when a folder is opened.
+    /// Enters listed rows, parents first. A row with a broken chain is left out, as it is when a folder is opened.
     pub fn new<'a>(rows: impl IntoIterator<Item = (Tier, &'a RowFile)>) -> Self {
-        let mut copies: HashMap<Key, Vec<(Tier, &RowFile)>> = HashMap::new();
-        let mut children: HashMap<Key, HashSet<Key>> = HashMap::new();
-        let mut ready = Vec::new();
-        for (tier, row) in rows {
-            match row.prefix.parent {
-                Some(parent) => drop(children.entry(parent).or_default().insert(row.key)),
-                None => ready.push(row.key),
-            }
-            copies.entry(row.key).or_default().push((tier, row));
-        }
+        // As at opening: rows of version 1 are not restored.
+        let restored = rows.into_iter().filter(|(_, row)| row.prefix.meta.version >= VERSION_CHAINED);
+        let mut rows = ParentsFirst::new(restored.map(|(tier, row)| (row.key, row.prefix.meta.parent, (tier, row))));
         let mut index = Index::new([u64::MAX; 3]);
-        while let Some(key) = ready.pop() {
+        while let Some((key, copies, _)) = rows.next() {
             // A row may be in both file tiers; its children need to see both.
-            let copies = copies.remove(&key).unwrap_or_default();
             let entered = copies.into_iter().filter_map(|(tier, row)| enter(&mut index, tier, row)).count();
             if entered > 0 {
-                ready.extend(children.remove(&key).unwrap_or_default());
+                rows.accept(&key, &());
             }
         }
         Self { index }
@@ -80,69 +70,18 @@ impl FolderIndex {
 
     /// What [`Cache::evict_bytes`](crate::Cache::evict_bytes) would remove, in its order. The rows leave this index.
     pub fn evict(&mut self, bytes: u64, tiers: &[Tier]) -> Vec<Eviction> {
-        let mut evictions: Vec<Eviction> = Vec::new();
-        let mut freed = 0_u64;
-        for tier in Tier::ALL.into_iter().filter(|tier| tiers.contains(tier)) {
-            let evicted = self.index.evict(tier, bytes.saturating_sub(freed), None);
-            freed = freed.saturating_add(evicted.bytes);
-            evictions.extend(evicted.gone.iter().map(|gone: &Gone| Eviction {
-                key: gone.key,
-                tier: gone.tier,
-                bytes: gone.bytes,
-            }));
-            if freed >= bytes {
-                break;
-            }
-        }
-        evictions
+        let evicted = self.index.evict(bytes, tiers, None);
+        let eviction = |file: DroppedFile| Eviction { key: file.key, tier: file.tier, bytes: file.bytes };
+        evicted.dropped.into_iter().map(eviction).collect()
     }
 }
 
-/// Enters one row whose parent was entered before. `None`: it does not fit onto that parent.
+/// Enters one row after its parent. `None` if it does not fit onto that parent.
 fn enter(index: &mut Index, tier: Tier, row: &RowFile) -> Option<()> {
-    let prefix = &row.prefix;
-    let mut parent = None;
-    let mut tokens = Vec::new();
-    if let Some(key) = &prefix.parent {
-        let id = index.by_key(key)?;
-        let above = index.row(id)?;
-        let fits = index.namespace_of(above) == Some(prefix.namespace)
-            && prefix.start <= above.token_count
-            && above.is_as_durable_as(tier);
-        tokens = index.tokens_of(id).filter(|_| fits)?;
-        tokens.truncate(prefix.start as usize);
-        parent = Some(id);
-    }
-    tokens.extend_from_slice(&prefix.tokens);
-    let new = NewRow {
-        key: row.key,
-        namespace: prefix.namespace,
-        tokens: &tokens,
-        start: prefix.start,
-        parent,
-        version: prefix.version,
-        reason: prefix.reason,
-        flags: prefix.flags,
-        mode: prefix.fingerprint_mode,
-        context_size: prefix.context_size,
-        created: prefix.created,
-        last_used: prefix.last_used,
-        hits: prefix.hits,
-        owners: &prefix.owners,
-    };
-    let id = match index.by_key(&row.key) {
-        Some(id) if index.row(id).is_some_and(|there| there.start == prefix.start && there.parent == parent) => id,
-        // The same row on another chain: one copy is enough.
-        Some(_) => return None,
-        None => index.insert(&new).ok()?,
-    };
-    let spot = FileSpot {
-        file_length: row.bytes,
-        payload_offset: prefix.payload_offset,
-        parts: Arc::from(prefix.parts.as_slice()),
-    };
-    index.set_spot(id, tier, spot);
-    Some(())
+    let above = index.above(&row.prefix.meta, tier)?;
+    let mut tokens = above.tokens;
+    tokens.extend_from_slice(&row.prefix.tokens);
+    index.enter_file(row.key, tier, &row.prefix, &tokens, above.parent).ok()
 }
 
 #[cfg(test)]
@@ -164,7 +103,6 @@ mod tests {
             base: base.as_ref(),
             parts: vec![PayloadPart { kind: PartKind::Attention, bytes: vec![7; 1000].into() }],
             reason: SaveReason::Evict,
-            reason_detail: None,
             flags: 0,
             context_size: 4096,
             text: String::new(),
@@ -227,7 +165,7 @@ mod tests {
             save(&cache, &tokens[..end], Tier::Disk);
         }
         let mut report = inspect_folder(folder.path()).unwrap();
-        report.rows.retain(|row| row.prefix.token_count != 200);
+        report.rows.retain(|row| row.prefix.meta.token_count != 200);
         let listed = index_of(&[(Tier::Disk, &report)]);
         assert_eq!(listed.len(), 1);
         assert_eq!(listed.explain(&NAMESPACE, &tokens, Cut::AnyToken).common, 100);

@@ -8,12 +8,12 @@ use std::path::{Path, PathBuf};
 
 use crate::config::refuse_nul;
 use crate::error::CacheError;
+use crate::folder::lock::FolderLock;
+use crate::folder::scan::{PrefixError, Scanned, read_found_prefix, scan};
 use crate::format::{self, Crc32c, RowPrefix};
+use crate::identity::key::Key;
 use crate::io::fs::Fs as _;
 use crate::io::fs::StdFs;
-use crate::identity::key::Key;
-use crate::folder::lock::FolderLock;
-use crate::store::recover::{PrefixError, Scanned, read_found_prefix, scan};
 
 /// A row as its file describes it.
 #[derive(Debug, Clone)]
@@ -91,15 +91,15 @@ impl FolderReport {
     #[must_use]
     pub fn tokens_of(&self, row: &RowFile) -> Option<Vec<u32>> {
         let mut pieces: Vec<&[u32]> = vec![&row.prefix.tokens];
-        let mut ends = vec![row.prefix.start];
+        let mut end = row.prefix.meta.start;
         let mut current = row;
-        while let Some(parent) = current.prefix.parent {
+        while let Some(parent) = current.prefix.meta.parent {
             let position = self.rows.binary_search_by_key(&parent, |row| row.key).ok()?;
             current = self.rows.get(position)?;
-            let end = ends.last().copied()?.min(current.prefix.token_count);
-            let own = end.saturating_sub(current.prefix.start) as usize;
+            end = end.min(current.prefix.meta.token_count);
+            let own = end.saturating_sub(current.prefix.meta.start) as usize;
             pieces.push(current.prefix.tokens.get(..own)?);
-            ends.push(end.min(current.prefix.start));
+            end = end.min(current.prefix.meta.start);
             // A crafted chain may run in circles; an honest one has no more links than the folder has rows.
             if pieces.len() > self.rows.len() {
                 return None;
@@ -124,7 +124,7 @@ impl FolderReport {
     pub fn verify_row(&self, row: &RowFile) -> Option<Finding> {
         let problem = match self.tokens_of(row) {
             None => Some("its chain of parent rows is broken".to_owned()),
-            Some(tokens) if row.prefix.namespace.key(&tokens) != row.key => {
+            Some(tokens) if row.prefix.meta.namespace.key(&tokens) != row.key => {
                 Some("its name is not the key of its tokens".to_owned())
             }
             Some(_) => verify_payload(row).err(),

@@ -47,7 +47,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// A clock that moves only when told to.
+/// A clock that moves only on request.
 #[cfg(any(test, feature = "testing"))]
 #[derive(Debug)]
 pub struct PausedClock {

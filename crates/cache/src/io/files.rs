@@ -2,7 +2,7 @@
 //!
 //! Used by this crate and by those above it wherever a path comes from a folder, a setting or a person. A FIFO, a socket or
 //! a device under the name of a file must never make a thread wait: everything is opened without blocking, and only a
-//! regular file is accepted. What may hold a prompt is created for its owner alone, whatever the umask says.
+//! regular file is accepted. Files that may hold a prompt are created for their owner alone, with any umask.
 
 use std::fs::{DirBuilder, File, FileType, OpenOptions, Permissions};
 use std::io;
@@ -18,12 +18,12 @@ pub const PRIVATE_FOLDER: u32 = 0o700;
 /// The rights of everybody but the owner.
 const OF_OTHERS: u32 = 0o077;
 
-/// Whether a symbolic link may stand under the name.
+/// Whether the name may be a symbolic link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Links {
     /// No: files that this program wrote are never links.
     Refuse,
-    /// Yes: somebody named the file, and may name a link to it.
+    /// Yes: a person named the file, and may name a link to it.
     Follow,
 }
 
@@ -64,12 +64,12 @@ fn not_regular(found: FileType) -> NotRegular {
 /// Opens a regular file for reading.
 ///
 /// # Errors
-/// [`NotRegular`] if something else has the name; else whatever the file system says.
+/// [`NotRegular`] if something else has the name; else any error of the file system.
 pub fn open_regular(path: &Path, links: Links) -> io::Result<File> {
     open_regular_with(OpenOptions::new().read(true), path, links)
 }
 
-/// Opens a regular file as the options say. Never waits for the other end of a FIFO.
+/// Opens a regular file with the given options. Never waits for the other end of a FIFO.
 ///
 /// # Errors
 /// As [`open_regular`].
@@ -83,7 +83,7 @@ pub fn open_regular_with(options: &mut OpenOptions, path: &Path, links: Links) -
             let found = file.metadata()?.file_type();
             if found.is_file() { Ok(file) } else { Err(not_regular(found).into()) }
         }
-        // A link, a socket and a FIFO without a reader refuse to be opened, each with a number that says little.
+        // A link, a socket and a FIFO without a reader refuse to be opened, each with an errno that says little.
         Err(error) => {
             let looked = if links == Links::Refuse { path.symlink_metadata() } else { path.metadata() };
             match looked.map(|metadata| metadata.file_type()) {
@@ -97,14 +97,14 @@ pub fn open_regular_with(options: &mut OpenOptions, path: &Path, links: Links) -
 /// Creates a file that is not there yet, for its owner alone.
 ///
 /// # Errors
-/// `AlreadyExists` if anything has the name; else whatever the file system says.
+/// `AlreadyExists` if anything has the name; else any error of the file system.
 pub fn create_private(path: &Path) -> io::Result<File> {
     let file = OpenOptions::new().write(true).create_new(true).mode(PRIVATE_FILE).open(path)?;
     make_private(&file)?;
     Ok(file)
 }
 
-/// For the owner alone, and for the owner wholly: a umask takes rights away, and it may have taken the owner's.
+/// Gives the owner all rights and nobody else any: a umask may have taken rights of the owner.
 fn make_private(file: &File) -> io::Result<()> {
     match file.metadata()?.permissions().mode() & 0o777 {
         PRIVATE_FILE => Ok(()),
@@ -112,8 +112,8 @@ fn make_private(file: &File) -> io::Result<()> {
     }
 }
 
-/// Opens a file of ours as the options say, or creates it for its owner alone. The rights of others are taken away from one that
-/// is there, as far as this user may do that.
+/// Opens a file of ours with the given options, or creates it for its owner alone. Takes the rights of others away from
+/// an existing file, as far as this user may do that.
 ///
 /// # Errors
 /// As [`open_regular`].
@@ -128,7 +128,7 @@ pub fn open_or_create_private(options: &mut OpenOptions, path: &Path) -> io::Res
 /// Creates a folder and those above it that are missing, for their owner alone; one that is there stays as it is.
 ///
 /// # Errors
-/// Whatever the file system says.
+/// Any error of the file system.
 pub fn create_private_folder(path: &Path) -> io::Result<()> {
     if path.as_os_str().is_empty() {
         return Ok(());
@@ -149,7 +149,7 @@ pub fn create_private_folder(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Takes the rights of others away from an open file or folder. Says whether they had any.
+/// Takes the rights of others away from an open file or folder. Returns whether they had any.
 ///
 /// # Errors
 /// It belongs to another user, or the file system does not do it.
@@ -250,7 +250,7 @@ mod tests {
         assert_eq!(std::fs::read(&old).unwrap(), b"kept");
         std::fs::set_permissions(&deep, Permissions::from_mode(0o755)).unwrap();
         create_private_folder(&deep).unwrap();
-        assert_eq!(mode(&deep), 0o755, "a folder that was there is somebody's choice");
+        assert_eq!(mode(&deep), 0o755, "a folder that was there stays as it is");
         let opened = open_folder(&deep, Links::Refuse).unwrap();
         assert!(close_to_others(&opened).unwrap() && !close_to_others(&opened).unwrap());
         assert_eq!(mode(&deep), PRIVATE_FOLDER);

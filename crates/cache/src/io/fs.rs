@@ -2,7 +2,7 @@
 //!
 //! `StdFs` is what production uses; tests put a faulty or an in-memory file system in its place
 //! (`testing`). Called by publishing, recovery, loading and eviction. Nothing here knows the file format,
-//! and nothing here maps a file into memory: a truncation by somebody else would be a SIGBUS.
+//! and nothing here maps a file into memory: a truncation from outside would be a SIGBUS.
 
 use std::fmt::Debug;
 use std::fs::{self, File, OpenOptions};
@@ -11,7 +11,6 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
 use crate::io::files::{self, Links};
-use crate::folder::privacy;
 
 /// One name in a folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,7 +26,7 @@ pub trait ReadFile: Send {
     /// Its length in bytes.
     ///
     /// # Errors
-    /// Whatever the file system says.
+    /// Any error of the file system.
     fn length(&self) -> io::Result<u64>;
 
     /// Whether most of it was never written: far fewer bytes are stored than it is long, and there is a hole in it.
@@ -38,11 +37,11 @@ pub trait ReadFile: Send {
     /// Fills `buffer` from `offset`.
     ///
     /// # Errors
-    /// `UnexpectedEof` if the file ends before; else whatever the file system says.
+    /// `UnexpectedEof` if the file ends before; else any error of the file system.
     fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
 }
 
-/// What a new file is to hold: a head, and pieces that follow it.
+/// The content of a new file: a head, and pieces that follow it.
 pub struct NewFile<'a> {
     body: &'a [&'a [u8]],
     head_length: usize,
@@ -56,8 +55,8 @@ impl<'a> NewFile<'a> {
         Self { body, head_length: 0, head: &|| Ok(&[]) }
     }
 
-    /// A file with a head of so many bytes. It is asked for when the body is on its way to the device: a head that takes a look at
-    /// all of the body, for its sum, does so meanwhile.
+    /// A file with a head of `length` bytes. The head is made while the body is on its way to the device, so that it can
+    /// contain a checksum of the body without delaying the write.
     #[must_use]
     pub const fn with_head(body: &'a [&'a [u8]], length: usize, head: &'a dyn Fn() -> io::Result<&'a [u8]>) -> Self {
         Self { body, head_length: length, head }
@@ -69,7 +68,7 @@ impl<'a> NewFile<'a> {
         self.head_length
     }
 
-    /// The pieces that follow the head, where they lie.
+    /// The pieces that follow the head.
     #[must_use]
     pub const fn body(&self) -> &'a [&'a [u8]] {
         self.body
@@ -78,7 +77,7 @@ impl<'a> NewFile<'a> {
     /// The head.
     ///
     /// # Errors
-    /// What whoever makes it says, or that it has another length than was said.
+    /// The error of its maker, or a head of another length than was promised.
     pub fn head(&self) -> io::Result<&'a [u8]> {
         let head = (self.head)()?;
         if head.len() != self.head_length {
@@ -97,71 +96,62 @@ impl<'a> NewFile<'a> {
     }
 }
 
-/// What the cache does with files. Every method names its path, so that a fault can be aimed.
+/// The file operations of the cache. Every method names its path, so that tests can aim a fault.
 pub trait Fs: Send + Sync + Debug {
     /// Creates a folder and its parents, for their owner alone; an existing one is fine.
     ///
     /// # Errors
-    /// Whatever the file system says.
+    /// Any error of the file system.
     fn create_folder(&self, path: &Path) -> io::Result<()>;
-
-    /// Keeps others out of a cache folder that was there before. Says whether anything had to be done.
-    ///
-    /// # Errors
-    /// Whatever the file system says.
-    fn shield(&self, root: &Path) -> io::Result<bool> {
-        let _ = root;
-        Ok(false)
-    }
 
     /// Creates `path` exclusively and for its owner alone, writes everything without joining it, and with `durable` waits until the data is
     /// on the device.
     ///
     /// # Errors
-    /// `AlreadyExists` if the file is there; else whatever the file system or the head says. A part of the file may
+    /// `AlreadyExists` if the file is there; else any error of the file system or of the head. A part of the file may
     /// then be on the disk: the caller removes it.
     fn write_new(&self, path: &Path, file: &NewFile<'_>, durable: bool) -> io::Result<()>;
 
     /// Gives the file `from` the second name `to`, atomically, only if `to` is absent.
     ///
     /// # Errors
-    /// `AlreadyExists` if `to` is there; else whatever the file system says.
+    /// `AlreadyExists` if `to` is there; else any error of the file system.
     fn link(&self, from: &Path, to: &Path) -> io::Result<()>;
 
     /// Removes a file.
     ///
     /// # Errors
-    /// Whatever the file system says.
+    /// Any error of the file system.
     fn remove(&self, path: &Path) -> io::Result<()>;
 
     /// Renames a file.
     ///
     /// # Errors
-    /// Whatever the file system says.
+    /// Any error of the file system.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
 
     /// Makes the names in a folder durable.
     ///
     /// # Errors
-    /// Whatever the file system says.
+    /// Any error of the file system.
     fn sync_folder(&self, path: &Path) -> io::Result<()>;
 
     /// Opens a file for reading, and only a regular file. Never waits for the other end of a FIFO.
     ///
     /// # Errors
-    /// Whatever the file system says, [`NotRegular`](files::NotRegular) included.
+    /// Any error of the file system, [`NotRegular`](files::NotRegular) included.
     fn open(&self, path: &Path) -> io::Result<Box<dyn ReadFile>>;
 
     /// Overwrites bytes in place.
     ///
     /// # Errors
-    /// Whatever the file system says.
+    /// Any error of the file system.
     fn write_at(&self, path: &Path, bytes: &[u8], offset: u64) -> io::Result<()>;
 
     /// The names in a folder.
     ///
     /// # Errors
-    /// Whatever the file system says.
+    /// Any error of the file system.
     fn list(&self, path: &Path) -> io::Result<Vec<Entry>>;
 
     /// Whether folders here can be locked against other processes. A file system in memory has none.
@@ -203,10 +193,6 @@ impl ReadFile for File {
 impl Fs for StdFs {
     fn create_folder(&self, path: &Path) -> io::Result<()> {
         files::create_private_folder(path)
-    }
-
-    fn shield(&self, root: &Path) -> io::Result<bool> {
-        privacy::shield(root)
     }
 
     fn write_new(&self, path: &Path, new: &NewFile<'_>, durable: bool) -> io::Result<()> {

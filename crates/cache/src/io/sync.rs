@@ -4,7 +4,7 @@
 //! Used by the store, the writer pool and the leases. A lock is never poisoned here: a thread that panics
 //! while it holds one leaves data that each user of the lock keeps consistent at every step.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 #[cfg(feature = "shuttle")]
 use shuttle::sync as inner;
@@ -18,7 +18,7 @@ pub(crate) use shuttle::thread;
 #[cfg(not(feature = "shuttle"))]
 pub(crate) use std::thread;
 
-/// A mutex whose `lock` cannot fail.
+/// A mutex with a `lock` that cannot fail.
 #[derive(Debug, Default)]
 pub(crate) struct Mutex<T>(inner::Mutex<T>);
 
@@ -49,8 +49,25 @@ impl Condvar {
         self.0.wait(guard).unwrap_or_else(inner::PoisonError::into_inner)
     }
 
-    /// Waits until notified or until `limit` has passed; may wake early, so callers loop.
-    pub(crate) fn wait_for<'a, T>(&self, guard: MutexGuard<'a, T>, limit: Duration) -> MutexGuard<'a, T> {
+    /// Waits until `reached`, at most for `limit`. Returns whether it was reached.
+    pub(crate) fn wait_until<'a, T>(
+        &self,
+        mut guard: MutexGuard<'a, T>,
+        limit: Duration,
+        reached: impl Fn(&T) -> bool,
+    ) -> (MutexGuard<'a, T>, bool) {
+        let started = Instant::now();
+        while !reached(&guard) {
+            let Some(left) = limit.checked_sub(started.elapsed()).filter(|left| !left.is_zero()) else {
+                return (guard, false);
+            };
+            guard = self.wait_for(guard, left);
+        }
+        (guard, true)
+    }
+
+    /// Waits until notified or until `limit` has passed; may wake early.
+    fn wait_for<'a, T>(&self, guard: MutexGuard<'a, T>, limit: Duration) -> MutexGuard<'a, T> {
         match self.0.wait_timeout(guard, limit) {
             Ok((guard, _)) => guard,
             Err(poisoned) => poisoned.into_inner().0,

@@ -1,8 +1,8 @@
 //! Where memory pressure is read: nothing, the machine's memory, or a caller's own source.
 //!
-//! Called by the pressure watcher's thread. A source measures memory that rows lie in: what the watcher gives up must be able
-//! to change what it measures, so the memory of a GPU is none. In each source reading and parsing are apart, so that the parsers are
-//! tested on text. Failing is a value and not a fault; a source must never block for longer than its own bound.
+//! Called by the pressure watcher's thread. A source measures memory that holds rows: an eviction must be able to change
+//! what it measures, so the memory of a GPU is not a source. Reading and parsing are separate, so that tests give the
+//! parsers text. A failed sample is a value, not a fault; a source must never block for longer than its own bound.
 
 mod system;
 
@@ -39,7 +39,7 @@ pub enum PressureError {
         source: io::Error,
     },
     /// A text does not hold what it should.
-    #[error("{origin} does not tell {wanted} in {text:?}; use another pressure source")]
+    #[error("{origin} has no {wanted} in {text:?}; use another pressure source")]
     Unparsable {
         /// Where the text comes from.
         origin: String,
@@ -53,12 +53,12 @@ pub enum PressureError {
     Panicked {
         /// The source's name, or what else panicked.
         part: String,
-        /// What the panic said.
+        /// The message of the panic.
         message: String,
     },
 }
 
-/// Something that can be nearly full.
+/// A measure of memory in use.
 pub trait PressureSource: Send {
     /// The name in logs and reports.
     fn name(&self) -> &str;

@@ -1,6 +1,6 @@
 //! The pressure watcher: evicts rows before the machine runs out of memory.
 //!
-//! Started by whoever owns the store, which lends it an eviction function. `PressureConfig::bytes_to_evict` is the
+//! Started by the handle of a cache, which lends it an eviction function. `PressureConfig::bytes_to_evict` is the
 //! whole decision and is pure; the thread only asks a source, decides and calls. It must never make its settings or
 //! its report wait for a sample or an eviction, and never die of a panicking source.
 
@@ -11,13 +11,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::pressure::sources::{PressureError, PressureSample, PressureSource};
 use crate::kinds::Tier;
+use crate::pressure::sources::{PressureError, PressureSample, PressureSource};
 
 use super::backoff::Backoff;
 use super::config::{PressureConfig, PressureConfigError};
 
-/// Frees at least so many bytes in these tiers where it can, and returns how many it freed.
+/// Frees at least this number of bytes in the given tiers where it can, and returns how many it freed.
 pub type EvictBytes = Box<dyn Fn(u64, &[Tier]) -> u64 + Send + Sync>;
 
 /// One eviction.
@@ -31,14 +31,14 @@ pub struct PressureAction {
     pub at: SystemTime,
 }
 
-/// What the watcher has seen and done.
+/// Samples and evictions of the watcher.
 #[derive(Debug, Clone, Default)]
 pub struct PressureReport {
     /// The last sample that could be taken.
     pub last_sample: Option<PressureSample>,
     /// The last eviction.
     pub last_action: Option<PressureAction>,
-    /// What went wrong the last time, `None` when the last time went well.
+    /// The error of the last sample, `None` if it succeeded.
     pub last_error: Option<Arc<PressureError>>,
     /// Samples taken, failed ones included.
     pub samples: u64,
@@ -150,7 +150,7 @@ impl PressureWatcher {
         self.report()
     }
 
-    /// What the watcher has seen and done so far.
+    /// Samples and evictions so far.
     #[must_use]
     pub fn report(&self) -> PressureReport {
         lock(&self.shared.report).clone()
@@ -293,7 +293,7 @@ mod tests {
 
     type Calls = Receiver<(u64, Vec<Tier>)>;
 
-    /// A watcher whose eviction frees half of what is asked.
+    /// A watcher with an eviction that frees half of what is asked.
     fn watcher(config: PressureConfig) -> (PressureWatcher, Calls) {
         let (calls, receiver) = channel();
         let evict = move |wanted: u64, tiers: &[Tier]| {
@@ -362,7 +362,7 @@ mod tests {
         assert!((1..=8).contains(&report.evictions), "{report:?}");
         assert_eq!(report.evictions + report.held_back, 100);
         assert_eq!(calls.try_iter().count() as u64, report.evictions);
-        assert_eq!(watcher.force().evictions, report.evictions + 1, "whoever forces one gets it");
+        assert_eq!(watcher.force().evictions, report.evictions + 1, "a forced one is always done");
         let (fresh, _taken) = scripted(Some(95));
         watcher.set_source(fresh);
         watcher.shared.sample_and_act(Asked::InTurn);

@@ -1,22 +1,24 @@
 //! Saving a row: checks, room, the place in the chain, and the hand-over to memory or to the write queue.
 //!
 //! Called by the engine between two ticks. The payload comes in by reference and is never copied here. A save
-//! that cannot be done now is dropped and says why; only a save that contradicts itself is an error.
+//! that cannot be done now is dropped with its reason; only a save that contradicts itself is an error.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::job::{Done, Job, JobEnd, RowDraft};
+use super::lease::SaveBase;
+use super::queue::WriteQueue;
+use super::removal::Remover;
+use crate::config::CacheConfig;
 use crate::error::{BadSave, CacheError};
-use crate::format::{HEADER_LENGTH, MAX_PREFIX};
-use crate::index::{Gone, Index, NewRow, Use, will_be_durable};
+use crate::format::{MAX_PREFIX, RowMeta};
 use crate::identity::key::{Key, Namespace};
-use crate::store::lease::Lease;
 use crate::identity::owner::OwnerId;
-use crate::store::publish::Draft;
 use crate::index::rows::{Payload, PayloadPart, Row, RowId, payload_bytes};
-use crate::store::store::Store;
+use crate::index::{DroppedFile, Index, Use, will_be_durable};
+use crate::io::clock::Clock;
 use crate::kinds::{FingerprintMode, PartKind, SaveReason, Tier};
-use crate::store::writer::{Done, Job, JobEnd};
 
 /// A row to save: the state after exactly `tokens`.
 #[derive(Debug)]
@@ -33,9 +35,7 @@ pub struct SaveRequest<'a> {
     pub parts: Vec<PayloadPart>,
     /// Why it is saved.
     pub reason: SaveReason,
-    /// More about the reason, for people.
-    pub reason_detail: Option<String>,
-    /// Header flags (`format::FLAG_GRID`).
+    /// Header flags (`FLAG_GRID`).
     pub flags: u16,
     /// Context size of the model that made the state.
     pub context_size: u32,
@@ -47,48 +47,16 @@ pub struct SaveRequest<'a> {
     pub owner: Option<OwnerId>,
 }
 
-/// A stored row that a new one builds on, held until the save is made.
-#[derive(Debug)]
-pub struct SaveBase {
-    /// Keeps the row; dropped with the base.
-    pub(crate) _lease: Lease,
-    pub(crate) row: RowId,
-    pub(crate) key: Key,
-    pub(crate) start: u32,
-}
-
-impl SaveBase {
-    /// The first token that the new row has to store itself.
-    #[must_use]
-    pub fn start(&self) -> u32 {
-        self.start
-    }
-
-    /// The row.
-    #[must_use]
-    pub fn key(&self) -> Key {
-        self.key
-    }
-
-    /// The same row, of which less is used: the new one stores the tokens from `start` on itself. `None` if nothing of
-    /// it is used then.
-    #[must_use]
-    pub fn starting_at(mut self, start: u32) -> Option<Self> {
-        self.start = self.start.min(start);
-        (self.start > 0).then_some(self)
-    }
-}
-
-/// What became of a save.
+/// The row of a save and the outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Saved {
-    /// The name of the row, whatever became of it.
+    /// The name of the row, also if it was dropped.
     pub key: Key,
-    /// What became of it.
+    /// The outcome.
     pub outcome: SaveOutcome,
 }
 
-/// What became of a save.
+/// The outcome of a save.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SaveOutcome {
     /// It is in its tier.
@@ -118,62 +86,82 @@ pub enum DropReason {
     WriteFailed,
     /// A synchronous save took too long; it may still be written.
     TimedOut,
-    /// The key is being written or removed by somebody else.
+    /// The key is being written or removed.
     Conflict,
 }
 
-impl Store {
-    pub(crate) fn save(self: &Arc<Self>, request: SaveRequest<'_>) -> Result<Saved, CacheError> {
-        let start = request.base.map_or(0, |base| base.start);
-        check(&request, start)?;
-        let tier = request.tier.unwrap_or_else(|| self.config.default_tier());
+/// See the module.
+pub(crate) struct Saver {
+    queue: Arc<WriteQueue>,
+    remover: Arc<Remover>,
+    clock: Arc<dyn Clock>,
+    default_tier: Tier,
+    quotas: [u64; 3],
+    /// Rows saved to files are kept in memory too.
+    keep_hot: bool,
+    /// How long a synchronous save waits.
+    timeout: Duration,
+}
+
+impl Saver {
+    pub(crate) fn new(config: &CacheConfig, queue: Arc<WriteQueue>, remover: Arc<Remover>) -> Self {
+        Self {
+            queue,
+            remover,
+            clock: Arc::clone(&config.clock),
+            default_tier: config.default_tier(),
+            quotas: Tier::ALL.map(|tier| config.quota(tier)),
+            keep_hot: config.keep_hot,
+            timeout: Duration::from_millis(config.gates.evict_save_timeout_ms),
+        }
+    }
+
+    pub(crate) fn save(&self, request: SaveRequest<'_>) -> Result<Saved, CacheError> {
+        let tier = request.tier.unwrap_or(self.default_tier);
+        let SaveRequest { tokens, base, .. } = request;
+        let start = base.map_or(0, |base| base.start);
+        let (token_count, own_tokens) = check(&request, start)?;
+        let created = self.clock.unix_seconds();
+        let meta = RowMeta {
+            mode: request.mode,
+            reason: request.reason,
+            flags: request.flags,
+            context_size: request.context_size,
+            created,
+            last_used: created,
+            parent: base.map(|base| base.key),
+            start,
+            ..RowMeta::new(request.namespace, token_count)
+        };
+        let key = request.namespace.key(tokens);
+        let owners = request.owner.into_iter().collect();
+        let draft = RowDraft { key, meta, owners, tokens: own_tokens.to_vec(), text: request.text };
         let payload: Payload = Arc::from(request.parts);
-        let suffix = request.tokens.get(start as usize..).unwrap_or(&[]);
         let bytes = match tier {
             Tier::Ram => payload_bytes(&payload),
-            Tier::RamFile | Tier::Disk => {
-                let detail = request.reason_detail.as_ref().map_or(0, String::len);
-                let owners = request.owner.as_ref().map_or(0, |owner| owner_bytes(std::slice::from_ref(owner)));
-                file_bytes(&payload, suffix.len(), request.text.len() + detail + owners)
-            }
+            Tier::RamFile | Tier::Disk => draft.file_bytes(&payload),
         };
-        let quota = self.config.quota(tier);
+        let quota = tier.pick(&self.quotas);
+        let counters = &self.remover.counters;
         if quota == 0 {
             return Err(CacheError::TierOff { tier });
         }
         if bytes > quota {
-            self.counters.saves_dropped.increment();
+            counters.saves_dropped.increment();
             return Err(CacheError::QuotaTooSmall { tier, bytes, quota });
         }
-        let created = self.config.clock.unix_seconds();
-        let draft = Draft {
-            key: request.namespace.key(request.tokens),
-            namespace: request.namespace,
-            mode: request.mode,
-            reason: request.reason,
-            reason_detail: request.reason_detail,
-            owners: request.owner.into_iter().collect(),
-            flags: request.flags,
-            context_size: request.context_size,
-            created,
-            parent: request.base.map(|base| base.key),
-            start,
-            tokens: suffix.to_vec(),
-            text: request.text,
-        };
-        let key = draft.key;
-        let pending = Pending { store: self, tier, payload, bytes, draft };
-        let outcome = pending.enter(request.tokens, request.base.map(|base| base.row))?;
+        let pending = Pending { saver: self, tier, payload, bytes, draft };
+        let outcome = pending.enter(tokens, base.map(|base| base.row))?;
         match outcome {
-            SaveOutcome::Dropped(_) => self.counters.saves_dropped.increment(),
-            SaveOutcome::AlreadyPresent => self.counters.duplicate_dropped.increment(),
+            SaveOutcome::Dropped(_) => counters.saves_dropped.increment(),
+            SaveOutcome::AlreadyPresent => counters.duplicate_dropped.increment(),
             SaveOutcome::Published | SaveOutcome::Queued | SaveOutcome::KeptInRam => {}
         }
         Ok(Saved { key, outcome })
     }
 
     fn wait_for_write(&self, done: &Done) -> SaveOutcome {
-        match done.wait(Duration::from_millis(self.config.gates.evict_save_timeout_ms)) {
+        match done.wait(self.timeout) {
             Some(JobEnd::Published) => SaveOutcome::Published,
             Some(JobEnd::Failed) => SaveOutcome::Dropped(DropReason::WriteFailed),
             None => SaveOutcome::Dropped(DropReason::TimedOut),
@@ -183,11 +171,11 @@ impl Store {
 
 /// A checked save on its way into the index.
 struct Pending<'a> {
-    store: &'a Arc<Store>,
+    saver: &'a Saver,
     tier: Tier,
     payload: Payload,
     bytes: u64,
-    draft: Draft,
+    draft: RowDraft,
 }
 
 /// Where a save has found room.
@@ -201,56 +189,57 @@ struct Room {
 
 impl Pending<'_> {
     fn enter(self, tokens: &[u32], parent: Option<RowId>) -> Result<SaveOutcome, CacheError> {
-        let store = self.store;
-        let mut index = store.index.lock();
+        let Saver { queue, remover, clock, .. } = self.saver;
+        let RowDraft { key, meta, .. } = self.draft;
+        let mut index = remover.index.lock();
         if let Some(parent) = parent {
-            if index.row(parent).is_none_or(|row| row.doomed) {
+            // The base pins it, but it may have been found damaged since.
+            if index.row(parent).doomed {
                 return Ok(SaveOutcome::Dropped(DropReason::ParentGone));
             }
-            check_parent(&index, parent, &self.draft, tokens)?;
+            check_parent(&index, parent, &meta, tokens)?;
         }
-        let existing = index.by_key(&self.draft.key);
+        let existing = index.by_key(&key);
         if let Some(id) = existing
-            && !index.row(id).is_some_and(|row| self.completes(row, parent))
+            && !self.completes(index.row(id), parent)
         {
-            index.touch_chain(id, self.draft.created, Use::Extended);
+            index.touch_chain(id, meta.created, Use::Extended);
             index.add_owners(id, &self.draft.owners);
             return Ok(SaveOutcome::AlreadyPresent);
         }
-        let now = store.config.clock.now();
         // A file of that name that is being removed is gone before the row is written: writers wait for removals.
-        if self.tier != Tier::Ram && index.reservations.is_being_written(self.draft.key, self.tier, now) {
+        if self.tier != Tier::Ram && index.reservations.is_being_written(key, self.tier, clock.now()) {
             return Ok(SaveOutcome::Dropped(DropReason::Conflict));
         }
-        let mut gone = Vec::new();
-        let new = self.new_row(tokens, parent);
+        let mut dropped = Vec::new();
         let placed = self
-            .make_room(&mut index, existing, parent, &mut gone)
-            .and_then(|room| self.place(&mut index, existing, &new, room).map(|id| (id, room)));
+            .make_room(&mut index, existing, parent, &mut dropped)
+            .and_then(|room| self.place(&mut index, existing, tokens, parent, room).map(|id| (id, room)));
         let (id, room) = match placed {
             Ok(placed) => placed,
             Err(reason) => {
-                store.queue.push_removal(gone);
+                queue.push_removal(dropped);
                 drop(index);
-                store.changed.notify_all();
+                remover.index.notify();
                 return Ok(SaveOutcome::Dropped(reason));
             }
         };
-        let (tier, reason) = (self.tier, self.draft.reason);
-        let done = reason.is_synchronous().then(|| Arc::new(Done::default()));
+        let tier = self.tier;
+        let done = meta.reason.is_synchronous().then(|| Arc::new(Done::default()));
+        let saver = self.saver;
         if room.file {
-            // Before anybody else sees the row: one that builds on it must not get into the queue before it.
-            store.queue.push(self.job(id, done.clone()));
+            // Before the row is visible: one that builds on it must not get into the queue before it.
+            queue.push(self.job(id, done.clone()));
         }
         // Not here: the caller has others to serve, and a disk may take its time.
-        store.queue.push_removal(gone);
+        queue.push_removal(dropped);
         drop(index);
-        store.changed.notify_all();
+        remover.index.notify();
         if !room.file {
-            store.counters.saved(reason);
+            remover.counters.saved(meta.reason);
             return Ok(if tier == Tier::Ram { SaveOutcome::Published } else { SaveOutcome::KeptInRam });
         }
-        Ok(done.map_or(SaveOutcome::Queued, |done| store.wait_for_write(&done)))
+        Ok(done.map_or(SaveOutcome::Queued, |done| saver.wait_for_write(&done)))
     }
 
     /// Evicts what has to leave for this row. In an order in which nothing leaves for a save that is refused then.
@@ -259,30 +248,29 @@ impl Pending<'_> {
         index: &mut Index,
         existing: Option<RowId>,
         parent: Option<RowId>,
-        gone: &mut Vec<Gone>,
+        dropped: &mut Vec<DroppedFile>,
     ) -> Result<Room, DropReason> {
-        let store = self.store;
-        let tier_works = store.file_tier(self.tier).is_some_and(|tier| tier.is_on(store.config.clock.now()));
+        let Saver { queue, remover, clock, keep_hot, .. } = self.saver;
+        let tier_works = remover.tiers.get(self.tier).is_some_and(|tier| tier.is_on(clock.now()));
         let to_file = self.tier != Tier::Ram && tier_works;
-        let parent = parent.and_then(|id| index.row(id));
-        if to_file && !parent.is_none_or(|parent| will_be_durable(parent, self.tier)) {
+        if to_file && !parent.is_none_or(|parent| will_be_durable(index.row(parent), self.tier)) {
             return Err(DropReason::ParentGone);
         }
-        if to_file && !store.queue.has_room(self.draft.reason.is_synchronous()) {
+        if to_file && !queue.has_room(self.draft.meta.reason.is_synchronous()) {
             return Err(DropReason::QueueFull);
         }
-        let ram_bytes = existing.and_then(|id| index.row(id)).map_or(0, |row| row.bytes_in(Tier::Ram));
+        let ram_bytes = existing.map_or(0, |id| index.row(id).bytes_in(Tier::Ram));
         let growth = payload_bytes(&self.payload).saturating_sub(ram_bytes);
         // A row that is completed must not be evicted to make room for itself.
         existing.inspect(|id| index.pin(*id));
         let mut evict = |tier, bytes| {
             let evicted = index.make_room(tier, bytes);
-            store.counters.evictions.add(evicted.rows);
-            gone.extend(evicted.gone);
+            remover.counters.evictions.add(evicted.rows);
+            dropped.extend(evicted.dropped);
             evicted.enough
         };
         let file = to_file && evict(self.tier, self.bytes);
-        let wants_ram = if to_file { file && (store.config.keep_hot || ram_bytes > 0) } else { true };
+        let wants_ram = if to_file { file && (*keep_hot || ram_bytes > 0) } else { true };
         let ram = wants_ram && evict(Tier::Ram, growth);
         existing.inspect(|id| index.unpin(*id));
         match (file, ram) {
@@ -297,89 +285,61 @@ impl Pending<'_> {
         &self,
         index: &mut Index,
         existing: Option<RowId>,
-        new: &NewRow<'_>,
+        tokens: &[u32],
+        parent: Option<RowId>,
         room: Room,
     ) -> Result<RowId, DropReason> {
+        let RowDraft { key, meta, owners, .. } = &self.draft;
         let id = match existing {
             Some(id) => {
-                index.redescribe(id, new);
+                index.redescribe(id, meta, owners);
                 if !room.ram {
                     // What grows without room must not be counted as a row of the tier.
                     index.leave_ram(id);
                 }
                 id
             }
-            None => index.insert(new).map_err(|_| DropReason::NoRoom)?,
+            None => index.insert(*key, *meta, tokens, owners, parent).map_err(|_| DropReason::NoRoom)?,
         };
         if room.file {
             index.set_pending(id, self.tier, Arc::clone(&self.payload), self.bytes);
         }
         if room.ram {
-            index.set_ram(id, Some(Arc::clone(&self.payload)));
+            index.set_ram(id, Arc::clone(&self.payload));
         }
-        index.touch_chain(id, self.draft.created, Use::Extended);
+        index.touch_chain(id, meta.created, Use::Extended);
         Ok(id)
     }
 
     fn job(self, row: RowId, done: Option<Arc<Done>>) -> Job {
-        Job { row, tier: self.tier, draft: self.draft, payload: self.payload, bytes: self.bytes, done, was: None }
-    }
-
-    fn new_row<'t>(&'t self, tokens: &'t [u32], parent: Option<RowId>) -> NewRow<'t> {
-        NewRow {
-            key: self.draft.key,
-            namespace: self.draft.namespace,
-            tokens,
-            start: self.draft.start,
-            parent,
-            version: crate::format::VERSION_CHAINED,
-            reason: self.draft.reason,
-            flags: self.draft.flags,
-            mode: self.draft.mode,
-            context_size: self.draft.context_size,
-            created: self.draft.created,
-            last_used: self.draft.created,
-            hits: 0,
-            owners: &self.draft.owners,
-        }
+        Job { row, tier: self.tier, draft: self.draft, payload: self.payload, bytes: self.bytes, done, old_base: None }
     }
 
     /// A stored row takes a second save only if that adds a part or a more durable tier and changes nothing else:
-    /// the logits of a boundary that was first passed without them, for example. Nobody may be reading or writing
+    /// the logits of a boundary that was first passed without them, for example. Nothing may be reading or writing
     /// it meanwhile, and bytes that were computed in another way (flags) are not the same row's.
     fn completes(&self, row: &Row, parent: Option<RowId>) -> bool {
-        let given = |kind| self.payload.iter().any(|part| part.kind == kind);
+        let meta = &self.draft.meta;
         let adds = self.payload.iter().any(|part| !row.has_part(part.kind));
-        let keeps = PartKind::ALL.into_iter().all(|kind| !row.has_part(kind) || given(kind));
         let more_durable = !row.is_as_durable_as(self.tier);
         let free = row.pins == 0 && row.pending.is_none();
-        let same = row.parent == parent && row.start == self.draft.start && row.flags == self.draft.flags;
-        (adds || more_durable) && keeps && free && same
+        let same = row.parent == parent && row.meta.start == meta.start && row.meta.flags == meta.flags;
+        (adds || more_durable) && row.is_covered_by(&self.payload) && free && same
     }
 }
 
-/// Bytes of the file that a row becomes, a little on the safe side: records besides texts and tokens are short.
-pub(crate) fn file_bytes(payload: &Payload, tokens: usize, text: usize) -> u64 {
-    const OTHER_RECORDS: usize = 512;
-    payload_bytes(payload) + (HEADER_LENGTH + OTHER_RECORDS + tokens * 4 + text) as u64
-}
-
-/// Bytes of the record that names a row's owners.
-pub(crate) const fn owner_bytes(owners: &[OwnerId]) -> usize {
-    owners.len() * OwnerId::LENGTH
-}
-
-fn check(request: &SaveRequest<'_>, start: u32) -> Result<(), BadSave> {
+/// How many tokens the row has, and those that it stores itself, if the request does not contradict itself.
+fn check<'a>(request: &SaveRequest<'a>, start: u32) -> Result<(u32, &'a [u32]), BadSave> {
     let tokens = request.tokens.len();
     if tokens == 0 {
         return Err(BadSave::NoTokens);
     }
+    let too_many = BadSave::TooManyTokens { tokens, text: request.text.len(), limit: MAX_PREFIX };
     if tokens as u64 * 4 + request.text.len() as u64 + 4096 > MAX_PREFIX {
-        return Err(BadSave::TooManyTokens { tokens, text: request.text.len(), limit: MAX_PREFIX });
+        return Err(too_many);
     }
-    if start as usize > tokens {
-        return Err(BadSave::EmptyRange { start: start as usize, end: tokens });
-    }
+    let own_tokens = request.tokens.get(start as usize..);
+    let own_tokens = own_tokens.ok_or(BadSave::EmptyRange { start: start as usize, end: tokens })?;
     if request.parts.is_empty() {
         return Err(BadSave::NoParts);
     }
@@ -391,23 +351,19 @@ fn check(request: &SaveRequest<'_>, start: u32) -> Result<(), BadSave> {
             return Err(BadSave::PartTwice { kind: part.kind });
         }
     }
-    Ok(())
+    Ok((u32::try_from(tokens).map_err(|_| too_many)?, own_tokens))
 }
 
 /// The base was chosen by tokens, but the caller may have changed them since.
-fn check_parent(index: &Index, parent: RowId, draft: &Draft, tokens: &[u32]) -> Result<(), BadSave> {
-    let Some(row) = index.row(parent) else { return Err(BadSave::NoParent { start: draft.start as usize }) };
-    let key = row.key;
-    if index.namespace_of(row) != Some(draft.namespace) {
-        return Err(BadSave::OtherNamespace { parent: key });
+fn check_parent(index: &Index, parent: RowId, meta: &RowMeta, tokens: &[u32]) -> Result<(), BadSave> {
+    let row = index.row(parent);
+    if row.meta.namespace != meta.namespace {
+        return Err(BadSave::OtherNamespace { parent: row.key });
     }
-    if row.has_part(PartKind::Whole) {
-        return Err(BadSave::WholeParent { parent: key });
-    }
-    let theirs = index.tokens_of(parent).unwrap_or_default();
+    let theirs = index.tokens_of(parent);
     let agree = theirs.iter().zip(tokens).take_while(|(one, two)| one == two).count();
-    if agree < draft.start as usize {
-        return Err(BadSave::ParentDiffers { parent: key, agree, start: draft.start as usize });
+    if agree < meta.start as usize {
+        return Err(BadSave::ParentDiffers { parent: row.key, agree, start: meta.start as usize });
     }
     Ok(())
 }

@@ -9,10 +9,16 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
+use crate::config::CacheConfig;
+use crate::error::CacheError;
+use crate::folder::lock::FolderLock;
+use crate::folder::privacy;
 use crate::format;
 use crate::identity::key::Key;
+use crate::io::fs::Fs;
 use crate::io::sync::Mutex;
 use crate::kinds::Tier;
 
@@ -122,7 +128,7 @@ impl FileTier {
         }
     }
 
-    /// Whether a read may be tried now, and how much it is trusted. A tier that was late is asked by one caller after
+    /// Whether a read may be tried now, and how much it is trusted. A tier that was late is probed by one caller after
     /// each pause, not by all at once.
     pub(crate) fn may_read(&self, now: Duration) -> Readable {
         match &mut self.state.lock().slow {
@@ -135,7 +141,7 @@ impl FileTier {
         }
     }
 
-    /// A read did not come within the time that somebody had for it. True if the tier was in time until now.
+    /// A read did not come within the time that a restore had for it. True if the tier was in time until now.
     pub(crate) fn read_late(&self, waited: Duration, now: Duration) -> bool {
         let mut state = self.state.lock();
         let was_in_time = state.slow.is_none();
@@ -159,7 +165,7 @@ impl FileTier {
         }
     }
 
-    /// A read came, whether or not somebody still waited for it: the next one need not wait for the pause.
+    /// A read came, perhaps too late for its caller: the next one need not wait for the pause.
     pub(crate) fn read_came(&self, now: Duration) {
         if let Some(slow) = &mut self.state.lock().slow {
             slow.retry_at = slow.retry_at.min(now);
@@ -179,9 +185,76 @@ impl FileTier {
     }
 }
 
+/// The configured file tiers and their file system.
+pub(crate) struct FileTiers {
+    fs: Arc<dyn Fs>,
+    tiers: Vec<FileTier>,
+    /// Held for as long as any part of the store lives.
+    _locks: Vec<FolderLock>,
+}
+
+impl FileTiers {
+    /// Creates the folders, closes them to others and takes their locks.
+    pub(crate) fn open(config: &CacheConfig) -> Result<Self, CacheError> {
+        let mut opened = Self { fs: Arc::clone(&config.fs), tiers: Vec::new(), _locks: Vec::new() };
+        for tier in Tier::FILES {
+            let Some(settings) = config.file_tier(tier) else { continue };
+            let folder = &settings.folder;
+            let wrap = |source| CacheError::Folder { action: "create", path: folder.clone(), source };
+            config.fs.create_folder(folder).map_err(wrap)?;
+            if config.fs.has_locks() {
+                close_to_others(folder);
+                opened._locks.push(FolderLock::take(folder)?);
+            }
+            opened.tiers.push(FileTier::new(tier, folder.clone()));
+        }
+        Ok(opened)
+    }
+
+    pub(crate) fn fs(&self) -> &dyn Fs {
+        &*self.fs
+    }
+
+    /// The configured tiers, fastest first.
+    pub(crate) fn all(&self) -> &[FileTier] {
+        &self.tiers
+    }
+
+    /// A file tier, if it is configured.
+    pub(crate) fn get(&self, tier: Tier) -> Option<&FileTier> {
+        self.tiers.iter().find(|candidate| candidate.tier() == tier)
+    }
+
+    /// The tier of a row that is in a file.
+    #[expect(clippy::expect_used, reason = "the index would name files in a folder that is not ours")]
+    pub(crate) fn of(&self, tier: Tier) -> &FileTier {
+        self.get(tier).expect("invariant: rows are in configured tiers only")
+    }
+}
+
+/// Closes a folder that was there before to others. A folder that cannot be closed is used all the same: new files are
+/// closed to others by themselves.
+fn close_to_others(folder: &Path) {
+    match privacy::shield(folder) {
+        Ok(false) => {}
+        Ok(true) => tracing::info!(folder = %folder.display(), "others could read the cache folder; closed to them"),
+        Err(error) => tracing::warn!(
+            folder = %folder.display(), %error,
+            "others may read what older releases put into the cache folder; run `poncho cache verify --repair` as its owner"
+        ),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_row_in_a_tier_that_is_not_configured_is_loud() {
+        let tiers = FileTiers::open(&CacheConfig::in_memory(1)).unwrap();
+        let complaint = crate::testing::broken_invariant(|| assert!(tiers.of(Tier::Disk).is_durable()));
+        assert_eq!(complaint, "invariant: rows are in configured tiers only");
+    }
 
     #[test]
     fn a_failing_tier_is_tried_again_with_growing_pauses_and_recovers() {

@@ -1,10 +1,12 @@
-//! A file system that passes everything on and fails where it is told to.
+//! A file system that passes everything on and fails on command.
+//!
+//! Used by tests that aim a fault at one operation. It must never fail on its own.
 
 use std::collections::HashMap;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::io::fs::{Entry, Fs, NewFile, ReadFile};
 use crate::io::sync::{Condvar, Mutex, MutexGuard};
@@ -108,7 +110,7 @@ pub struct FaultFs {
 }
 
 impl FaultFs {
-    /// Passes everything on to `inner` until told otherwise.
+    /// Passes everything on to `inner` until a fault is set.
     #[must_use]
     pub fn new(inner: Arc<dyn Fs>) -> Self {
         Self { inner, plan: Arc::default(), changed: Arc::default() }
@@ -124,7 +126,7 @@ impl FaultFs {
         self.plan.lock().coming.insert(operation, (skip, fault));
     }
 
-    /// Nothing fails any more.
+    /// Clears all faults.
     pub fn clear(&self) {
         let mut plan = self.plan.lock();
         plan.standing.clear();
@@ -147,20 +149,14 @@ impl FaultFs {
         self.wait_for(limit, |plan| plan.stalled >= calls)
     }
 
-    /// Waits until no call is stalled any more, at most so long. Says whether it came to that.
+    /// Waits until no call is stalled, at most for `limit`. Returns whether none is.
     #[must_use]
     pub fn wait_until_none_stalled(&self, limit: Duration) -> bool {
         self.wait_for(limit, |plan| plan.stalled == 0)
     }
 
     fn wait_for(&self, limit: Duration, reached: impl Fn(&Plan) -> bool) -> bool {
-        let started = Instant::now();
-        let mut plan = self.plan.lock();
-        while !reached(&plan) {
-            let Some(left) = limit.checked_sub(started.elapsed()).filter(|left| !left.is_zero()) else { return false };
-            plan = self.changed.wait_for(plan, left);
-        }
-        true
+        self.changed.wait_until(self.plan.lock(), limit, reached).1
     }
 
     /// Waits until calls are released.
@@ -231,10 +227,6 @@ impl Fs for FaultFs {
     fn create_folder(&self, path: &Path) -> io::Result<()> {
         self.check(Operation::CreateFolder)?;
         self.inner.create_folder(path)
-    }
-
-    fn shield(&self, root: &Path) -> io::Result<bool> {
-        self.inner.shield(root)
     }
 
     fn write_new(&self, path: &Path, file: &NewFile<'_>, durable: bool) -> io::Result<()> {

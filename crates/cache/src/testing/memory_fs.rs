@@ -1,4 +1,6 @@
 //! A file system in memory: fast, without a disk's timing, and under shuttle a yield point at every call.
+//!
+//! Used by tests that open a cache thousands of times. It must never touch a real file.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;

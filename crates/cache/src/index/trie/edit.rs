@@ -132,7 +132,7 @@ impl<R: Copy + Eq> TokenTrie<R> {
         best.map(|(_, nearest)| nearest)
     }
 
-    /// Merges a node that has neither a row nor a fork into its only child, whose id survives.
+    /// Merges a node that has neither a row nor a fork into its only child; the id of the child survives.
     fn merge_if_idle(&mut self, upper: NodeId) {
         let node = self.nodes.get(upper);
         let mergeable = if upper == ROOT || node.row.is_some() { None } else { node.only_child() };
@@ -185,7 +185,7 @@ impl<R: Copy + Eq> TokenTrie<R> {
         }
     }
 
-    /// The child whose label goes on in the same buffer.
+    /// The child with a label that goes on in the same buffer.
     fn next_in_buffer(&self, id: NodeId, label: Label) -> Option<NodeId> {
         let child = self.nodes.get(id).child(self.labels.following(label)?)?;
         self.nodes.get(child).label.shares_buffer(label).then_some(child)

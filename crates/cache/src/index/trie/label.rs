@@ -35,7 +35,7 @@ impl Label {
     /// The first `at` tokens and the rest. Both halves together use what the whole used.
     pub(super) fn split(self, at: usize) -> (Self, Self) {
         let middle = self.start + narrow(at);
-        debug_assert!(middle <= self.end, "invariant: a label is split inside its tokens");
+        assert!(middle <= self.end, "invariant: a label is split inside its tokens");
         (Self { end: middle, ..self }, Self { start: middle, ..self })
     }
 

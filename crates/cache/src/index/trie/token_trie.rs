@@ -30,7 +30,7 @@ pub(crate) struct TokenTrie<R> {
 pub(crate) struct Match<R> {
     /// How many tokens, from the first, agree with some stored row.
     pub(crate) common: usize,
-    /// Rows whose whole token list is a prefix of the tokens, as (token count, row), shallow to deep.
+    /// Rows with a token list that is a prefix of the tokens, as (token count, row), shallow to deep.
     pub(crate) boundaries: Vec<(usize, R)>,
     /// Of the rows that agree on the first `common` tokens, one that ends soonest. None if `common` is 0.
     pub(crate) below: Option<R>,
@@ -53,7 +53,7 @@ pub(crate) enum InsertError<R> {
     TooLarge,
 }
 
-/// A place in the tree: so many tokens down the label of a node.
+/// A place in the tree: `inside` tokens down the label of a node.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Place {
     pub(super) node: NodeId,
@@ -215,7 +215,7 @@ impl<R: Copy + Eq> TokenTrie<R> {
         self.nodes.heap_bytes() + self.labels.heap_bytes()
     }
 
-    /// Follows tokens down from a place and shows each node whose end it reaches to `passed`.
+    /// Follows tokens down from a place and shows each node that it reaches the end of to `passed`.
     pub(super) fn descend(&self, from: Place, tokens: &[u32], mut passed: impl FnMut(&Node<R>)) -> Descent {
         let mut place = from;
         let mut rest = tokens;

@@ -22,7 +22,7 @@ impl SystemSource {
         Self { root: root.to_path_buf() }
     }
 
-    /// Control groups whose limit is below `machine_total`: the process's own and each one around it.
+    /// Control groups with a limit below `machine_total`: the process's own and each one around it.
     fn groups(&self, machine_total: u64) -> Vec<PressureSample> {
         let Ok(membership) = fs::read_to_string(self.root.join("proc/self/cgroup")) else { return Vec::new() };
         let Some(group) = membership.lines().find_map(|line| line.strip_prefix("0::/")) else { return Vec::new() };

@@ -1,15 +1,26 @@
 //! Age and room: touching rows on use, and choosing what a tier gives up.
 //!
-//! Called by the store when a plan is made, a save needs room, or somebody asks for bytes. Never drops a
-//! pinned row, a row that is being written, or a row that a stored row still builds on.
+//! Called by the store when a plan is made, a save needs room, or a caller asks for bytes. It must never drop a pinned
+//! row, a row that is being written, or a row that a stored row still builds on.
 
 use std::collections::HashSet;
 use std::ops::Bound;
 
-use super::table::{Gone, Index};
+use super::rows::{Row, RowId};
+use super::table::{DroppedFile, Index};
+use crate::identity::key::Key;
 use crate::identity::owner::OwnerId;
-use crate::index::rows::{Row, RowId};
 use crate::kinds::Tier;
+
+/// Hits and last use of a row that its files do not have yet.
+#[derive(Debug)]
+pub(crate) struct Touched {
+    pub(crate) key: Key,
+    /// The file tiers that hold it.
+    pub(crate) tiers: Vec<Tier>,
+    pub(crate) hits: u32,
+    pub(crate) last_used: u64,
+}
 
 /// A row used now, and whether that counts as a hit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,11 +31,11 @@ pub(crate) enum Use {
     Extended,
 }
 
-/// What making room came to.
+/// The result of an eviction.
 #[derive(Debug, Default)]
 pub(crate) struct Evicted {
     /// Files to remove.
-    pub(crate) gone: Vec<Gone>,
+    pub(crate) dropped: Vec<DroppedFile>,
     /// Bytes given up, in memory and in files.
     pub(crate) bytes: u64,
     /// How many rows left the tier.
@@ -45,43 +56,42 @@ impl Index {
     pub(crate) fn touch_chain(&mut self, id: RowId, now: u64, kind: Use) {
         let mut next = Some(id);
         while let Some(id) = next {
-            let Some(row) = self.row_mut(id) else { break };
+            let row = self.row_mut(id);
             next = row.parent;
             let before = row.lru_key(id);
-            row.last_used = row.last_used.max(now);
+            row.meta.last_used = row.meta.last_used.max(now);
             if kind == Use::Hit {
-                row.hits = row.hits.saturating_add(1);
+                row.meta.hits = row.meta.hits.saturating_add(1);
             }
             let after = row.lru_key(id);
             let resides = Tier::ALL.map(|tier| row.resides_in(tier));
-            let newly_dirty = !std::mem::replace(&mut row.dirty, true);
-            if newly_dirty {
-                self.dirty.push(id);
-            }
-            for (lru, resides) in self.lru.iter_mut().zip(resides) {
-                if resides && lru.remove(&before) {
-                    lru.insert(after);
+            self.mark_dirty(id);
+            for (tier, resides) in Tier::ALL.into_iter().zip(resides) {
+                if resides {
+                    self.ledger_mut(tier).reorder(&before, after);
                 }
             }
         }
     }
 
-    /// Rows whose hits or last use changed since the last call: key, file tiers, hits, last use.
-    pub(crate) fn take_dirty(&mut self) -> Vec<(crate::identity::key::Key, Vec<Tier>, u32, u64)> {
-        let dirty = std::mem::take(&mut self.dirty);
-        let mut touched = Vec::with_capacity(dirty.len());
-        for id in dirty {
-            let Some(row) = self.row_mut(id).filter(|row| row.dirty) else { continue };
-            if row.pending.is_some() && !row.doomed {
+    /// Rows with hits or a last use that changed since the last call.
+    pub(crate) fn take_touched(&mut self) -> Vec<Touched> {
+        let marked = self.take_marked();
+        let mut touched = Vec::with_capacity(marked.len());
+        for id in marked {
+            if self.live(id).is_none_or(|row| !row.dirty) {
+                continue;
+            }
+            let row = self.row_mut(id);
+            if row.pending.is_some() {
                 // Its file is still to come, and will know nothing of this use.
-                self.dirty.push(id);
+                self.keep_mark(id);
                 continue;
             }
             row.dirty = false;
-            let tiers: Vec<Tier> =
-                [Tier::RamFile, Tier::Disk].into_iter().filter(|tier| row.resides_in(*tier)).collect();
-            if !tiers.is_empty() && !row.doomed {
-                touched.push((row.key, tiers, row.hits, row.last_used));
+            let tiers: Vec<Tier> = Tier::FILES.into_iter().filter(|tier| row.resides_in(*tier)).collect();
+            if !tiers.is_empty() {
+                touched.push(Touched { key: row.key, tiers, hits: row.meta.hits, last_used: row.meta.last_used });
             }
         }
         touched
@@ -89,11 +99,7 @@ impl Index {
 
     /// Makes room for `bytes` more in `tier`; gives up nothing if that is impossible now.
     pub(crate) fn make_room(&mut self, tier: Tier, bytes: u64) -> Evicted {
-        if bytes > self.quota(tier) {
-            return Evicted::default();
-        }
-        let wanted = self.used(tier).saturating_add(self.incoming(tier)).saturating_add(bytes);
-        let excess = wanted.saturating_sub(self.quota(tier));
+        let Some(excess) = self.ledger(tier).excess(bytes) else { return Evicted::default() };
         let chosen = self.choose(tier, excess, None);
         if chosen.bytes < excess {
             return Evicted::default();
@@ -101,35 +107,41 @@ impl Index {
         Evicted { enough: true, ..self.give_up(tier, &chosen) }
     }
 
-    /// Gives up at least `bytes` of a tier, oldest first, or all that can be given up.
-    /// With an owner only rows that are its own and nobody else's.
-    pub(crate) fn evict(&mut self, tier: Tier, bytes: u64, owner: Option<OwnerId>) -> Evicted {
-        let chosen = self.choose(tier, bytes, owner);
-        Evicted { enough: chosen.bytes >= bytes, ..self.give_up(tier, &chosen) }
+    /// Gives up at least `bytes` of these tiers, fastest tier first and oldest rows first within each, or all that can be
+    /// given up. With an owner only rows that are its own and nobody else's.
+    pub(crate) fn evict(&mut self, bytes: u64, tiers: &[Tier], owner: Option<OwnerId>) -> Evicted {
+        let mut sum = Evicted::default();
+        for tier in Tier::ALL.into_iter().filter(|tier| tiers.contains(tier)) {
+            let chosen = self.choose(tier, bytes.saturating_sub(sum.bytes), owner);
+            let evicted = self.give_up(tier, &chosen);
+            sum.bytes = sum.bytes.saturating_add(evicted.bytes);
+            sum.rows += evicted.rows;
+            sum.dropped.extend(evicted.dropped);
+        }
+        sum.enough = sum.bytes >= bytes;
+        sum
     }
 
     /// The rows to give up for `bytes` of a tier, in their order; all that can go if that is not enough.
     fn choose(&self, tier: Tier, bytes: u64, owner: Option<OwnerId>) -> Chosen {
-        let is_open = |id: RowId| owner.is_none_or(|owner| self.row(id).is_some_and(|row| row.owners == [owner]));
+        let is_open = |id: RowId| owner.is_none_or(|owner| self.row(id).owners == [owner]);
         let mut chosen = Chosen::default();
         let mut leaving = HashSet::new();
         let mut from = Bound::Unbounded;
-        let Some(lru) = self.lru.get(tier.index()) else { return chosen };
         while chosen.bytes < bytes {
-            let mut older_first = lru.range((from, Bound::Unbounded));
+            let mut older_first = self.ledger(tier).from(from);
             let next = older_first.find(|entry| {
                 !leaving.contains(&entry.3) && is_open(entry.3) && self.can_leave(entry.3, tier, &leaving)
             });
             let Some(entry) = next.copied() else { break };
-            let id = entry.3;
+            let row = self.row(entry.3);
             // A row mostly sorts before the row it builds on, which is met further on. But a parent may be longer
             // than its child, and uses are written into files by best effort, so that it may seem older.
-            let parent = self.row(id).and_then(|row| row.parent);
-            let parent = parent.and_then(|parent| self.row(parent).map(|row| row.lru_key(parent)));
+            let parent = row.parent.map(|parent| self.row(parent).lru_key(parent));
             from = parent.filter(|parent| *parent < entry).map_or(Bound::Excluded(entry), Bound::Included);
-            chosen.bytes += self.row(id).map_or(0, |row| row.bytes_in(tier));
-            chosen.rows.push(id);
-            leaving.insert(id);
+            chosen.bytes += row.bytes_in(tier);
+            chosen.rows.push(entry.3);
+            leaving.insert(entry.3);
         }
         chosen
     }
@@ -137,21 +149,19 @@ impl Index {
     fn give_up(&mut self, tier: Tier, chosen: &Chosen) -> Evicted {
         let mut evicted = Evicted { bytes: chosen.bytes, rows: chosen.rows.len() as u64, ..Evicted::default() };
         for &id in &chosen.rows {
-            evicted.gone.extend(self.leave_tier(id, tier));
-            if !self.row(id).is_some_and(Row::is_stored) {
-                evicted.gone.extend(self.remove_with_descendants(id));
-            }
+            evicted.dropped.extend(self.drop_copy(id, tier));
         }
         evicted
     }
 
     /// Whether a row may leave a tier once the rows `leaving` have left it.
     fn can_leave(&self, id: RowId, tier: Tier, leaving: &HashSet<RowId>) -> bool {
-        let Some(row) = self.row(id) else { return false };
+        let row = self.row(id);
         if row.pins > 0 || row.pending.is_some() || self.reservations.is_busy(row.key, tier) {
             return false;
         }
-        row.children.iter().filter_map(|child| self.row(*child).map(|row| (child, row))).all(|(child_id, child)| {
+        row.children.iter().all(|child_id| {
+            let child: &Row = self.row(*child_id);
             let leaves = |other| other == tier && leaving.contains(child_id);
             let stays = |other| child.pending == Some(other) || (child.resides_in(other) && !leaves(other));
             let needed = Tier::ALL.into_iter().rev().find(|other| stays(*other));
