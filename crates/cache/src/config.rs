@@ -3,18 +3,19 @@
 //! Built by the engine and by the command line. After `check` has passed, no other module needs to
 //! check a setting.
 
+use std::fmt::Debug;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::CacheError;
+use crate::identity::key::Key;
 use crate::io::clock::{Clock, SystemClock};
 use crate::io::fs::{Fs, StdFs};
 use crate::kinds::Tier;
 use crate::policy::{Gates, Policy};
 use crate::pressure::config::PressureConfig;
-use crate::stage::StageObserver;
 
 /// A tier of files.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -178,6 +179,44 @@ impl CheckedConfig {
     pub(crate) fn policy(&self) -> &Policy {
         &self.policy
     }
+}
+
+/// A point in the life of a file that is being published, reported right after it was reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Stage {
+    /// The key is reserved; nothing is on the disk yet.
+    Reserved,
+    /// The temporary file is complete and synced.
+    TmpWritten,
+    /// The reservation was still ours, and stays so.
+    Checked,
+    /// The final name exists; the temporary name too.
+    Linked,
+    /// The temporary name is gone.
+    TmpRemoved,
+    /// The folder is synced.
+    FolderSynced,
+    /// The row is announced.
+    Announced,
+}
+
+impl Stage {
+    /// All stages in their order.
+    pub const ALL: [Self; 7] = [
+        Self::Reserved,
+        Self::TmpWritten,
+        Self::Checked,
+        Self::Linked,
+        Self::TmpRemoved,
+        Self::FolderSynced,
+        Self::Announced,
+    ];
+}
+
+/// Learns of each stage. Tests kill the process or fail there.
+pub trait StageObserver: Send + Sync + Debug {
+    /// `key` has just reached `stage`.
+    fn reached(&self, stage: Stage, key: &Key);
 }
 
 /// A NUL would end the path early in the kernel, so that another file is used than the one that was named.

@@ -6,3 +6,5 @@ pub(crate) mod clock;
 pub(crate) mod files;
 pub(crate) mod fs;
 pub(crate) mod sync;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;

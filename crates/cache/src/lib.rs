@@ -52,14 +52,11 @@ mod io;
 mod kinds;
 mod policy;
 mod pressure;
-mod stage;
 mod stats;
 mod store;
-#[cfg(any(test, feature = "testing"))]
-pub mod testing;
 
 pub use cache::{Cache, RowInfo};
-pub use config::{CacheConfig, FileTierConfig};
+pub use config::{CacheConfig, FileTierConfig, Stage, StageObserver};
 pub use error::{BadSave, CacheError};
 pub use folder::privacy::{Closed, OpenToOthers, close_cache_folder, open_to_others};
 #[cfg(any(test, feature = "testing"))]
@@ -92,6 +89,8 @@ pub use io::files::{
     open_folder, open_or_create_private, open_regular, open_regular_with,
 };
 pub use io::fs::{Entry, Fs, NewFile, ReadFile, StdFs};
+#[cfg(any(test, feature = "testing"))]
+pub use io::testing;
 pub use kinds::{FingerprintMode, HitKind, PartKind, SaveReason, Tier};
 pub use policy::{GateError, Gates, Policy};
 pub use pressure::config::{PressureConfig, PressureConfigError};
@@ -99,7 +98,6 @@ pub use pressure::sources::{
     NoopSource, PressureError, PressureSample, PressureSource, PressureSourceKind, SystemSource,
 };
 pub use pressure::watcher::{EvictBytes, PressureAction, PressureReport, PressureWatcher};
-pub use stage::{Stage, StageObserver};
 pub use stats::{CounterSnapshot, Counters};
 pub use store::compact::Compaction;
 pub use store::lease::SaveBase;

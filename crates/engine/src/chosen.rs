@@ -50,8 +50,7 @@ impl Chosen {
 
     /// The parts that are not in memory.
     pub(crate) fn missing(&self) -> Vec<PartId> {
-        let is_missing =
-            |(row, kind): &PartId| self.plan.rows().get(*row).is_none_or(|row| row.bytes(*kind).is_none());
+        let is_missing = |(row, kind): &PartId| self.plan.rows().get(*row).is_none_or(|row| row.bytes(*kind).is_none());
         self.parts().filter(is_missing).collect()
     }
 
@@ -64,9 +63,7 @@ impl Chosen {
     /// The tiers that some of its parts are read from.
     pub(crate) fn tiers_of(&self, parts: &[PartId]) -> impl Iterator<Item = Tier> {
         let is_among = |tier: Tier| {
-            parts.iter().any(|(row, kind)| {
-                self.plan.rows().get(*row).and_then(|row| row.tier_of(*kind)) == Some(tier)
-            })
+            parts.iter().any(|(row, kind)| self.plan.rows().get(*row).and_then(|row| row.tier_of(*kind)) == Some(tier))
         };
         [Tier::RamFile, Tier::Disk].into_iter().filter(move |tier| is_among(*tier))
     }

@@ -146,8 +146,11 @@ fn a_conversation_keeps_a_bounded_number_of_partial_states() {
         }
         let partials: Vec<u32> = {
             let rows = cache.rows();
-            let mut counts: Vec<u32> =
-                rows.iter().filter(|row| row.parts.contains(&PartKind::Partial)).map(|row| row.meta.token_count).collect();
+            let mut counts: Vec<u32> = rows
+                .iter()
+                .filter(|row| row.parts.contains(&PartKind::Partial))
+                .map(|row| row.meta.token_count)
+                .collect();
             counts.sort_unstable();
             counts
         };
@@ -172,7 +175,7 @@ fn a_damaged_row_costs_only_what_follows_it() {
         let mut rows = cache.rows();
         rows.sort_by_key(|row| row.meta.token_count);
         let middle = rows.iter().find(|row| row.meta.start >= 90).unwrap();
-        (tokens, (middle.key.to_hex(), middle.start as usize))
+        (tokens, (middle.key.to_hex(), middle.meta.start as usize))
     };
     let (key, start) = damaged;
     let path = folder.path().join("disk").join(&key[..2]).join(format!("{key}.kvc"));

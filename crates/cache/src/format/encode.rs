@@ -244,6 +244,33 @@ pub(super) mod tests {
         }
     }
 
+    /// The format must not change by a bit: the seed was written by an earlier release.
+    #[test]
+    fn the_bytes_of_a_row_are_those_of_earlier_releases() {
+        let meta = RowMeta {
+            reason: SaveReason::Cold,
+            flags: 1,
+            hits: 1,
+            context_size: 4096,
+            created: 1,
+            last_used: 2,
+            parent: Some(Key::from_bytes([3; 32])),
+            start: 4,
+            ..RowMeta::new(META.namespace, 6)
+        };
+        let kinds = [(PartKind::Attention, 64, 1), (PartKind::Partial, 32, 2), (PartKind::Logits, 4, 3)];
+        let parts = kinds.map(|(kind, length, crc)| NewPart { kind, length, crc });
+        let draft = PrefixDraft {
+            text: "seed",
+            host: Some("host"),
+            writer: Some("0.1.0"),
+            reason_detail: Some("seed"),
+            ..PrefixDraft::new(meta, &[5, 6], &parts)
+        };
+        let seed = include_bytes!("../../../../fuzz/seeds/kvc_prefix/seed-child");
+        assert_eq!(encode_prefix(&draft).unwrap(), seed);
+    }
+
     #[test]
     fn payload_crc_is_that_of_the_joined_parts() {
         use crate::format::crc32c;

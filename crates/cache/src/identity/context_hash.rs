@@ -113,8 +113,7 @@ impl Encoding {
 
     fn fact(&mut self, name: &str, value: &[u8]) {
         for bytes in [name.as_bytes(), value] {
-            // usize is at most 64 bits wide on every platform Rust knows, so the fallback is never taken.
-            self.hash.update(u64::try_from(bytes.len()).unwrap_or(u64::MAX).to_le_bytes());
+            self.hash.update((bytes.len() as u64).to_le_bytes());
             self.hash.update(bytes);
         }
     }

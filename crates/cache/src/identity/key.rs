@@ -123,7 +123,8 @@ impl KeyHasher {
             for (bytes, token) in block.chunks_exact_mut(4).zip(run) {
                 bytes.copy_from_slice(&token.to_le_bytes());
             }
-            self.hash.update(block.get(..run.len() * 4).unwrap_or(&[]));
+            let (filled, _) = block.split_at(run.len() * 4);
+            self.hash.update(filled);
         }
     }
 

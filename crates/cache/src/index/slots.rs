@@ -20,16 +20,15 @@ impl RowSlots {
 
     /// Adds a row under `next_id`.
     pub(super) fn add(&mut self, row: Row) {
-        match self.free.pop().and_then(|id| self.rows.get_mut(id.0 as usize)) {
-            Some(slot) => *slot = Some(row),
+        match self.free.pop() {
+            Some(id) => *self.slot_mut(id) = Some(row),
             None => self.rows.push(Some(row)),
         }
     }
 
     /// Frees the slot of a row.
     pub(super) fn remove(&mut self, id: RowId) {
-        let slot = self.rows.get_mut(id.0 as usize);
-        let removed = slot.and_then(Option::take);
+        let removed = self.slot_mut(id).take();
         assert!(removed.is_some(), "invariant: a freed slot held a row");
         self.free.push(id);
     }
@@ -41,7 +40,12 @@ impl RowSlots {
 
     #[expect(clippy::expect_used, reason = "an id that names no row is a defect of the index")]
     pub(super) fn get_mut(&mut self, id: RowId) -> &mut Row {
-        self.rows.get_mut(id.0 as usize).and_then(Option::as_mut).expect("invariant: a row id names a row")
+        self.slot_mut(id).as_mut().expect("invariant: a row id names a row")
+    }
+
+    #[expect(clippy::expect_used, reason = "an id that names no slot is a defect of the index")]
+    fn slot_mut(&mut self, id: RowId) -> &mut Option<Row> {
+        self.rows.get_mut(id.0 as usize).expect("invariant: a row id names a slot")
     }
 
     /// The row of an id that may be out of date.

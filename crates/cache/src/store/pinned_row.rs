@@ -156,8 +156,12 @@ impl PinnedRow {
 
     /// The fastest tier that it can be loaded from.
     #[must_use]
+    #[expect(clippy::expect_used, reason = "the index drops a row that is in no tier")]
     pub fn tier(&self) -> Tier {
-        if self.memory.is_some() { Tier::Ram } else { self.spots.first().map_or(Tier::Ram, |(tier, _)| *tier) }
+        match &self.memory {
+            Some(_) => Tier::Ram,
+            None => self.spots.first().expect("invariant: a stored row is in memory or in a file").0,
+        }
     }
 
     /// Where a part is loaded from: memory if it is there, else the fastest tier of files. `None` if the row has no such part.

@@ -14,7 +14,7 @@ use std::time::Duration;
 use super::job::{Job, RowDraft};
 use super::shared_index::SharedIndex;
 use super::tier::FileTier;
-use crate::config::CacheConfig;
+use crate::config::{CacheConfig, Stage, StageObserver};
 use crate::folder::scan::{PrefixError, read_prefix};
 use crate::format::{self, FormatError, NewPart, PrefixDraft, RowPrefix, crc32c};
 use crate::identity::key::Key;
@@ -23,7 +23,6 @@ use crate::index::rows::{FileSpot, Payload, PayloadPart, RowId};
 use crate::io::clock::Clock;
 use crate::io::fs::{Fs, NewFile};
 use crate::kinds::Tier;
-use crate::stage::{Stage, StageObserver};
 use crate::stats::Counters;
 
 /// Why a row was not published.
@@ -145,12 +144,13 @@ impl Publisher {
 
         // The sums in the prefix are made while the payload is on its way to the device.
         let length = encode(draft, payload, |_| 0)?.len();
-        let encoded = OnceCell::new();
+        let encoded: OnceCell<Vec<u8>> = OnceCell::new();
         let prefix = || -> io::Result<&[u8]> {
-            if encoded.get().is_none() {
-                let _ = encoded.set(encode(draft, payload, crc32c).map_err(io::Error::other)?);
+            if let Some(prefix) = encoded.get() {
+                return Ok(prefix);
             }
-            Ok(encoded.get().map_or(&[], Vec::as_slice))
+            let made = encode(draft, payload, crc32c).map_err(io::Error::other)?;
+            Ok(encoded.get_or_init(|| made))
         };
         let path = tier.row_path(&key);
         let temporary = Temporary { fs: &*self.fs, path: self.tmp_path(tier, &key) };

@@ -180,10 +180,9 @@ const fn bytes_of(tokens: usize) -> usize {
 /// How many tokens two lists have in common from their start.
 pub(super) fn common_prefix(left: &[u32], right: &[u32]) -> usize {
     let shorter = left.len().min(right.len());
-    let left_runs = left.get(..shorter).unwrap_or(left).chunks(COMPARED_RUN);
-    let right_runs = right.get(..shorter).unwrap_or(right).chunks(COMPARED_RUN);
+    let ((left, _), (right, _)) = (left.split_at(shorter), right.split_at(shorter));
     let mut common = 0;
-    for (left_run, right_run) in left_runs.zip(right_runs) {
+    for (left_run, right_run) in left.chunks(COMPARED_RUN).zip(right.chunks(COMPARED_RUN)) {
         if left_run != right_run {
             return common + left_run.iter().zip(right_run).take_while(|(a, b)| a == b).count();
         }
