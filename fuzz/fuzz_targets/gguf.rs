@@ -35,8 +35,9 @@ fuzz_target!(|data: &[u8]| {
     };
     let path: PathBuf = FOLDER.path().join("model.gguf");
     fs::write(&path, &bytes).expect("the temporary folder has room");
-    let _ = poncho_cache::gguf_metadata(&path, 100);
-    let _ = poncho_models::read_facts(&path);
+    let _ = poncho_gguf::Gguf::open(&path, &poncho_gguf::Keep::arrays_up_to(100));
+    let _ = poncho_gguf::read_facts(&path);
+    let _ = poncho_cache::identify(&path);
     // Reading the file instead of mapping it: the next input overwrites it.
     let options = ModelOptions { mmap: false, ..ModelOptions::new(&path) };
     let Ok(model) = LlamaBackend.load_model(&options) else { return };

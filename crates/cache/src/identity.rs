@@ -4,9 +4,6 @@
 
 pub(crate) mod context_hash;
 pub(crate) mod fingerprint;
-pub(crate) mod gguf_identity;
 pub(crate) mod key;
 pub(crate) mod memo;
 pub(crate) mod owner;
-pub(crate) mod quant;
-pub(crate) mod stamp;

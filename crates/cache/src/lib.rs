@@ -71,11 +71,8 @@ pub use identity::context_hash::ContextFacts;
 pub use identity::fingerprint::{
     AdapterIdentity, Fingerprint, FingerprintError, effective_fingerprint, identify, split_part_names, split_parts,
 };
-pub use identity::gguf_identity::{GgufError, GgufIdentity, GgufValue, gguf_metadata};
 pub use identity::key::{Key, KeyHasher, Namespace, to_hex};
 pub use identity::owner::OwnerId;
-pub use identity::quant::QuantType;
-pub use identity::stamp::FileStamp;
 pub use index::rows::PayloadPart;
 pub use index::{Cut, Needs};
 pub use inspect::explain::{ExplainedRow, Explanation, Parting, Verdict};
@@ -93,6 +90,8 @@ pub use io::fs::{Entry, Fs, NewFile, ReadFile, StdFs};
 pub use io::testing;
 pub use kinds::{FingerprintMode, HitKind, PartKind, SaveReason, Tier};
 pub use policy::{GateError, Gates, Policy};
+pub use poncho_gguf::QuantType;
+pub use poncho_gguf::file::FileStamp;
 pub use pressure::config::{PressureConfig, PressureConfigError};
 pub use pressure::sources::{
     NoopSource, PressureError, PressureSample, PressureSource, PressureSourceKind, SystemSource,

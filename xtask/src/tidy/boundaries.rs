@@ -1,4 +1,4 @@
-//! Rule: crates depend downwards only, cli -> server -> engine -> cache, the registry of models is
+//! Rule: crates depend downwards only, cli -> server -> engine -> cache -> gguf, the registry of models is
 //! known to server and cli alone, and llama.cpp to the engine alone.
 //!
 //! Reads the manifests as text: section headers and the names in them are all it needs. A path
@@ -9,9 +9,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{Finding, Tree};
 
 /// Lowest first. A crate may use those before it.
-const LAYERS: [&str; 5] = ["poncho-models", "poncho-cache", "poncho-engine", "poncho-server", "poncho"];
+const LAYERS: [&str; 6] = ["poncho-gguf", "poncho-models", "poncho-cache", "poncho-engine", "poncho-server", "poncho"];
 
-/// The registry of models stands beside cache and engine: it uses none of ours, and only these use it.
+/// The registry of models stands beside cache and engine: of ours it uses the reader of model files, and only these use it.
 const MODELS: &str = "poncho-models";
 const USERS_OF_MODELS: [&str; 3] = ["poncho-server", "poncho", "poncho-e2e"];
 
@@ -173,6 +173,8 @@ mod tests {
             assert_eq!(found(check, &[("crates/x/Cargo.toml", text.as_str())]).len(), 1, "{name}");
         }
         for dependency in ["poncho-cache", "poncho-engine", "poncho-server"] {
+            let text = manifest("poncho-gguf", &format!("[dependencies]\n{dependency}.workspace = true"));
+            assert_eq!(found(check, &[("crates/gguf/Cargo.toml", text.as_str())]).len(), 1, "{dependency}");
             let text = manifest("poncho-models", &format!("[dependencies]\n{dependency}.workspace = true"));
             assert_eq!(found(check, &[("crates/models/Cargo.toml", text.as_str())]).len(), 1, "{dependency}");
         }
@@ -192,6 +194,7 @@ mod tests {
                 ),
             ),
             ("crates/cache/Cargo.toml", manifest("poncho-cache", own)),
+            ("crates/models/Cargo.toml", manifest("poncho-models", "[dependencies]\nponcho-gguf.workspace = true")),
             ("Cargo.toml", "[workspace.dependencies]\nponcho-server = { path = \"crates/server\" }\n".to_owned()),
         ];
         let files: Vec<(&str, &str)> = files.iter().map(|(path, text)| (*path, text.as_str())).collect();

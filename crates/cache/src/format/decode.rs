@@ -4,6 +4,8 @@
 //! kilobytes, asks `prefix_length` how many there are, preads the rest and calls `decode_prefix`. It must accept
 //! any bytes: nothing is allocated by a length that was not checked against the bytes that are there.
 
+use poncho_gguf::QuantType;
+
 use super::error::{FormatError, FormatField};
 use super::header::{Header, prefix_crc};
 use super::layout::{CODEC_RAW, HEADER_LENGTH, VERSION_CHAINED};
@@ -14,7 +16,6 @@ use super::row_meta::RowMeta;
 use super::tlv::{RecordTag, Records, to_text};
 use crate::identity::key::{Key, Namespace};
 use crate::identity::owner::{MOST_OWNERS, OwnerId};
-use crate::identity::quant::QuantType;
 use crate::kinds::{FingerprintMode, PartKind, SaveReason};
 
 /// How many bytes are before the payload, from the first bytes of the file (at least `HEADER_LENGTH`, unless the

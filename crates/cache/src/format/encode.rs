@@ -202,12 +202,12 @@ fn own_token_count(row: &PrefixDraft<'_>) -> Result<u32, FormatError> {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use poncho_gguf::QuantType;
     use proptest::prelude::*;
 
     use super::*;
     use crate::format::{FLAG_GRID, decode_prefix};
     use crate::identity::key::{Key, Namespace};
-    use crate::identity::quant::QuantType;
     use crate::kinds::{FingerprintMode, PartKind, SaveReason};
 
     const OWNERS: [OwnerId; 2] = [OwnerId::from_bytes([4; 16]), OwnerId::from_bytes([5; 16])];

@@ -6,19 +6,18 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::{self, BufReader, Read, Seek, SeekFrom};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use poncho_gguf::file::{Links, open_regular};
+use poncho_gguf::{GgufError, GgufIdentity};
 use sha2::{Digest, Sha256};
 
-use crate::identity::gguf_identity::{GgufError, GgufIdentity};
-use crate::identity::key::to_hex;
-use crate::io::files::{self, Links};
-use crate::kinds::FingerprintMode;
-
+use super::key::to_hex;
 use super::memo::{FingerprintMemo, PartIdentity};
+use crate::kinds::FingerprintMode;
 
 /// Large enough that a disk streams, small enough to stay in the processor's cache while it is hashed.
 const READ_BYTES: usize = 1 << 20;
@@ -258,7 +257,7 @@ fn fixed_point(adapter: &AdapterIdentity) -> Result<i64, FingerprintError> {
 }
 
 fn open(path: &Path) -> Result<File, FingerprintError> {
-    files::open_regular(path, Links::Follow).map_err(|source| read_error(path, source))
+    open_regular(path, Links::Follow).map_err(|source| read_error(path, source))
 }
 
 fn read_error(path: &Path, source: io::Error) -> FingerprintError {
@@ -266,9 +265,7 @@ fn read_error(path: &Path, source: io::Error) -> FingerprintError {
 }
 
 fn read_identity(path: &Path, file: &File) -> Result<GgufIdentity, FingerprintError> {
-    let bytes = file.metadata().map_err(|source| read_error(path, source))?.len();
-    GgufIdentity::read(BufReader::new(file), bytes)
-        .map_err(|source| FingerprintError::Gguf { path: path.to_path_buf(), source })
+    GgufIdentity::read(file).map_err(|source| FingerprintError::Gguf { path: path.to_path_buf(), source })
 }
 
 /// A hash that files are streamed into.

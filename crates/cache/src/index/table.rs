@@ -416,7 +416,8 @@ impl Index {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::identity::quant::QuantType;
+    use poncho_gguf::QuantType;
+
     use crate::index::Needs;
     use crate::index::rows::PayloadPart;
     use crate::kinds::PartKind;
