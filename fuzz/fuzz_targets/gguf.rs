@@ -16,7 +16,7 @@ use poncho_fuzz::edits;
 use poncho_fuzz::models::{read, small_options};
 use poncho_testkit::{ModelKind, model_path};
 
-/// Metadata lies in front of the tensors; behind it an edit changes a weight, which is no damage.
+/// Metadata precedes the tensors; after it an edit changes a weight, which is not damage.
 const HEAD: usize = 24 << 10;
 
 static FILES: LazyLock<Vec<Vec<u8>>> = LazyLock::new(|| {

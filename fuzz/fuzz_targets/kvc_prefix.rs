@@ -31,7 +31,7 @@ fuzz_target!(|data: &[u8]| {
     }
 });
 
-/// What holds for every row that decodes.
+/// The invariants of every row that decodes.
 fn check(row: &RowPrefix) {
     assert_eq!(u64::from(row.meta.token_count), u64::from(row.meta.start) + row.tokens.len() as u64);
     assert_eq!(row.meta.start > 0, row.meta.parent.is_some());

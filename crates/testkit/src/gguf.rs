@@ -81,7 +81,7 @@ pub enum TensorType {
     I32 = 26,
 }
 
-/// A named array; `shape` starts with the dimension whose elements are neighbours in `data`.
+/// A named array; `shape` starts with the dimension that is contiguous in `data`.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Tensor {
     pub(crate) name: String,

@@ -1,38 +1,44 @@
 //! The tidy rules and the order they run in.
 //!
-//! Called by `main.rs`. Each rule is a function from the [`Tree`] to findings: no rule reads the
-//! disk, so each is tested on a small tree made in memory, once firing and once quiet. A rule
-//! must never change anything.
+//! Each rule is a function from the [`Tree`] to findings. No rule reads the disk or runs a program, so each is tested on
+//! a small tree made in memory, once firing and once quiet.
 
 mod boundaries;
-mod document;
-mod finding;
+mod commits;
+mod cycles;
 mod forbidden;
 mod header;
 mod machine_paths;
 mod named_paths;
 mod named_tests;
-mod rust_source;
+mod siblings;
 mod size;
-mod tree;
+mod toolchain;
 mod unsafe_code;
 mod white_space;
+mod words;
+mod wrapping;
 
-pub(crate) use finding::Finding;
-pub(crate) use tree::Tree;
+use crate::tidy::{Finding, Tree};
 
 type Rule = fn(&Tree) -> Vec<Finding>;
 
-const RULES: [Rule; 9] = [
+const RULES: [Rule; 15] = [
     header::check,
     size::check,
-    named_paths::check,
-    named_tests::check,
+    siblings::check,
+    cycles::check,
+    boundaries::check,
     forbidden::check,
     unsafe_code::check,
+    named_paths::check,
+    named_tests::check,
     machine_paths::check,
+    words::check,
+    wrapping::check,
     white_space::check,
-    boundaries::check,
+    toolchain::check,
+    commits::check,
 ];
 
 /// Runs every rule; the findings come sorted by path and line.

@@ -1,8 +1,8 @@
 //! Rule: no unfinished code, no debug prints, no tests that are switched off or that must panic.
 
-use super::rust_source::{code_only, lines_with_word};
-use super::tree::is_source_folder;
-use super::{Finding, Tree};
+use crate::tidy::rust_source::{code_only, lines_with_word};
+use crate::tidy::tree::is_source_folder;
+use crate::tidy::{Finding, Tree};
 
 /// What may not stand in code, and what to do instead.
 const FORBIDDEN: [(&str, &str); 5] = [
@@ -29,7 +29,7 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
 #[cfg(test)]
 mod tests {
     use super::check;
-    use crate::tidy::found;
+    use crate::tidy::rules::found;
 
     #[test]
     fn each_forbidden_word_is_found() {

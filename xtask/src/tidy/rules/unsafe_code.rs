@@ -3,8 +3,8 @@
 //! The compiler denies `unsafe_code` by the lint table; this rule also sees files that lift the
 //! lint, and that the comment is there.
 
-use super::rust_source::{code_only, lines_with_word};
-use super::{Finding, Tree};
+use crate::tidy::rust_source::{code_only, lines_with_word};
+use crate::tidy::{Finding, Tree};
 
 /// The border with llama.cpp, the only place where `unsafe` may stand.
 const UNSAFE_FOLDER: &str = "crates/engine/src/backend/llama/";
@@ -60,7 +60,7 @@ fn explained(text: &str, line: usize) -> bool {
 #[cfg(test)]
 mod tests {
     use super::check;
-    use crate::tidy::found;
+    use crate::tidy::rules::found;
 
     const LLAMA: &str = "crates/engine/src/backend/llama/context.rs";
 

@@ -2,7 +2,7 @@
 //!
 //! Only flat tables may (lists of flags, wire types), each named here with its reason.
 
-use super::{Finding, Tree};
+use crate::tidy::{Finding, Tree};
 
 /// Three hundred lines is the aim, five hundred a reason to talk, this is the end.
 const MAX_LINES: usize = 800;
@@ -23,7 +23,7 @@ fn check_with(tree: &Tree, exempt: &[(&str, &str)]) -> Vec<Finding> {
                     path,
                     MAX_LINES + 1,
                     format!("the file has {lines} lines, {MAX_LINES} is the limit"),
-                    "split it by noun; a flat table may be exempted in xtask/src/tidy/size.rs with a reason",
+                    "split it by noun; a flat table may be exempted in xtask/src/tidy/rules/size.rs with a reason",
                 )
             })
         });
@@ -32,7 +32,7 @@ fn check_with(tree: &Tree, exempt: &[(&str, &str)]) -> Vec<Finding> {
             table,
             1,
             format!("the file is exempted from the size rule ({reason}) but does not exist"),
-            "take it out of the list in xtask/src/tidy/size.rs",
+            "take it out of the list in xtask/src/tidy/rules/size.rs",
         )
     });
     too_long.chain(stale).collect()
@@ -41,7 +41,7 @@ fn check_with(tree: &Tree, exempt: &[(&str, &str)]) -> Vec<Finding> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tidy::found;
+    use crate::tidy::rules::found;
 
     fn lines(count: usize) -> String {
         "//! x\n".repeat(count)

@@ -1,6 +1,6 @@
 //! Rule: lines end with LF, no line ends with white space, every file ends with one line end.
 
-use super::{Finding, Tree};
+use crate::tidy::{Finding, Tree};
 
 pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -32,7 +32,7 @@ fn trailing(path: &str, line: usize) -> Finding {
 #[cfg(test)]
 mod tests {
     use super::check;
-    use crate::tidy::found;
+    use crate::tidy::rules::found;
 
     #[test]
     fn each_kind_of_stray_white_space_is_found() {

@@ -2,13 +2,13 @@
 //!
 //! A path under somebody's home folder exists for its author only.
 
-use super::{Finding, Tree};
+use crate::tidy::{Finding, Tree};
 
 /// Absolute folders of particular machines.
 const MACHINE_FOLDERS: [&str; 4] = ["/home/", "/root/", "/Users/", "/mnt/"];
 
 /// This file has to spell them.
-const OWN_FILE: &str = "xtask/src/tidy/machine_paths.rs";
+const OWN_FILE: &str = "xtask/src/tidy/rules/machine_paths.rs";
 
 pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -41,7 +41,7 @@ fn machine_path(line: &str) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::check;
-    use crate::tidy::found;
+    use crate::tidy::rules::found;
 
     #[test]
     fn machine_paths_are_found_wherever_they_stand() {

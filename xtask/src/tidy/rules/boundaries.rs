@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Finding, Tree};
+use crate::tidy::{Finding, Tree};
 
 /// Lowest first. A crate may use those before it.
 const LAYERS: [&str; 6] = ["poncho-gguf", "poncho-models", "poncho-cache", "poncho-engine", "poncho-server", "poncho"];
@@ -133,7 +133,7 @@ fn unquoted(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::check;
-    use crate::tidy::found;
+    use crate::tidy::rules::found;
 
     fn manifest(name: &str, rest: &str) -> String {
         format!("[package]\nname = \"{name}\"\n\n{rest}\n")

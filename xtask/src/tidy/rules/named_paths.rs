@@ -4,9 +4,9 @@
 //! given from the root or from the folder of the document; the bare name of a source may be that
 //! of a file in any folder.
 
-use super::document::{code_spans, link_targets, prose};
-use super::tree::{GENERATED, SOURCE_EXTENSIONS, extension};
-use super::{Finding, Tree};
+use crate::tidy::document::{code_spans, link_targets, prose};
+use crate::tidy::tree::{GENERATED, SOURCE_EXTENSIONS, extension};
+use crate::tidy::{Finding, Tree};
 
 /// A code span with a slash and one of these, or the end of a source, is taken for a path.
 const EXTENSIONS: [&str; 11] = ["md", "toml", "json", "yml", "yaml", "txt", "svg", "gbnf", "lock", "service", "conf"];
@@ -106,7 +106,7 @@ fn resolve(base: &str, named: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::check;
-    use crate::tidy::found;
+    use crate::tidy::rules::found;
 
     #[test]
     fn names_of_missing_files_are_found() {

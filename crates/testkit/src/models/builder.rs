@@ -1,17 +1,10 @@
-//! Builds the metadata and the tensors of a model; one file for each memory kind.
+//! A model under construction, and the parts that all kinds of models share.
 //!
-//! `build` is called by the write functions of the crate and by the fixtures. What all kinds share lives here: the
-//! general keys, the vocabulary, the embedding and output matrices, the attention and feed-forward parts of a block.
-
-mod attention;
-mod hybrid;
-mod recurrent;
-mod window;
-
-use std::io;
+//! Used by the files of the kinds beside it and by `models::build`. Holds the general keys, the vocabulary, the embedding
+//! and output matrices, and the attention and feed-forward parts of a block.
 
 use crate::gguf::{Gguf, Value};
-use crate::spec::{ModelKind, ModelSpec, WeightType};
+use crate::spec::{ModelSpec, WeightType};
 use crate::vocabulary;
 use crate::weights::Weights;
 
@@ -23,13 +16,13 @@ const SCORE_GAIN: f32 = 1.7;
 const LOGIT_GAIN: f32 = 3.0;
 
 /// Deviation of an embedding. Below 1, what the blocks add outweighs the current token.
-const EMBEDDING_GAIN: f32 = 0.5;
+pub(super) const EMBEDDING_GAIN: f32 = 0.5;
 
 /// A model under construction.
-struct Builder<'a> {
-    spec: &'a ModelSpec,
-    gguf: Gguf,
-    weights: Weights,
+pub(super) struct Builder<'a> {
+    pub(super) spec: &'a ModelSpec,
+    pub(super) gguf: Gguf,
+    pub(super) weights: Weights,
 }
 
 /// Sizes of the attention part of a block.
@@ -40,25 +33,8 @@ pub(crate) struct Heads {
     pub(crate) size: u32,
 }
 
-pub(crate) use attention::heads as attention_heads;
-
-/// The whole model that `spec` describes.
-pub(crate) fn build(spec: &ModelSpec) -> io::Result<Gguf> {
-    spec.check()?;
-    let mut builder =
-        Builder { spec, gguf: Gguf::default(), weights: Weights { seed: spec.seed, matrix_type: spec.weight_type } };
-    builder.general_keys();
-    match spec.kind {
-        ModelKind::Attention => attention::build(&mut builder),
-        ModelKind::Window => window::build(&mut builder),
-        ModelKind::Recurrent => recurrent::build(&mut builder),
-        ModelKind::Hybrid => hybrid::build(&mut builder),
-    }
-    Ok(builder.gguf)
-}
-
 impl Builder<'_> {
-    fn general_keys(&mut self) {
+    pub(super) fn general_keys(&mut self) {
         let file_type = match self.spec.weight_type {
             WeightType::F32 => 0,
             WeightType::F16 => 1,
@@ -76,20 +52,20 @@ impl Builder<'_> {
     }
 
     /// Sets a key of the architecture's own.
-    fn key(&mut self, key: &str, value: Value) {
+    pub(super) fn key(&mut self, key: &str, value: Value) {
         self.gguf.set(format!("{}.{key}", self.spec.kind.architecture()), value);
     }
 
-    fn number(&mut self, key: &str, value: u32) {
+    pub(super) fn number(&mut self, key: &str, value: u32) {
         self.key(key, Value::U32(value));
     }
 
-    fn float(&mut self, key: &str, value: f32) {
+    pub(super) fn float(&mut self, key: &str, value: f32) {
         self.key(key, Value::F32(value));
     }
 
-    /// Embedding matrix whose rows have the given deviation.
-    fn embedding(&mut self, deviation: f32) {
+    /// Embedding matrix; its rows have the given deviation.
+    pub(super) fn embedding(&mut self, deviation: f32) {
         let gain = deviation * (self.spec.width as f32).sqrt();
         let size = vocabulary::size_with(self.spec.marks());
         let tensor = self.weights.matrix("token_embd.weight".to_owned(), self.spec.width, size, gain);
@@ -98,7 +74,7 @@ impl Builder<'_> {
 
     /// Final norm and output matrix. The matrix is separate from the embedding: a shared one would favour repeating
     /// the current token, and its rows could not be scaled for each sort of token.
-    fn output(&mut self, norm_name: &str) {
+    pub(super) fn output(&mut self, norm_name: &str) {
         let special_gain = self.spec.special_gain;
         let size = vocabulary::size_with(self.spec.marks());
         let gains = (0..size).map(|id| LOGIT_GAIN * vocabulary::output_gain(id, special_gain));
@@ -107,18 +83,18 @@ impl Builder<'_> {
         self.gguf.add(tensor);
     }
 
-    fn matrix(&mut self, name: String, columns: u32, rows: u32, gain: f32) {
+    pub(super) fn matrix(&mut self, name: String, columns: u32, rows: u32, gain: f32) {
         let tensor = self.weights.matrix(name, columns, rows, gain);
         self.gguf.add(tensor);
     }
 
-    fn norm(&mut self, name: String, shape: &[u32], center: f32) {
+    pub(super) fn norm(&mut self, name: String, shape: &[u32], center: f32) {
         let tensor = self.weights.norm(name, shape, center);
         self.gguf.add(tensor);
     }
 
     /// Query, key, value and output projections of one block.
-    fn attention(&mut self, layer: u32, heads: Heads) {
+    pub(super) fn attention(&mut self, layer: u32, heads: Heads) {
         let width = self.spec.width;
         let (queries, keys) = (heads.queries * heads.size, heads.keys * heads.size);
         self.matrix(format!("blk.{layer}.attn_q.weight"), width, queries, SCORE_GAIN);
@@ -128,13 +104,13 @@ impl Builder<'_> {
     }
 
     /// Norms of the queries and keys of one block; they undo the gain of the projections and put their own in place.
-    fn score_norms(&mut self, layer: u32, heads: Heads) {
+    pub(super) fn score_norms(&mut self, layer: u32, heads: Heads) {
         self.norm(format!("blk.{layer}.attn_q_norm.weight"), &[heads.size], SCORE_GAIN);
         self.norm(format!("blk.{layer}.attn_k_norm.weight"), &[heads.size], SCORE_GAIN);
     }
 
     /// Gated feed-forward part of one block, twice as wide inside.
-    fn feed_forward(&mut self, layer: u32) {
+    pub(super) fn feed_forward(&mut self, layer: u32) {
         let (width, inner) = (self.spec.width, self.feed_forward_length());
         self.norm(format!("blk.{layer}.ffn_norm.weight"), &[width], 1.0);
         self.matrix(format!("blk.{layer}.ffn_gate.weight"), width, inner, 1.0);
@@ -143,7 +119,7 @@ impl Builder<'_> {
         self.matrix(format!("blk.{layer}.ffn_down.weight"), inner, width, 2.0);
     }
 
-    fn feed_forward_length(&self) -> u32 {
+    pub(super) fn feed_forward_length(&self) -> u32 {
         2 * self.spec.width
     }
 }

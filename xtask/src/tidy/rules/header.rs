@@ -3,8 +3,8 @@
 //! Rust files start with `//!`, C++ with `//`, scripts with a comment after the `#!` line. What the header says
 //! is for reviewers; that there is one is for this rule.
 
-use super::tree::extension;
-use super::{Finding, Tree};
+use crate::tidy::tree::extension;
+use crate::tidy::{Finding, Tree};
 
 pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     tree.sources()
@@ -42,7 +42,7 @@ fn header_marks(path: &str) -> &'static [&'static str] {
 #[cfg(test)]
 mod tests {
     use super::check;
-    use crate::tidy::found;
+    use crate::tidy::rules::found;
 
     #[test]
     fn a_file_without_header_is_found() {

@@ -6,9 +6,9 @@
 
 use std::collections::BTreeSet;
 
-use super::document::{code_spans, prose, table_cells};
-use super::rust_source::code_only;
-use super::{Finding, Tree};
+use crate::tidy::document::{code_spans, prose, table_cells};
+use crate::tidy::rust_source::code_only;
+use crate::tidy::{Finding, Tree};
 
 /// A name of this many words reads like that of a test; metrics, which begin alike, do not.
 const WORDS_OF_A_TEST: usize = 5;
@@ -93,7 +93,7 @@ fn known_names(tree: &Tree) -> BTreeSet<String> {
 #[cfg(test)]
 mod tests {
     use super::check;
-    use crate::tidy::found;
+    use crate::tidy::rules::found;
 
     const CODE: (&str, &str) =
         ("crates/a/tests/main.rs", "//! x\n#[test]\nfn torn_rows_are_dropped() {}\n// fn only_a_comment() {}\n");
