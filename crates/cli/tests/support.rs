@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use poncho_cache::{
     Cache, CacheConfig, Clock, FingerprintMode, Key, Namespace, Needs, PartKind, PayloadPart, QuantType, SaveOutcome,
-    SaveReason, SaveRequest, format,
+    SaveReason, SaveRequest,
 };
 use serde_json::Value;
 
@@ -178,7 +178,6 @@ pub(crate) fn save(cache: &Cache, namespace: Namespace, tokens: &[u32], text: &s
                 PayloadPart { kind: PartKind::Logits, bytes: vec![0xa5; 64].into() },
             ],
             reason: SaveReason::Shutdown,
-            reason_detail: None,
             flags: 0,
             context_size: 4096,
             text: text.to_owned(),
@@ -191,7 +190,7 @@ pub(crate) fn save(cache: &Cache, namespace: Namespace, tokens: &[u32], text: &s
 }
 
 pub(crate) fn row_path(folder: &Path, key: &Key) -> PathBuf {
-    format::row_path(folder, key)
+    poncho_cache::row_path(folder, key)
 }
 
 /// Turns one bit of a file round, so many bytes before its end.
@@ -211,7 +210,7 @@ pub(crate) fn contents(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
             let path = entry.unwrap().path();
             if path.is_dir() {
                 open.push(path);
-            } else if path.file_name().unwrap() != format::LOCK_FILE_NAME {
+            } else if path.file_name().unwrap() != poncho_cache::LOCK_FILE_NAME {
                 let bytes = std::fs::read(&path).unwrap();
                 files.push((path, bytes));
             }

@@ -6,7 +6,7 @@
 use std::time::Instant;
 
 use bytes::Bytes;
-use poncho_cache::format::FLAG_GRID;
+use poncho_cache::FLAG_GRID;
 use poncho_cache::{
     Cache, FingerprintMode, Key, Namespace, PartKind, PayloadPart, Policy, SaveBase, SaveOutcome, SaveReason,
     SaveRequest, Tier,
@@ -98,7 +98,6 @@ impl Saver<'_> {
             base: base.as_ref(),
             parts,
             reason: boundary.reason,
-            reason_detail: None,
             flags: if boundary.grid.is_some() { FLAG_GRID } else { 0 },
             context_size: self.context.info().n_ctx,
             text: String::new(),
