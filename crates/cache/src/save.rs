@@ -123,7 +123,8 @@ pub enum DropReason {
 }
 
 impl Store {
-    pub(crate) fn save(self: &Arc<Self>, request: SaveRequest<'_>) -> Result<Saved, CacheError> {
+    /// Saves a row; with `waits`, returns when its file is written or the time for that is over.
+    pub(crate) fn save(self: &Arc<Self>, request: SaveRequest<'_>, waits: bool) -> Result<Saved, CacheError> {
         let start = request.base.map_or(0, |base| base.start);
         check(&request, start)?;
         let tier = request.tier.unwrap_or_else(|| self.config.default_tier());
@@ -162,7 +163,7 @@ impl Store {
             text: request.text,
         };
         let key = draft.key;
-        let pending = Pending { store: self, tier, payload, bytes, draft };
+        let pending = Pending { store: self, tier, payload, bytes, draft, waits };
         let outcome = pending.enter(request.tokens, request.base.map(|base| base.row))?;
         match outcome {
             SaveOutcome::Dropped(_) => self.counters.saves_dropped.increment(),
@@ -188,6 +189,8 @@ struct Pending<'a> {
     payload: Payload,
     bytes: u64,
     draft: Draft,
+    /// Whether the caller waits for the file.
+    waits: bool,
 }
 
 /// Where a save has found room.
@@ -237,7 +240,7 @@ impl Pending<'_> {
             }
         };
         let (tier, reason) = (self.tier, self.draft.reason);
-        let done = reason.is_synchronous().then(|| Arc::new(Done::default()));
+        let done = self.waits.then(|| Arc::new(Done::default()));
         if room.file {
             // Before anybody else sees the row: one that builds on it must not get into the queue before it.
             store.queue.push(self.job(id, done.clone()));
@@ -268,7 +271,7 @@ impl Pending<'_> {
         if to_file && !parent.is_none_or(|parent| will_be_durable(parent, self.tier)) {
             return Err(DropReason::ParentGone);
         }
-        if to_file && !store.queue.has_room(self.draft.reason.is_synchronous()) {
+        if to_file && !store.queue.has_room(self.waits) {
             return Err(DropReason::QueueFull);
         }
         let ram_bytes = existing.and_then(|id| index.row(id)).map_or(0, |row| row.bytes_in(Tier::Ram));
