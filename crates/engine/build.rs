@@ -1,4 +1,4 @@
-//! With the feature `llama`, compiles `state_io.cpp`, which reads and writes llama.cpp's states in pieces, against the headers of the llama.cpp that is linked.
+//! With the feature `llama`, compiles `io.cpp`, which reads and writes llama.cpp's states in pieces, against the headers of the llama.cpp that is linked.
 //!
 //! Its other dependencies are not used; Cargo.toml says why they are there.
 
@@ -18,7 +18,7 @@ mod llama {
     use std::path::{Path, PathBuf};
     use std::process::Command;
 
-    const SOURCE: &str = "src/backend/llama/state_io.cpp";
+    const SOURCE: &str = "src/backend/llama/state/io.cpp";
     /// The package that brings llama.cpp, its sources included.
     const PACKAGE: &str = "llama-cpp-sys-4";
     /// Names the folder of llama.cpp's sources where cargo cannot tell.

@@ -12,7 +12,7 @@ use hyper_util::rt::TokioIo;
 use poncho_cache::{Cache, CacheConfig, Gates};
 use poncho_engine::backend::stub::{StubBackend, StubFaults, StubTemplate, vocab};
 use poncho_engine::backend::{ContextOptions, MemoryKind};
-use poncho_engine::signature::SigningKey;
+use poncho_engine::reply::signature::SigningKey;
 use poncho_engine::{Engine, FingerprintSource, Model, ModelConfig, RestoreRule};
 use poncho_server::{ConfigError, ServerConfig, serve};
 use serde_json::{Value, json};
