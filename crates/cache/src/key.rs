@@ -4,83 +4,9 @@
 //! `KeyHasher` feeds tokens once and yields the key of every prefix on the way. Called by the store on
 //! save and lookup and by recovery. A key finds a row; it never decides that a row fits: tokens do.
 
-use std::fmt;
-
+use poncho_gguf::QuantType;
+pub use poncho_kinds::{Key, to_hex};
 use sha2::{Digest, Sha256};
-
-use crate::quant::QuantType;
-
-/// The name of a row: SHA-256 over its namespace and its tokens.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Key([u8; 32]);
-
-impl Key {
-    /// A key from its bytes (from a file, or from a caller that kept it).
-    #[must_use]
-    pub const fn from_bytes(bytes: [u8; 32]) -> Self {
-        Self(bytes)
-    }
-
-    /// The bytes of the key.
-    #[must_use]
-    pub const fn as_bytes(&self) -> &[u8; 32] {
-        &self.0
-    }
-
-    /// Parses exactly 64 lower-case hexadecimal digits.
-    #[must_use]
-    pub fn from_hex(text: &str) -> Option<Self> {
-        let digits = text.as_bytes();
-        if digits.len() != 64 {
-            return None;
-        }
-        let mut bytes = [0_u8; 32];
-        for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
-            let mut value = 0_u8;
-            for &digit in pair {
-                let nibble = match digit {
-                    b'0'..=b'9' => digit - b'0',
-                    b'a'..=b'f' => digit - b'a' + 10,
-                    _ => return None,
-                };
-                value = (value << 4) | nibble;
-            }
-            *byte = value;
-        }
-        Some(Self(bytes))
-    }
-
-    /// The key as 64 lower-case hexadecimal digits.
-    #[must_use]
-    pub fn to_hex(&self) -> String {
-        to_hex(&self.0)
-    }
-}
-
-impl fmt::Display for Key {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(&self.to_hex())
-    }
-}
-
-impl fmt::Debug for Key {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "Key({})", self.to_hex())
-    }
-}
-
-/// Lower-case hexadecimal digits of any bytes.
-#[must_use]
-pub fn to_hex(bytes: &[u8]) -> String {
-    const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    let mut text = String::with_capacity(bytes.len() * 2);
-    for byte in bytes {
-        for nibble in [byte >> 4, byte & 15] {
-            text.push(char::from(DIGITS.get(usize::from(nibble)).copied().unwrap_or(b'?')));
-        }
-    }
-    text
-}
 
 /// What must agree for two states to be interchangeable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -151,7 +77,7 @@ impl KeyHasher {
     /// The key of everything fed so far.
     #[must_use]
     pub fn key(&self) -> Key {
-        Key(self.hash.clone().finalize().into())
+        Key::from_bytes(self.hash.clone().finalize().into())
     }
 }
 
@@ -185,13 +111,5 @@ mod tests {
         for (key, boundary) in keys.iter().zip(boundaries) {
             assert_eq!(*key, namespace().key(&tokens[..boundary]));
         }
-    }
-
-    #[test]
-    fn hex_round_trips_and_rejects_other_spellings() {
-        let key = namespace().key(&[5]);
-        assert_eq!(Key::from_hex(&key.to_hex()), Some(key));
-        assert_eq!(Key::from_hex(&key.to_hex().to_uppercase()), None);
-        assert_eq!(Key::from_hex(&key.to_hex()[1..]), None);
     }
 }

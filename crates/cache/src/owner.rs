@@ -3,45 +3,10 @@
 //! The engine claims rows for the owner of a request; lists, explanations and evictions can be narrowed to one owner. It
 //! names an owner by a digest that the caller makes: it must never hold a secret itself.
 
-use std::fmt;
-
-use crate::key::to_hex;
+pub use poncho_kinds::OwnerId;
 
 /// Owners that one row remembers; who comes later takes the place of the one that was longest there.
 pub(crate) const MOST_OWNERS: usize = 32;
-
-/// An owner of rows, as a digest that its keeper chose.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct OwnerId([u8; Self::LENGTH]);
-
-impl OwnerId {
-    /// Bytes of an owner's name, in memory and in files.
-    pub const LENGTH: usize = 16;
-
-    /// An owner from its bytes.
-    #[must_use]
-    pub const fn from_bytes(bytes: [u8; Self::LENGTH]) -> Self {
-        Self(bytes)
-    }
-
-    /// The bytes of the name.
-    #[must_use]
-    pub const fn as_bytes(&self) -> &[u8; Self::LENGTH] {
-        &self.0
-    }
-}
-
-impl fmt::Display for OwnerId {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(&to_hex(&self.0))
-    }
-}
-
-impl fmt::Debug for OwnerId {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "OwnerId({self})")
-    }
-}
 
 /// Adds an owner to a row's. The list is bounded.
 pub(crate) fn add_owner(owners: &mut Vec<OwnerId>, owner: OwnerId) {

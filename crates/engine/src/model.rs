@@ -22,11 +22,12 @@ use crate::calls::embedding::{Embedding, OpenEmbeddings};
 use crate::calls::event::Completion;
 use crate::calls::request::{Grammar, GrammarSource, Mode, ModelLimits, Request, RequestId, Trigger};
 use crate::calls::stream::{Stream, Streams};
-use crate::calls::tenant::Tenant;
-use crate::config::{Exactness, ModelConfig};
+use crate::calls::tenant::{Tenant, TenantNamespace as _};
+use crate::config::{Checked as _, Exactness, ModelConfig};
 use crate::error::EngineError;
 use crate::files::file_watch::FileWatch;
 use crate::files::parts;
+use crate::files::probe::try_model;
 use crate::grammar::schema;
 use crate::reply::detokenize::Utf8Stream;
 use crate::schedule::queue_place::QueuePlace;
@@ -89,7 +90,7 @@ impl Model {
             .check()
             .map_err(|error| EngineError::Config { setting: "context".to_owned(), reason: error.to_string() })?;
         if let Some(prober) = &config.prober {
-            prober.try_model(&config)?;
+            try_model(prober, &config)?;
         }
         let path = config.model.path.clone();
         // Before the backend opens them: what it maps and what is hashed must be the same bytes.

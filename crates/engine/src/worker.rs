@@ -28,6 +28,7 @@ use crate::backend::{Batch, Context, Grammar, KvLayout};
 use crate::calls::event::StreamEvent;
 use crate::calls::request::{Mode, Request, RequestId};
 use crate::calls::stream::EventSender;
+use crate::config::Checked as _;
 use crate::error::EngineError;
 use crate::schedule::admission::{Admission, Next, Place, Submitted, Ticket};
 use crate::schedule::awaiting_parent::{LOOK_AGAIN, Orphan};

@@ -7,6 +7,7 @@
 use poncho_cache::{Key, SaveReason};
 
 use crate::backend::{KvLayout, SeqId};
+use crate::config::Checked as _;
 use crate::state::save::Boundary;
 use crate::worker::Worker;
 

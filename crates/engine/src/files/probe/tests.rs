@@ -113,11 +113,11 @@ fn a_model_that_passed_is_not_tried_again_until_something_changes() {
 
     let mut other = config(&file, prober.clone());
     other.context.swa_full = true;
-    prober.try_model(&other).unwrap();
+    try_model(&prober, &other).unwrap();
     assert_eq!(runs(&count), 4, "other settings");
     let mut longer = config(&file, prober.clone());
     longer.context.n_ctx = 32_768;
-    prober.try_model(&longer).unwrap();
+    try_model(&prober, &longer).unwrap();
     assert_eq!(runs(&count), 4, "a longer context is tried with the same small one");
 
     load(&file, counting).unwrap();

@@ -60,7 +60,9 @@ impl Trial {
         let n_seq_max = context.n_seq_max.min(2);
         let context =
             ContextOptions { n_ctx: CELLS, n_cells: None, n_batch: ROWS, n_ubatch: ROWS, n_seq_max, ..context.clone() };
-        let model = ModelOptions { mmap: true, mlock: false, ..model.clone() };
+        // The files follow the settings on the command line of the child.
+        let (path, split_paths) = (PathBuf::new(), Vec::new());
+        let model = ModelOptions { path, split_paths, mmap: true, mlock: false, ..model.clone() };
         Self { files, settings: Settings { model, context, names_parts } }
     }
 
