@@ -13,16 +13,16 @@ use poncho_engine::backend::KvLayout;
 use poncho_server::{KeepAlive, MemoryBudget, ReplayScope};
 
 use crate::bench::args::BenchArgs;
-use crate::bytes::parse_bytes;
-use crate::embed::EmbedArgs;
-use crate::models::args::{CpArgs, CreateArgs, ListArgs, PullArgs, RmArgs, ShowModelArgs};
-use crate::probing::ProbeArg;
-use crate::ps::PsArgs;
-use crate::run::args::RunArgs;
-use crate::served_models::{parse_alias, parse_keep_alive};
-use crate::stop::StopArgs;
-use crate::tokenize::TokenizeArgs;
-use crate::top::args::TopArgs;
+use crate::commands::embed::EmbedArgs;
+use crate::commands::models::args::{CpArgs, CreateArgs, ListArgs, PullArgs, RmArgs, ShowModelArgs};
+use crate::commands::ps::PsArgs;
+use crate::commands::run::args::RunArgs;
+use crate::commands::stop::StopArgs;
+use crate::commands::tokenize::TokenizeArgs;
+use crate::commands::top::args::TopArgs;
+use crate::serving::probing::ProbeArg;
+use crate::serving::served_models::{parse_alias, parse_keep_alive};
+use crate::terminal::bytes::parse_bytes;
 
 /// Keeps llama.cpp warm: a prompt prefix that was read once is never read again.
 #[derive(Debug, Parser)]

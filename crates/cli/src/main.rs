@@ -7,33 +7,11 @@
 
 mod args;
 mod bench;
-mod bytes;
-mod cache;
-mod doctor;
-mod draining;
-mod embed;
-mod excerpt;
-mod greeting;
-mod logging;
-mod manual;
-mod model_file;
-mod models;
-mod printable;
-mod probing;
-mod prometheus;
-mod ps;
-mod remote;
-mod run;
-mod serve;
-mod served_models;
+mod client;
+mod commands;
+mod serving;
 mod settings;
-mod stop;
-mod stopping;
-mod table;
-mod time;
-mod tokenize;
-mod top;
-mod user_folder;
+mod terminal;
 
 use std::io::{self, BufWriter, Write};
 use std::process::ExitCode;
@@ -41,7 +19,10 @@ use std::process::ExitCode;
 use anyhow::Context;
 
 use crate::args::{Args, Command};
+use crate::commands::{cache, config, doctor, embed, manual, models, ps, run as chat, serve, stop, tokenize, top};
+use crate::serving::probing;
 use crate::settings::{Environment, Refused, Resolved};
+use crate::terminal::{logging, printable};
 
 /// llama.cpp makes and drops hundreds of small tables for each state that is put back; with the system's allocator a
 /// long chain of rows restores at 0.76 of the speed of one row, with this one at 0.79 (docs/benchmarks-engine.md).
@@ -96,11 +77,11 @@ fn run(args: &Args, resolved: Option<&Resolved>) -> anyhow::Result<Outcome> {
         Command::Serve(args) => serve::run(args, &mut out)?,
         Command::Cache(args) => cache::run(args, &mut out)?,
         Command::Bench(args) => bench::run(args, &mut out)?,
-        Command::Config(args) => settings::run(args, resolved.context(NO_SETTINGS)?, &mut out)?,
+        Command::Config(args) => config::run(args, resolved.context(NO_SETTINGS)?, &mut out)?,
         Command::Doctor(args) => doctor::run(args, resolved.context(NO_SETTINGS)?, &mut out)?,
         Command::Completions(args) => manual::completions(args, &mut out)?,
         Command::Man(args) => manual::man(args, &mut out)?,
-        Command::Run(args) => run::run(args, &mut out)?,
+        Command::Run(args) => chat::run(args, &mut out)?,
         Command::Ps(args) => ps::run(args, &mut out)?,
         Command::Stop(args) => stop::run(args, &mut out)?,
         Command::Embed(args) => embed::run(args, &mut out)?,

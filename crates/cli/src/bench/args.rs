@@ -8,7 +8,7 @@ use clap::{Subcommand, ValueEnum};
 
 use crate::bench::compare::args::CompareArgs;
 use crate::bench::matrix::MatrixArgs;
-use crate::bytes::parse_bytes;
+use crate::terminal::bytes::parse_bytes;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct BenchArgs {

@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Value, json};
 
-use crate::bench::client::{Client, Streamed};
+use crate::client::http::{Client, Streamed};
 
 /// The longest that a request may take. Long enough for a long prompt on a slow machine, and no run waits for ever.
 const PATIENCE: Duration = Duration::from_secs(900);

@@ -1,7 +1,7 @@
 //! `poncho bench matrix`: how long the first token takes for a cold prompt, for the same again and for one with a new tail,
 //! over several lengths; and clients that share a system prompt.
 //!
-//! Called by `bench/mod.rs`. It starts a server in this process on an empty cache folder and speaks to it over its socket.
+//! Called by `bench.rs`. It starts a server in this process on an empty cache folder and speaks to it over its socket.
 //! Every round has prompts of its own; the first round of each length does not count.
 
 use std::io::Write;
@@ -14,13 +14,13 @@ use tokio::task::JoinSet;
 
 use crate::Outcome;
 use crate::bench::call::{Answer, Call, tokens_per_word};
-use crate::bench::client::Client;
-use crate::bench::local::{LocalServer, LocalSettings, MODEL_ID};
 use crate::bench::machine::Machine;
 use crate::bench::prompts::Prompts;
 use crate::bench::stats::Spread;
 use crate::bench::svg::{Chart, Group, shown};
-use crate::table::{Align, Table};
+use crate::client::http::Client;
+use crate::client::local::{LocalServer, LocalSettings, MODEL_ID};
+use crate::terminal::table::{Align, Table};
 
 /// Room for the template and the tail beside the longest prompt.
 const SPARE: usize = 512;

@@ -18,11 +18,11 @@ use tokio::task::JoinSet;
 use crate::Outcome;
 use crate::bench::args::{ReplayArgs, ReplyLength};
 use crate::bench::call::{Always, Body};
-use crate::bench::client::{Client, Streamed};
 use crate::bench::known::Known;
-use crate::bench::local::{LocalServer, LocalSettings, MODEL_ID};
 use crate::bench::report::{Mode, Report, Step, TraceReport};
 use crate::bench::trace::{self, Trace, TraceRequest};
+use crate::client::http::{Client, Streamed};
+use crate::client::local::{LocalServer, LocalSettings, MODEL_ID};
 
 /// Enough to render prompts; nothing is computed in it.
 const RENDERING_CONTEXT: u32 = 512;

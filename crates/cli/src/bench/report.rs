@@ -10,8 +10,8 @@ use serde::{Serialize, Serializer};
 
 use crate::bench::args::ReplayArgs;
 use crate::bench::known::ratio;
-use crate::bytes::show_bytes;
-use crate::table::{Align, Table};
+use crate::terminal::bytes::show_bytes;
+use crate::terminal::table::{Align, Table};
 
 /// How the server was run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]

@@ -50,7 +50,7 @@ with keys should be readable by its owner only.
 ";
 
 /// The whole document.
-pub(super) fn text() -> String {
+pub(crate) fn text() -> String {
     let command = command();
     let mut text = HEAD.to_owned();
     for group in Group::ALL {
@@ -106,7 +106,7 @@ fn value(kind: Kind, flag: &Arg) -> String {
 }
 
 /// The default that the flag has, or that its help tells.
-pub(super) fn said_default(flag: &Arg) -> Option<String> {
+pub(crate) fn said_default(flag: &Arg) -> Option<String> {
     // A flag without a value has `false` as its default in clap's books.
     if !flag.get_action().takes_values() {
         return None;

@@ -14,8 +14,8 @@ use tempfile::TempDir;
 use tokio::task::spawn_blocking;
 
 use crate::bench::call::first_model;
-use crate::bench::client::Client;
 use crate::bench::machine::folder_bytes;
+use crate::client::http::Client;
 
 /// How long a server may take to load its model or to end.
 const PATIENCE: Duration = Duration::from_secs(300);

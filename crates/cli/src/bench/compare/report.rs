@@ -16,7 +16,7 @@ use crate::bench::compare::sheet::{Measure, Unit, Verdict};
 use crate::bench::machine::Machine;
 use crate::bench::stats::Spread;
 use crate::bench::svg::{Chart, Group, shown};
-use crate::table::{Align, Table};
+use crate::terminal::table::{Align, Table};
 
 /// One server as it was found.
 #[derive(Debug, Serialize)]
@@ -73,7 +73,8 @@ impl Report {
     pub(crate) fn print(&self, args: &CompareArgs, out: &mut impl Write) -> anyhow::Result<()> {
         let Machine { cpu, cores, memory_bytes, load, .. } = &self.machine;
         let cores = cores.map_or_else(String::new, |cores| format!(", {cores} cores"));
-        let memory = memory_bytes.map_or_else(String::new, |bytes| format!(", {}", crate::bytes::show_bytes(bytes)));
+        let memory =
+            memory_bytes.map_or_else(String::new, |bytes| format!(", {}", crate::terminal::bytes::show_bytes(bytes)));
         let load = load.map_or_else(String::new, |load| format!(", load {load} at the start"));
         writeln!(out, "{}{cores}{memory}{load}", cpu.as_deref().unwrap_or("unknown processor"))?;
         for (name, facts) in [("poncho", &self.poncho), ("peer", &self.peer)] {

@@ -5,12 +5,12 @@
 
 use serde::Serialize;
 
-use crate::bench::client::Refusal;
 use crate::bench::compare::args::Scenario;
 use crate::bench::compare::contender::Contender;
 use crate::bench::compare::plan::Plan;
 use crate::bench::compare::sheet::{Kind, Pair, Sheet};
 use crate::bench::prompts::Prompts;
+use crate::client::http::Refusal;
 
 /// Failures in a row after which a server is given up.
 const FAILURES: u32 = 3;

@@ -1,0 +1,86 @@
+//! A row as JSON: the fields that `ls` and `show` share.
+//!
+//! The names are an interface that scripts rely on; they may grow and must never change their meaning.
+
+use poncho_cache::{Namespace, RowFile, Tier, to_hex};
+use serde::Serialize;
+
+use crate::terminal::excerpt::clipped;
+
+/// Characters of prompt text in a list.
+const LISTED_TEXT: usize = 200;
+
+/// What `ls --json` says of a row.
+#[derive(Debug, Serialize)]
+pub(crate) struct RowJson<'a> {
+    key: String,
+    tier: &'static str,
+    /// Of the whole file.
+    bytes: u64,
+    tokens: u32,
+    /// The first token that the file itself holds.
+    start: u32,
+    parent: Option<String>,
+    hits: u32,
+    reason: &'static str,
+    version: u8,
+    /// Unix seconds.
+    created: u64,
+    /// Unix seconds.
+    last_used: u64,
+    parts: Vec<PartJson>,
+    namespace: NamespaceJson,
+    /// The beginning of the prompt.
+    text: &'a str,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct PartJson {
+    kind: &'static str,
+    bytes: u64,
+}
+
+/// What must agree for two rows to be interchangeable.
+#[derive(Debug, Serialize)]
+pub(crate) struct NamespaceJson {
+    fingerprint: String,
+    quant: &'static str,
+    context_hash: String,
+}
+
+impl<'a> RowJson<'a> {
+    pub(crate) fn new(row: &'a RowFile, tier: Tier) -> Self {
+        let prefix = &row.prefix;
+        Self {
+            key: row.key.to_hex(),
+            tier: tier.as_str(),
+            bytes: row.bytes,
+            tokens: prefix.token_count,
+            start: prefix.start,
+            parent: prefix.parent.map(|parent| parent.to_hex()),
+            hits: prefix.hits,
+            reason: prefix.reason.as_str(),
+            version: prefix.version,
+            created: prefix.created,
+            last_used: prefix.last_used,
+            parts: prefix.parts.iter().map(|part| PartJson { kind: part.kind.as_str(), bytes: part.length }).collect(),
+            namespace: (&prefix.namespace).into(),
+            text: clipped(&prefix.text, LISTED_TEXT),
+        }
+    }
+
+    /// The same with all of its text.
+    pub(crate) fn whole(row: &'a RowFile, tier: Tier) -> Self {
+        Self { text: &row.prefix.text, ..Self::new(row, tier) }
+    }
+}
+
+impl From<&Namespace> for NamespaceJson {
+    fn from(namespace: &Namespace) -> Self {
+        Self {
+            fingerprint: to_hex(&namespace.fingerprint),
+            quant: namespace.quant.as_str(),
+            context_hash: to_hex(&namespace.context_hash),
+        }
+    }
+}

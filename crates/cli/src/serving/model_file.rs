@@ -1,0 +1,174 @@
+//! What a file that was given as a model is, if it is none: the mistakes that people make while getting a model.
+//!
+//! Called by `serve` and `doctor` before anything is loaded. A GGUF is left to the engine, which looks closer; here the
+//! first bytes decide. It must never read more of a file than those.
+
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use poncho_cache::files::{Links, NotRegular, open_regular};
+
+use crate::settings::nearest;
+use crate::terminal::bytes::show_bytes;
+
+/// Enough for the first line of a Git LFS pointer and for any page's opening.
+const LOOKED_AT: u64 = 512;
+
+/// Says what is wrong with a path that should be a GGUF file.
+///
+/// # Errors
+/// The path is no file, or the file is something else that people often end up with.
+pub(crate) fn check(path: &Path) -> anyhow::Result<()> {
+    let metadata = match std::fs::metadata(path) {
+        Ok(metadata) => metadata,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => bail!("{}", missing(path)),
+        Err(error) => {
+            return Err(error)
+                .with_context(|| format!("cannot look at {}; check the path and its permissions", path.display()));
+        }
+    };
+    if metadata.is_dir() {
+        bail!("{} is a folder, not a model file; give the path of a GGUF file{}", path.display(), in_folder(path));
+    }
+    let opened = open_regular(path, Links::Follow);
+    if let Err(error) = &opened
+        && NotRegular::is_cause_of(error)
+    {
+        bail!("{} is no model file: {error}", path.display());
+    }
+    let mut start = Vec::new();
+    opened
+        .and_then(|file| file.take(LOOKED_AT).read_to_end(&mut start))
+        .with_context(|| format!("cannot read {}; check its permissions", path.display()))?;
+    if start.starts_with(b"GGUF") {
+        return Ok(());
+    }
+    bail!("{} is not a GGUF model: {}", path.display(), other_kind(&start, metadata.len()))
+}
+
+/// What the file is instead, and what to do about it.
+fn other_kind(start: &[u8], bytes: u64) -> String {
+    let text = std::str::from_utf8(start)
+        .or_else(|error| std::str::from_utf8(start.get(..error.valid_up_to()).unwrap_or(&[])));
+    let text = text.unwrap_or_default();
+    let opening = text.trim_start().to_ascii_lowercase();
+    let is_text = !text.is_empty() && !text.chars().any(|letter| letter.is_control() && !letter.is_whitespace());
+    if start.is_empty() {
+        return "the file is empty; download it again".to_owned();
+    }
+    if text.starts_with("version https://git-lfs") {
+        return "it is a Git LFS pointer, and the model itself was not fetched; run `git lfs pull` in its repository"
+            .to_owned();
+    }
+    if opening.starts_with("<!doctype") || opening.starts_with("<html") || opening.starts_with("<head") {
+        return "it is an HTML page; the download link led to a web page, use the link of the file itself \
+                (on a model hub the one with /resolve/, not /blob/)"
+            .to_owned();
+    }
+    if start.starts_with(b"PK") || start.starts_with(&[0x1f, 0x8b]) {
+        return "it is an archive; unpack it and give the .gguf file in it".to_owned();
+    }
+    if start.get(8) == Some(&b'{') && start.get(..8).is_some_and(|length| length.ends_with(&[0, 0, 0])) {
+        return "it looks like safetensors; use the GGUF version of the model, or convert it with llama.cpp's \
+                convert_hf_to_gguf.py"
+            .to_owned();
+    }
+    if is_text {
+        let first: String = text.lines().next().unwrap_or_default().chars().take(40).collect();
+        return format!("it is a text file that begins with `{first}`; give the path of a .gguf file");
+    }
+    let first: Vec<String> = start.iter().take(4).map(|byte| format!("{byte:02x}")).collect();
+    format!(
+        "it begins with {} ({} long); give the path of a .gguf file, or download it again",
+        first.join(" "),
+        show_bytes(bytes)
+    )
+}
+
+fn missing(path: &Path) -> String {
+    let folder = match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    let start = format!("there is no file {}", path.display());
+    if !folder.is_dir() {
+        return format!("{start}, and no folder {}; check the path given with --model", folder.display());
+    }
+    let models = models_in(folder);
+    let wanted = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    match nearest(&wanted, models.iter().map(String::as_str)) {
+        Some(near) => format!("{start}; did you mean {}?", beside(path, near).display()),
+        None => format!(
+            "{start}; give the path of a GGUF file with --model (`make model` fetches a small one){}",
+            in_folder(folder)
+        ),
+    }
+}
+
+fn beside(path: &Path, name: &str) -> PathBuf {
+    path.with_file_name(name)
+}
+
+/// The models of a folder as the end of a sentence; nothing if there are none.
+fn in_folder(folder: &Path) -> String {
+    let models = models_in(folder);
+    let shown: Vec<&str> = models.iter().take(5).map(String::as_str).collect();
+    match shown.as_slice() {
+        [] => String::new(),
+        names => format!("; {} has {}", folder.display(), names.join(", ")),
+    }
+}
+
+fn models_in(folder: &Path) -> Vec<String> {
+    let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
+    // A folder of downloads may hold very much; a suggestion is not worth reading all of it.
+    let names = entries.take(10_000).flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    let mut models: Vec<String> = names.filter(|name| name.to_ascii_lowercase().ends_with(".gguf")).collect();
+    models.sort();
+    models
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(bytes: &[u8]) -> String {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.gguf");
+        std::fs::write(&path, bytes).unwrap();
+        check(&path).err().map(|error| error.to_string()).unwrap_or_default()
+    }
+
+    #[test]
+    fn what_is_no_model_is_told_apart() {
+        let mut safetensors = 0x1234_u64.to_le_bytes().to_vec();
+        safetensors.extend(b"{\"weight\":");
+        for (bytes, part) in [
+            (&b""[..], "the file is empty"),
+            (b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 1\n", "git lfs pull"),
+            (b"\n  <!DOCTYPE html><html>", "HTML page"),
+            (b"<html><head>", "HTML page"),
+            (b"Dear model,\nhello", "begins with `Dear model,`"),
+            (b"PK\x03\x04aaaa", "archive"),
+            (&safetensors, "safetensors"),
+            (&[0, 1, 2, 3, 4, 200], "begins with 00 01 02 03"),
+            ("\u{e4}\u{f6}".as_bytes(), "text file"),
+        ] {
+            let said = said(bytes);
+            assert!(said.contains(part) && said.contains("model.gguf is not a GGUF model"), "{bytes:?}: {said}");
+        }
+        assert_eq!(said(b"GGUF\x03\0\0\0"), "", "the engine looks at the rest");
+    }
+
+    #[test]
+    fn a_missing_file_suggests_what_is_there() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("SmolLM2.gguf"), b"GGUF").unwrap();
+        let said = |name: &str| check(&folder.path().join(name)).unwrap_err().to_string();
+        assert!(said("smolm2.gguf").contains("did you mean") && said("smolm2.gguf").contains("SmolLM2.gguf?"));
+        assert!(said("zzzzz").contains("make model"), "{}", said("zzzzz"));
+        assert!(said("no/such/x.gguf").contains("no folder"), "{}", said("no/such/x.gguf"));
+        assert!(said("").contains("is a folder") && said("").contains("SmolLM2.gguf"), "{}", said(""));
+    }
+}
