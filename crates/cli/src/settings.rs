@@ -1,23 +1,27 @@
-//! The table of every setting of `poncho serve`, and what the commands ask of it.
+//! The settings of `poncho serve`: the table of all of them, their layers, and the folders that follow from them.
 //!
 //! One row in [`SETTINGS`] gives a flag its variable, its key in `poncho.toml`, its line in `poncho config` and its line
-//! in docs/configuration.md; help, default and the check of values are those of the flag itself. The layers are put
-//! together in `layers.rs`. It must never hold a default of its own: there would be two.
+//! in docs/configuration.md. Help, default and validation are those of the flag. `layers.rs` merges the layers. This
+//! table must never hold a default of its own: there would be two.
 
+pub(crate) mod args;
+pub(crate) mod cache_folder;
 mod file;
 pub(crate) mod layers;
+pub(crate) mod logging;
+pub(crate) mod models_folder;
 mod origin;
 pub(crate) mod reference;
 pub(crate) mod user_folder;
 
-use clap::{Arg, Command, CommandFactory};
+use clap::{Arg, Args, Command};
 
 pub(crate) use layers::{Environment, Refused, Resolved, parse};
 pub(crate) use origin::Origin;
 
-use crate::args::Args;
+use self::args::{LogArgs, ServeArgs};
 
-/// What a value looks like in `poncho.toml`; the flag's own parser decides whether it is right.
+/// The form of a value in `poncho.toml`; the parser of the flag decides whether it is valid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A string.
@@ -38,7 +42,7 @@ pub(crate) enum Kind {
     Pairs,
 }
 
-/// The headings of the reference, in its order.
+/// The sections of the reference, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Group {
     Models,
@@ -70,7 +74,7 @@ pub(crate) struct Setting {
     pub(crate) group: Group,
     /// Instead of `PONCHO_` and the name.
     variable: Option<&'static str>,
-    /// Whether its values are masked wherever they are shown.
+    /// Whether its values are masked when they are shown.
     pub(crate) secret: bool,
 }
 
@@ -79,7 +83,7 @@ impl Setting {
         Self { name, kind, group, variable: None, secret: false }
     }
 
-    /// Another variable than `PONCHO_` and the name.
+    /// Sets a variable other than `PONCHO_` and the name.
     const fn variable_named(self, variable: &'static str) -> Self {
         Self { variable: Some(variable), ..self }
     }
@@ -99,7 +103,7 @@ impl Setting {
     }
 }
 
-/// Every setting, in the order in which people meet them. A new flag of `serve` is a row here, then
+/// Every setting, in the order of the reference. A new flag of `serve` is a row here, then
 /// `poncho config --reference > docs/configuration.md`.
 pub(crate) const SETTINGS: &[Setting] = &[
     Setting::new("model", Kind::Paths, Group::Models),
@@ -124,6 +128,7 @@ pub(crate) const SETTINGS: &[Setting] = &[
     Setting::new("cache_dir", Kind::Path, Group::Cache),
     Setting::new("cache_size", Kind::Quantity, Group::Cache),
     Setting::new("cache_ram", Kind::Quantity, Group::Cache),
+    Setting::new("save_min_tokens", Kind::Number, Group::Cache),
     Setting::new("pressure", Kind::Text, Group::Cache),
     Setting::new("drain_limit", Kind::Quantity, Group::Cache),
     Setting::new("exact", Kind::Text, Group::Cache),
@@ -138,33 +143,33 @@ pub(crate) const SETTINGS: &[Setting] = &[
     Setting::new("otlp_endpoint", Kind::Text, Group::Logs).variable_named("OTEL_EXPORTER_OTLP_ENDPOINT"),
 ];
 
-/// The commands that take every setting: what is served, what would be, and whether it can be.
+/// The commands that take every setting.
 const COMMANDS: [&str; 3] = ["serve", "config", "doctor"];
 
-/// The name of the flag that names the file; it is where settings come from and no setting itself.
+/// The flag that names the settings file; it is not a setting itself.
 const FILE_FLAG: &str = "config";
 
 /// The variable that does the same.
 const FILE_VARIABLE: &str = "PONCHO_CONFIG";
 
-/// The whole command line: the flags of `serve` are also those of `config` and `doctor`, and say their variables.
-pub(crate) fn command() -> Command {
-    let command = Args::command();
-    let Some(serve) = command.find_subcommand("serve") else { return command };
-    let flags: Vec<Arg> = serve.get_arguments().cloned().map(with_variable).collect();
+/// The flags of all settings, with their variables in their help.
+pub(crate) fn flags() -> Command {
+    ServeArgs::augment_args(LogArgs::augment_args(Command::new("poncho"))).mut_args(with_variable)
+}
+
+/// Adds the settings to a command line: the flags of `serve` are also those of `config` and `doctor`.
+pub(crate) fn with_settings(command: Command) -> Command {
     let file = Arg::new(FILE_FLAG)
         .long(FILE_FLAG)
         .value_name("FILE")
         .value_parser(clap::value_parser!(std::path::PathBuf))
-        .help(
-            "Read settings from this file [env: PONCHO_CONFIG] [default: ~/.config/poncho/poncho.toml if it is there]",
-        );
+        .help("Read settings from this file [env: PONCHO_CONFIG] [default: ~/.config/poncho/poncho.toml if it exists]");
     let command = command.mut_subcommand("serve", |serve| serve.mut_args(with_variable).arg(file.clone()));
     ["config", "doctor"].into_iter().fold(command, |command, name| {
         command.mut_subcommand(name, |sub| {
-            let shared =
-                flags.iter().cloned().map(|flag| flag.required(false).help_heading("Settings of `poncho serve`"));
-            sub.arg(file.clone()).args(shared)
+            let shared = ServeArgs::augment_args(Command::new(name)).mut_args(with_variable);
+            let shared = shared.get_arguments().cloned().map(|flag| flag.help_heading("Settings of `poncho serve`"));
+            sub.arg(file.clone()).args(shared.collect::<Vec<_>>())
         })
     })
 }
@@ -190,27 +195,25 @@ fn find(name: &str) -> Option<&'static Setting> {
     SETTINGS.iter().find(|setting| setting.name == name)
 }
 
-/// A setting's flag, as clap knows it.
-pub(crate) fn flag_of<'a>(command: &'a Command, setting: &Setting) -> Option<&'a Arg> {
-    let serve = command.find_subcommand("serve")?;
-    let by_name = |flag: &&Arg| flag.get_id() == setting.name;
-    serve.get_arguments().find(by_name).or_else(|| command.get_arguments().find(by_name))
+/// The flag of a setting.
+pub(crate) fn flag_of<'a>(flags: &'a Command, setting: &Setting) -> Option<&'a Arg> {
+    flags.get_arguments().find(|flag| flag.get_id() == setting.name)
 }
 
-/// What variables and the file say about one setting, for commands that have no flag for it or leave it out.
+/// The value of one setting in variables and the file, for commands without a flag for it.
 ///
 /// # Errors
-/// When the file cannot be read or is wrong.
+/// If the file cannot be read or is not valid.
 pub(crate) fn configured(name: &str) -> anyhow::Result<Option<(std::ffi::OsString, Origin)>> {
     layers::configured(name, &Environment::of_process())
 }
 
-/// The name that somebody may have meant.
+/// Did-you-mean: the most similar name, if one is similar enough.
 pub(crate) fn nearest<'a>(wrong: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let scored = names
         .into_iter()
         .map(|name| (strsim::jaro_winkler(&wrong.to_ascii_lowercase(), &name.to_ascii_lowercase()), name));
-    // Below this, the suggestion is more often strange than helpful.
+    // Less similar names are rarely what the user meant.
     scored.filter(|(score, _)| *score > 0.75).max_by(|one, two| one.0.total_cmp(&two.0)).map(|(_, name)| name)
 }
 
@@ -220,10 +223,8 @@ mod tests {
 
     #[test]
     fn every_flag_of_serve_is_a_setting_and_every_setting_a_flag() {
-        let command = Args::command();
-        let serve = command.find_subcommand("serve").unwrap();
-        // Those of the whole program too: they decide how a server logs.
-        for flag in serve.get_arguments().chain(command.get_arguments()) {
+        let flags = flags();
+        for flag in flags.get_arguments() {
             assert!(
                 find(flag.get_id().as_str()).is_some(),
                 "--{} of `poncho serve` has no row in SETTINGS: add one to crates/cli/src/settings.rs, then run \
@@ -232,8 +233,8 @@ mod tests {
             );
         }
         for setting in SETTINGS {
-            let flag = flag_of(&command, setting);
-            assert!(flag.is_some(), "the setting {} has no flag: take its row out of SETTINGS", setting.name);
+            let flag = flag_of(&flags, setting);
+            assert!(flag.is_some(), "the setting {} has no flag: remove its row from SETTINGS", setting.name);
             let many = flag.is_some_and(|flag| matches!(flag.get_action(), clap::ArgAction::Append));
             let switch = flag.is_some_and(|flag| matches!(flag.get_action(), clap::ArgAction::SetTrue));
             let kinds = if many { "List, Paths or Pairs" } else { "one for a single value" };
@@ -248,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn names_variables_and_groups_are_told_apart() {
+    fn names_and_variables_are_unique() {
         let mut variables: Vec<String> = SETTINGS.iter().map(Setting::variable).collect();
         variables.sort();
         variables.dedup();
@@ -259,12 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn the_whole_command_line_does_not_contradict_itself() {
-        command().debug_assert();
-    }
-
-    #[test]
-    fn the_nearest_name_is_near() {
+    fn a_suggestion_is_similar() {
         assert_eq!(nearest("prot", ["port", "host", "parallel"]), Some("port"));
         assert_eq!(nearest("ctx-size", ["ctx_size", "cache_size"]), Some("ctx_size"));
         assert_eq!(nearest("zzz", ["port", "host"]), None);

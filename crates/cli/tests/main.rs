@@ -10,8 +10,6 @@ mod chat_guide;
 #[cfg(test)]
 mod chatting;
 #[cfg(test)]
-mod comparing;
-#[cfg(test)]
 mod configuring;
 #[cfg(test)]
 mod crafted;
@@ -42,7 +40,7 @@ mod piping;
 #[cfg(test)]
 mod reading;
 #[cfg(test)]
-mod replaying;
+mod running;
 #[cfg(test)]
 mod self_contained;
 #[cfg(test)]

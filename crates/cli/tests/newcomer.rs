@@ -45,9 +45,9 @@ fn a_wrong_path_is_named_and_the_nearest_model_suggested() {
     let folder = tempfile::tempdir().unwrap();
     written(folder.path(), b"GGUF");
     let near = refused(&mut serve_model(folder.path(), &folder.path().join("modle.gguf")));
-    says(&near, &["there is no file", "modle.gguf", "did you mean", "/model.gguf?"]);
+    says(&near, &["does not exist", "modle.gguf", "did you mean", "/model.gguf?"]);
     let far = refused(&mut serve_model(folder.path(), &folder.path().join("no/where.gguf")));
-    says(&far, &["there is no file", "no folder", "--model"]);
+    says(&far, &["does not exist", "neither does the folder", "--model"]);
     let itself = refused(&mut serve_model(folder.path(), folder.path()));
     says(&itself, &["is a folder, not a model file", "model.gguf"]);
     assert!(!folder.path().join("kv").exists(), "nothing is created for a model that is not there");

@@ -1,34 +1,33 @@
-//! A server that answers, the model that is meant there, and the end of a server that was started for this command.
+//! The server of a command, its model, and the end of a server that was started for the command.
 //!
-//! `--url` or `PONCHO_URL` names a server and nothing else is tried; otherwise a Poncho at the default address serves
-//! if it has the model; otherwise the model is loaded in this process. Nobody is asked and nothing is
-//! printed here.
+//! `--url` or `PONCHO_URL` names the server. Otherwise a Poncho at the default address is used if it has the model.
+//! Otherwise the model is loaded in this process. Nothing is printed here.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
+use poncho_client::Client;
 use serde_json::Value;
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
 use super::args::{OwnArgs, ServerArgs};
-use super::own::{self, Purpose};
-use crate::client::http::Client;
-use crate::client::local::LocalServer;
+use super::local::LocalServer;
+use super::own_server::{self, Purpose};
 
-/// Where the key of a server is looked for besides the flag: an argument is visible to every user of the machine.
+/// The key of the server, besides the flag: every user of the machine can see an argument.
 const KEY_VARIABLE: &str = "PONCHO_API_KEY";
-/// How long a server at the default address may take to say who it is.
+/// How long a server at the default address may take to answer.
 const PROBE: Duration = Duration::from_secs(2);
 
 /// A server and a model of it.
 #[derive(Clone)]
 pub(crate) struct Connection {
     pub(crate) client: Client,
-    /// What the server calls the model.
+    /// The name of the model at the server.
     pub(crate) model: String,
-    /// Present if it was started for this command; taken by whoever ends it first.
+    /// The server that was started for this command, until it is ended.
     own: Arc<Mutex<Option<LocalServer>>>,
 }
 
@@ -44,7 +43,9 @@ impl Connection {
             let listed = listed_models(&client).await?;
             let model = match model {
                 Some(text) => name_at(text, &listed).unwrap_or_else(|| text.to_owned()),
-                None => listed.into_iter().next().context("the server has no model; name one that it can load")?,
+                None => {
+                    listed.into_iter().next().context("the server has no model loaded; name one that it can load")?
+                }
             };
             return Ok(Self::to(client, model, None));
         }
@@ -59,7 +60,7 @@ impl Connection {
                 return Ok(Self::to(client, model, None));
             }
         }
-        let (server, model) = own::start(model, own, purpose).await?;
+        let (server, model) = own_server::start(model, own, purpose).await?;
         Ok(Self::to(server.client.clone(), model, Some(server)))
     }
 
@@ -72,9 +73,9 @@ impl Connection {
         self.own.lock().await.is_some()
     }
 
-    /// Ends a server that was started for this command: its states are saved. Any other goes on.
+    /// Ends a server that was started for this command: its states are saved. Other servers keep running.
     pub(crate) async fn close(&self) -> anyhow::Result<()> {
-        // Held until the end, so that a second caller does not let the process go while states are saved.
+        // Held until the end, so that a second caller does not end the process while states are saved.
         let mut own = self.own.lock().await;
         if let Some(server) = own.take() {
             server.stop().await?;
@@ -83,7 +84,7 @@ impl Connection {
     }
 }
 
-/// A client for the server that was named, or for the default address.
+/// A client for the named server, or for the default address.
 pub(crate) fn named_or_default(server: &ServerArgs) -> anyhow::Result<Client> {
     match named(server)? {
         Some(client) => Ok(client),
@@ -116,7 +117,7 @@ fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
-/// Where `poncho serve` listens. Every interface is reached by way of this machine's own.
+/// Where `poncho serve` listens. A server on all interfaces is reached over the loopback.
 fn default_url() -> String {
     let host = variable("PONCHO_HOST").filter(|host| !["0.0.0.0", "::"].contains(&host.as_str()));
     let host = host.unwrap_or_else(|| "127.0.0.1".to_owned());
@@ -124,7 +125,7 @@ fn default_url() -> String {
     format!("http://{host}:{}", variable("PONCHO_PORT").unwrap_or_else(|| "8080".to_owned()))
 }
 
-/// A Poncho at the default address and its models. Another program there, or none, is no error.
+/// A Poncho at the default address and its models; `None` if there is another program or nothing.
 async fn answering_poncho(server: &ServerArgs) -> anyhow::Result<Option<(Client, Vec<String>)>> {
     let client = Client::new(&default_url(), key(server))?;
     let Ok(Ok(Some(listed))) = timeout(PROBE, client.get("/v1/models")).await else { return Ok(None) };
@@ -132,16 +133,16 @@ async fn answering_poncho(server: &ServerArgs) -> anyhow::Result<Option<(Client,
     Ok(is_poncho.then(|| (client, names(&listed))))
 }
 
-/// What a server calls the model that a user means: its name, its name with a tag, or the name of its file.
+/// The listed name of a model that the user gives by its name, its name without a tag, or its file.
 fn name_at(text: &str, listed: &[String]) -> Option<String> {
     let stem = text.strip_suffix(".gguf").map(|path| path.rsplit('/').next().unwrap_or(path));
     let meant = [Some(text.to_owned()), Some(format!("{text}:latest")), stem.map(str::to_owned)];
     meant.into_iter().flatten().find(|name| listed.contains(name))
 }
 
-/// The message for a path that the server does not know.
+/// The error for a path that the server does not have.
 pub(crate) fn unknown_path(client: &Client, path: &str) -> anyhow::Error {
-    anyhow::anyhow!("the server at {} does not know {path}; is it a Poncho of this version?", client.authority())
+    anyhow!("the server at {} has no {path}; is it a Poncho of this version?", client.authority())
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
-//! The text of a `/metrics` page: names, labels and numbers.
+//! A parser for `/metrics` pages: names, labels and numbers.
 //!
-//! Read by `poncho top` and by the progress of a prompt. The page comes from a server that may be of another version:
-//! lines that are not understood are left out, and nothing here fails.
+//! Used by `poncho top` and by the progress of a prompt. The server may be of another version: lines that cannot be
+//! parsed are skipped, and nothing here fails.
 
 /// One line of the page.
 #[derive(Debug, Clone, PartialEq)]
@@ -18,7 +18,7 @@ impl Sample {
     }
 }
 
-/// A page that was read.
+/// A parsed page.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Page(Vec<Sample>);
 
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_make_no_sense_are_left_out() {
+    fn lines_that_cannot_be_parsed_are_skipped() {
         let page = Page::parse("a\na{\na{x\na{x=\"\na{x=\"y\"\na{x=\"y\"}\na{x=\"y\"} z\n\n{} 1\nb 1\n\u{e9} \u{e9}\n");
         assert_eq!(page.plain("b"), Some(1.0));
         assert_eq!(page.all("a").count(), 0);

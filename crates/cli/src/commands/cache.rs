@@ -1,11 +1,12 @@
 //! `poncho cache`: one file per command, and what they share.
 //!
-//! `ls`, `stat`, `show`, `verify` and `explain` read a folder without its lock and so work beside a running server;
-//! `gc` and `evict` open it. All of them print through the writer they are given, as JSON or as text for people.
+//! `ls`, `stat`, `show`, `verify` and `explain` read a folder without its lock, so they work beside a running server; `gc`
+//! and `evict` open it. All of them print to the writer they are given, as JSON or as text.
 
+pub(crate) mod args;
 mod evict;
 mod explain;
-pub(crate) mod folder;
+mod folder;
 mod gc;
 mod listing;
 mod ls;
@@ -16,25 +17,10 @@ mod verify;
 
 use std::io::Write;
 
-use serde::Serialize;
+use poncho_terminal::{Outcome, Output};
 
-use crate::Outcome;
-use crate::args::{CacheArgs, CacheCommand};
+use crate::commands::cache::args::{CacheArgs, CacheCommand};
 use crate::commands::cache::folder::Folders;
-
-/// Where the output goes and in which form.
-struct Output<'a> {
-    out: &'a mut dyn Write,
-    json: bool,
-}
-
-impl Output<'_> {
-    fn print_json(&mut self, data: &impl Serialize) -> anyhow::Result<()> {
-        serde_json::to_writer_pretty(&mut *self.out, data)?;
-        writeln!(self.out)?;
-        Ok(())
-    }
-}
 
 pub(crate) fn run(args: &CacheArgs, out: &mut dyn Write) -> anyhow::Result<Outcome> {
     let folders = Folders::find(&args.folders)?;

@@ -1,28 +1,36 @@
-//! `poncho config`: the settings that hold and where each comes from, or the reference of all settings.
+//! `poncho config`: the effective settings and their sources, or the reference of all settings.
 //!
-//! Changes nothing and starts nothing. Keys are masked in both forms: the output is made to be pasted into a report.
+//! Changes nothing and starts nothing. Keys are masked in both forms: users paste the output into reports.
 
 use std::io::Write;
 
+use poncho_terminal::{Align, Outcome, Table, print_json};
 use serde_json::{Map, Value, json};
 
-use crate::Outcome;
-use crate::args::{ConfigArgs, FolderArgs};
-use crate::commands::cache::folder::chosen_folder;
+use crate::settings::cache_folder::cache_folder;
 use crate::settings::layers::Effective;
 use crate::settings::reference::{self, said_default};
-use crate::settings::{Kind, Resolved, command, flag_of};
-use crate::terminal::table::{Align, Table};
+use crate::settings::{Kind, Resolved, flag_of, flags};
 
-/// What stands in place of a key.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ConfigArgs {
+    /// Print JSON on standard output and nothing else
+    #[arg(long)]
+    json: bool,
+
+    /// Print the reference of all settings instead, as in docs/configuration.md
+    #[arg(long, conflicts_with = "json")]
+    reference: bool,
+}
+
+/// Shown in place of a key.
 const MASK: &str = "***";
 
 pub(crate) fn run(args: &ConfigArgs, resolved: &Resolved, out: &mut impl Write) -> anyhow::Result<Outcome> {
     if args.reference {
         out.write_all(reference::text().as_bytes())?;
     } else if args.json {
-        serde_json::to_writer_pretty(&mut *out, &as_json(resolved))?;
-        writeln!(out)?;
+        print_json(out, &as_json(resolved))?;
     } else {
         print(resolved, out)?;
     }
@@ -30,10 +38,10 @@ pub(crate) fn run(args: &ConfigArgs, resolved: &Resolved, out: &mut impl Write) 
 }
 
 fn print(resolved: &Resolved, out: &mut impl Write) -> anyhow::Result<()> {
-    let command = command();
+    let flags = flags();
     let mut table = Table::new([("SETTING", Align::Left), ("VALUE", Align::Left), ("FROM", Align::Left)]);
     for effective in &resolved.settings {
-        let unset = || flag_of(&command, effective.setting).and_then(said_default).unwrap_or_else(|| "none".to_owned());
+        let unset = || flag_of(&flags, effective.setting).and_then(said_default).unwrap_or_else(|| "none".to_owned());
         let values = shown(effective);
         let value = if values.is_empty() { format!("({})", unset()) } else { values.join(", ") };
         table.row([effective.setting.name.to_owned(), value, effective.origin.to_string()]);
@@ -41,7 +49,7 @@ fn print(resolved: &Resolved, out: &mut impl Write) -> anyhow::Result<()> {
     table.print(out)?;
     match &resolved.file {
         Some(path) => writeln!(out, "file: {}", path.display())?,
-        None => writeln!(out, "file: none; docs/configuration.md says where one is looked for")?,
+        None => writeln!(out, "file: none; see docs/configuration.md for where it may be")?,
     }
     for strange in &resolved.strange {
         writeln!(out, "note: {strange}")?;
@@ -49,10 +57,10 @@ fn print(resolved: &Resolved, out: &mut impl Write) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The values for people and scripts. The cache folder depends on the machine where nobody names it.
+/// The values for people and scripts. The default of the cache folder depends on the machine.
 fn shown(effective: &Effective) -> Vec<String> {
     if effective.setting.name == "cache_dir" && effective.values.is_empty() {
-        let folder = chosen_folder(&FolderArgs { cache_dir: None, ram_file_dir: None });
+        let folder = cache_folder(None);
         return folder.ok().into_iter().map(|folder| folder.display().to_string()).collect();
     }
     let mask = |value: &std::ffi::OsString| match effective.setting.secret {

@@ -1,24 +1,27 @@
-//! `poncho doctor`: whether this machine can serve with the settings that hold, and what to do if not.
+//! `poncho doctor`: whether this machine can serve with the effective settings, and what to do if not.
 //!
-//! `facts.rs` looks at the machine, `checks.rs` judges (pure, so that tests can hand it bad facts), here the findings are
-//! printed. It changes nothing: no folder is created, and what it writes to measure the disk has no name.
+//! `facts.rs` looks at the machine, `checks.rs` judges (pure, so that tests can give it bad facts), and this file prints.
+//! It changes nothing: it creates no folder, and the file that measures the disk has no name.
 
 mod checks;
 mod facts;
-pub(crate) mod limits;
 mod memory;
-pub(crate) mod port;
 
 use std::io::Write;
 
 use serde_json::{Value, json};
 
-pub(crate) use checks::LITTLE_SPACE;
+use poncho_terminal::{Outcome, print_json};
 
 use self::checks::{Finding, Level};
-use crate::Outcome;
-use crate::args::DoctorArgs;
 use crate::settings::Resolved;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct DoctorArgs {
+    /// Print JSON on standard output and nothing else
+    #[arg(long)]
+    json: bool,
+}
 
 pub(crate) fn run(args: &DoctorArgs, resolved: &Resolved, out: &mut impl Write) -> anyhow::Result<Outcome> {
     let facts = facts::gather(resolved)?;
@@ -31,8 +34,7 @@ pub(crate) fn run(args: &DoctorArgs, resolved: &Resolved, out: &mut impl Write) 
             "warnings": warnings,
             "findings": findings.iter().map(as_json).collect::<Vec<_>>(),
         });
-        serde_json::to_writer_pretty(&mut *out, &report)?;
-        writeln!(out)?;
+        print_json(out, &report)?;
     } else {
         for finding in &findings {
             writeln!(out, "{:<8} {}: {}", finding.level.word(), finding.check, finding.fact)?;
@@ -41,9 +43,9 @@ pub(crate) fn run(args: &DoctorArgs, resolved: &Resolved, out: &mut impl Write) 
             }
         }
         match (broken, warnings) {
-            (0, 0) => writeln!(out, "all is well")?,
-            (0, _) => writeln!(out, "it will work; {warnings} to look at")?,
-            _ => writeln!(out, "{broken} to put right, {warnings} to look at")?,
+            (0, 0) => writeln!(out, "no problems found")?,
+            (0, _) => writeln!(out, "Poncho can serve; warnings: {warnings}")?,
+            _ => writeln!(out, "Poncho cannot serve; broken: {broken}, warnings: {warnings}")?,
         }
     }
     Ok(if broken == 0 { Outcome::Good } else { Outcome::Bad })

@@ -1,28 +1,29 @@
-//! `poncho embed`: texts to vectors.
+//! `poncho embed`: the embeddings of texts.
 //!
-//! One line of numbers for each text, in the order of the texts. Talks to a server like `poncho run` does.
+//! Prints one line of numbers for each text, in order. It uses a server like `poncho run` does.
 
 use std::io::{Read, Write};
 
 use anyhow::{Context, ensure};
+use poncho_client::runtime;
+use poncho_terminal::Outcome;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use crate::Outcome;
 use crate::client::args::{OwnArgs, ServerArgs};
 use crate::client::{Connection, Purpose};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct EmbedArgs {
-    /// The texts; one from standard input if none is given
+    /// Texts to embed [default: one from standard input]
     #[arg(value_name = "TEXT")]
     texts: Vec<String>,
 
-    /// The model: a GGUF file, or a name at the server [default: the server's first one, or the default model]
+    /// Model: a GGUF file, or a name at the server [default: the first model of the server, or the default model]
     #[arg(long, value_name = "MODEL")]
     model: Option<String>,
 
-    /// Print JSON on standard output, and nothing else there
+    /// Print JSON on standard output and nothing else
     #[arg(long)]
     json: bool,
 
@@ -33,7 +34,7 @@ pub(crate) struct EmbedArgs {
     own: OwnArgs,
 }
 
-/// What the server answers, in the order of the texts.
+/// The answer of the server, in the order of the texts.
 #[derive(Deserialize)]
 struct Answer {
     data: Vec<Vector>,
@@ -50,7 +51,7 @@ struct Usage {
     prompt_tokens: u64,
 }
 
-/// What `--json` prints.
+/// The output of `--json`.
 #[derive(Serialize)]
 struct Printed<'a> {
     model: &'a str,
@@ -60,15 +61,19 @@ struct Printed<'a> {
 
 pub(crate) fn run(args: &EmbedArgs, out: &mut impl Write) -> anyhow::Result<Outcome> {
     let texts = if args.texts.is_empty() { vec![standard_input()?] } else { args.texts.clone() };
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start the runtime")?;
-    runtime.block_on(async {
+    runtime()?.block_on(async {
         let connection = Connection::open(&args.server, &args.own, args.model.as_deref(), Purpose::Compute).await?;
         let asked = json!({"model": connection.model, "input": texts, "encoding_format": "float"});
-        let answer = connection.client.demand("/v1/embeddings", &asked).await;
+        let answer = connection.client.post("/v1/embeddings", &asked).await;
         connection.close().await?;
-        let answer: Answer = serde_json::from_value(answer?).context("the server's vectors have another shape")?;
-        ensure!(answer.data.len() == texts.len(), "the server answered {} of {} texts", answer.data.len(), texts.len());
+        let answer: Answer =
+            serde_json::from_value(answer?).context("the server sent embeddings that cannot be read")?;
+        ensure!(
+            answer.data.len() == texts.len(),
+            "the server answered only {} of {} texts",
+            answer.data.len(),
+            texts.len()
+        );
         let vectors = answer.data.iter().map(|vector| vector.embedding.as_slice());
         if args.json {
             let embeddings = vectors.collect();
@@ -89,6 +94,6 @@ fn standard_input() -> anyhow::Result<String> {
     let mut text = String::new();
     std::io::stdin().lock().read_to_string(&mut text).context("cannot read the text from standard input")?;
     let text = text.trim_end_matches(['\n', '\r']);
-    ensure!(!text.is_empty(), "there is no text on standard input; give one as an argument or through a pipe");
+    ensure!(!text.is_empty(), "standard input is empty; give a text as an argument or through a pipe");
     Ok(text.to_owned())
 }

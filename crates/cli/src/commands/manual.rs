@@ -1,28 +1,42 @@
-//! `poncho completions` and `poncho man`: what a shell and `man` know about the command line.
+//! `poncho completions` and `poncho man`: the command line as a shell and `man` know it.
 //!
-//! Both are made from the flags themselves, with the settings in them, so that nothing has to be kept in step by hand.
+//! Both are generated from the flags and their settings, so that nothing is kept in step by hand.
 
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Command;
 use clap_mangen::Man;
+use poncho_terminal::Outcome;
 
-use crate::Outcome;
-use crate::args::{CompletionsArgs, ManArgs};
-use crate::settings;
+#[derive(Debug, clap::Args)]
+pub(crate) struct CompletionsArgs {
+    /// The shell
+    #[arg(value_name = "SHELL", value_enum)]
+    shell: clap_complete::Shell,
+}
 
-pub(crate) fn completions(args: &CompletionsArgs, out: &mut impl Write) -> anyhow::Result<Outcome> {
-    // Into memory first: the generator panics when its writer fails, as a closed pipe does.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ManArgs {
+    /// Write one page for each command into this folder
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+}
+
+pub(crate) fn completions(
+    args: &CompletionsArgs,
+    mut command: Command,
+    out: &mut impl Write,
+) -> anyhow::Result<Outcome> {
+    // Into memory first: the generator panics if its writer fails, as a closed pipe does.
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut settings::command(), "poncho", &mut script);
+    clap_complete::generate(args.shell, &mut command, "poncho", &mut script);
     out.write_all(&script)?;
     Ok(Outcome::Good)
 }
 
-pub(crate) fn man(args: &ManArgs, out: &mut impl Write) -> anyhow::Result<Outcome> {
-    let mut command = settings::command();
+pub(crate) fn man(args: &ManArgs, mut command: Command, out: &mut impl Write) -> anyhow::Result<Outcome> {
     command.build();
     match &args.out {
         None => out.write_all(&page(command)?)?,
@@ -45,7 +59,7 @@ fn page(command: Command) -> anyhow::Result<Vec<u8>> {
 /// Writes `NAME.1` and the pages of all commands below it. Returns how many.
 fn write_pages(command: &Command, name: &str, folder: &Path) -> anyhow::Result<usize> {
     let path = folder.join(format!("{name}.1"));
-    // Leaked names live as long as the process, which ends when the pages are written.
+    // The leaked name lives as long as the process, which ends when the pages are written.
     let titled = command.clone().name(&*name.to_owned().leak());
     std::fs::write(&path, page(titled)?)
         .with_context(|| format!("cannot write {}; check the folder and its free space", path.display()))?;

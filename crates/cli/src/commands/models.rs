@@ -1,4 +1,4 @@
-//! The commands around models: `pull`, `list`, `show`, `rm`, `cp` and `create`, one file each.
+//! The commands for models: `pull`, `list`, `show`, `rm`, `cp` and `create`, one file each.
 //!
 //! Wiring and printing only; the registry is `poncho-models`. Data goes to the writer they are given, progress and remarks
 //! to standard error.
@@ -6,20 +6,9 @@
 pub(crate) mod args;
 pub(crate) mod cp;
 pub(crate) mod create;
-pub(crate) mod folder;
 pub(crate) mod list;
 mod model_json;
 mod progress;
 pub(crate) mod pull;
 pub(crate) mod rm;
 pub(crate) mod show;
-
-use std::io::Write;
-
-use serde::Serialize;
-
-fn print_json(out: &mut dyn Write, data: &impl Serialize) -> anyhow::Result<()> {
-    serde_json::to_writer_pretty(&mut *out, data)?;
-    writeln!(out)?;
-    Ok(())
-}

@@ -1,7 +1,7 @@
 //! `poncho run`: a chat in the terminal, or one prompt and its reply.
 //!
 //! Finds or starts a server, then either answers one prompt (`once.rs`: from the command line or from standard input) or
-//! holds a conversation (`chat.rs`). A server of our own is ended in order whatever happened, so that states are saved.
+//! holds a conversation (`chat.rs`). A server of our own always ends in order, so that states are saved.
 
 pub(crate) mod args;
 mod chat;
@@ -21,44 +21,44 @@ mod turn;
 use std::io::{IsTerminal, Read, Write};
 
 use anyhow::{Context, bail, ensure};
+use poncho_client::runtime;
+use poncho_terminal::Outcome;
 
-use crate::Outcome;
 use crate::client::{Connection, Purpose};
 use crate::commands::run::args::RunArgs;
 use crate::commands::run::ending::Ending;
 
-/// The longest prompt that is read from standard input: beyond any context, and no more than a server takes.
+/// Maximum prompt on standard input: beyond any context, and not more than a server accepts.
 const LONGEST_PROMPT: u64 = 16 << 20;
 
 pub(crate) fn run(args: &RunArgs, out: &mut impl Write) -> anyhow::Result<Outcome> {
     let (has_input, has_screen) = (std::io::stdin().is_terminal(), std::io::stdout().is_terminal());
     let prompt = prompt(args, has_input && has_screen)?;
     if prompt.is_none() && args.json {
-        bail!("--json is for one prompt; give it after the model, or through a pipe");
+        bail!("--json needs a prompt; give one after the model, or through a pipe");
     }
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start the runtime")?;
+    let runtime = runtime()?;
     let opening = Connection::open(&args.server, &args.own, args.model.as_deref(), Purpose::Compute);
     let connection = runtime.block_on(opening)?;
     let ending = {
         let _on_runtime = runtime.enter();
         Ending::listen().context("cannot listen for signals")?
     };
-    let told = ending.told();
+    let signalled = ending.signalled();
     runtime.spawn(ending.wait(connection.clone()));
     let outcome = match &prompt {
         Some(prompt) => runtime.block_on(once::answer(args, &connection, prompt, out)),
-        None => chat::hold(args, &connection, &runtime, &told, out),
+        None => chat::hold(args, &connection, &runtime, &signalled, out),
     };
-    told.pass();
+    signalled.pass();
     let closed = runtime.block_on(connection.close());
-    // What went wrong first is what the user has to hear.
+    // The first error is the one to report.
     let outcome = outcome?;
     closed?;
     Ok(outcome)
 }
 
-/// The one prompt that is to be answered; `None` for a conversation.
+/// The prompt to answer; `None` for a conversation.
 fn prompt(args: &RunArgs, is_interactive: bool) -> anyhow::Result<Option<String>> {
     if args.prompt.is_empty() {
         return if is_interactive { Ok(None) } else { standard_input().map(Some) };
@@ -80,9 +80,6 @@ fn standard_input() -> anyhow::Result<String> {
     );
     let text = String::from_utf8(bytes).context("the prompt on standard input is not UTF-8; convert it first")?;
     let text = text.trim_end_matches(['\n', '\r']);
-    ensure!(
-        !text.trim().is_empty(),
-        "there is no prompt on standard input; give one after the model or through a pipe"
-    );
+    ensure!(!text.trim().is_empty(), "standard input is empty; give a prompt after the model or through a pipe");
     Ok(text.to_owned())
 }

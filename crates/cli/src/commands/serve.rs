@@ -1,42 +1,40 @@
-//! `poncho serve`: opens the cache, loads the models that were named, serves until it is told to stop, saves what they
-//! hold.
+//! `poncho serve`: opens the cache, loads the named models, serves until a signal arrives, and saves their states.
 //!
-//! Wiring only. The first SIGINT or SIGTERM begins an orderly end: requests in flight may finish, states are saved, the
-//! exit code is 0. Both have a limit, so that a disk which does not answer cannot keep the process. A second signal ends it
-//! at once.
+//! Wiring only. The first SIGINT or SIGTERM starts an orderly shutdown: requests in flight may finish, states are saved,
+//! the exit code is 0. Both have a time limit, so that a stuck disk cannot keep the process. A second signal ends it at
+//! once.
 
 mod greeting;
 mod stopping;
 
 use std::io::Write;
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use poncho_cache::{Cache, CacheConfig};
 use poncho_engine::backend::llama::LlamaBackend;
-use poncho_engine::backend::{ContextOptions, KvLayout};
-use poncho_engine::{Engine, Exactness, ModelConfig, Prober};
+use poncho_engine::{Engine, Exactness};
 use poncho_server::{ServerConfig, check_bind, load_model};
+use poncho_terminal::{Outcome, Progress, printable_line, show_bytes};
 use tokio::net::TcpListener;
 
-use crate::Outcome;
-use crate::args::{ExactArg, FolderArgs, ServeArgs};
-use crate::commands::cache::folder::{chosen_folder, free_bytes};
-use crate::commands::doctor::{LITTLE_SPACE, limits, port};
 use crate::commands::serve::greeting::Greeting;
 use crate::commands::serve::stopping::StopSignals;
+use crate::serving::disk::{LITTLE_SPACE, free_bytes};
 use crate::serving::draining::{Drained, drain};
+use crate::serving::models::{Asked, ServedModels, aliases};
 use crate::serving::probing::prober;
-use crate::serving::served_models::{Asked, ServedModels, aliases};
-use crate::terminal::bytes::show_bytes;
-use crate::terminal::printable::printable_line;
+use crate::serving::shape::{ModelShape, replay_file, show_fingerprint};
+use crate::serving::{limits, port};
+use crate::settings::args::{ExactArg, ServeArgs};
+use crate::settings::cache_folder::cache_folder;
 
-/// Threads for work that blocks, at most. Preparing prompts takes a few of them; uploads and downloads one each.
+/// Maximum threads for blocking work: a few prepare prompts, and each upload or download takes one.
 const BLOCKING_THREADS: usize = 128;
-/// How long one of them waits for more work; its memory goes back with it.
+/// How long an idle one is kept; its memory is freed with it.
 const IDLE_THREAD: Duration = Duration::from_secs(2);
 
 pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outcome> {
@@ -46,23 +44,28 @@ pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outc
     let all_keys = [keys.as_slice(), &args.admin_key].concat();
     check_bind(address, &all_keys, args.open).map_err(|_| {
         anyhow!(
-            "{address} can be reached from other machines and no key is set; set one (PONCHO_API_KEY, api_key in \
-             poncho.toml, or --api-key), listen on 127.0.0.1 only, or allow it with --open"
+            "other machines can reach {address} and no key is set; set one (PONCHO_API_KEY, api_key in poncho.toml, or \
+             --api-key), listen on 127.0.0.1 only, or allow it with --open"
         )
     })?;
-    let folder = chosen_folder(&FolderArgs { cache_dir: args.cache_dir.clone(), ram_file_dir: None })?;
+    let folder = cache_folder(args.cache_dir.as_deref())?;
     let exactness = match args.exact {
         None => Exactness::Off,
         Some(ExactArg::Always) => Exactness::Always,
         Some(ExactArg::Request) => Exactness::OnRequest,
     };
-    let kv = args.kv_layout.layout(args.parallel);
-    let prober = prober(args.probe_models, Some(&folder));
-    let shape =
-        ModelShape { ctx_size: args.ctx_size, parallel: args.parallel, kv, threads: args.threads, exactness, prober };
-    let asked = Asked { models: &args.model, name: args.name.as_deref(), models_dir: args.models_dir.as_ref() };
+    let shape = ModelShape {
+        ctx_size: args.ctx_size,
+        parallel: args.parallel,
+        kv: args.kv_layout.layout(args.parallel),
+        threads: args.threads,
+        exactness,
+        save_min_tokens: args.save_min_tokens,
+        prober: prober(args.probe_models, Some(&folder)),
+    };
+    let asked = Asked { models: &args.model, name: args.name.as_deref(), models_dir: args.models_dir.as_deref() };
     let models = ServedModels::find(asked, &shape)?;
-    let aliases = aliases(args)?;
+    let aliases = aliases(&args.alias)?;
     let mut config = ServerConfig {
         keys,
         admin_keys: args.admin_key.clone(),
@@ -76,7 +79,7 @@ pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outc
         ..ServerConfig::default()
     };
     observe(args, &mut config);
-    // Before a model is loaded for nothing.
+    // Fail before a model is loaded.
     config.check()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .max_blocking_threads(BLOCKING_THREADS)
@@ -84,7 +87,7 @@ pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outc
         .enable_all()
         .build()
         .context("cannot start the runtime")?;
-    // The port first: a taken one should not cost the time to load a model.
+    // The port first: if it is taken, no time is lost for loading a model.
     let listener = runtime.block_on(TcpListener::bind(address)).map_err(|error| {
         let why = port::why_not(address, &error);
         anyhow::Error::new(error).context(format!("cannot listen on {address}: {why}"))
@@ -101,47 +104,49 @@ pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outc
         let model = models.get(name)?;
         writeln!(out, "loading {}", printable_line(name))?;
         out.flush()?;
-        load_model(&engine, &model, &mut |_, _| {})?;
+        let progress = Progress::on_stderr();
+        load_model(&engine, &model, &mut show_fingerprint(&progress))?;
+        progress.clear();
     }
-    let id = models.named.first().context("no model was named")?.clone();
+    let id = models.named.first().context("no model is named")?.clone();
     let signals = {
         let _inside = runtime.enter();
-        StopSignals::install().context("cannot wait for signals")?
+        StopSignals::install().context("cannot listen for signals")?
     };
     greet(args, address, &id, &folder, out)?;
     config.default_model = Some(id);
     config.library = Some(Arc::new(models.library.with_client_templates(args.client_templates)));
-    runtime.block_on(poncho_server::serve(listener, Arc::clone(&engine), config, signals.told()))?;
+    runtime.block_on(poncho_server::serve(listener, Arc::clone(&engine), config, signals.stopped()))?;
     let limit = args.drain_limit;
-    writeln!(out, "saving what the models hold, for at most {} s", limit.as_secs_f64())?;
+    writeln!(out, "saving the states of the models, for at most {} s", limit.as_secs_f64())?;
     out.flush()?;
     if drain(engine, limit)? == Drained::GaveUp {
         let seconds = limit.as_secs_f64();
         writeln!(
             out,
-            "{} does not answer: gave up after {seconds} s; what is not written there is computed again next time (--drain-limit)",
+            "{} did not respond within {seconds} s; unsaved states are computed again next time (see --drain-limit)",
             folder.display()
         )?;
         out.flush()?;
     }
-    // A load that nobody waits for any more does not hold up the end.
+    // A load that is still running must not delay the end.
     runtime.shutdown_background();
     Ok(Outcome::Good)
 }
 
-/// Nothing fails without space, but what was read would be read again: better said before it is noticed.
+/// Without space nothing fails, but prompts are computed again; a warning says why.
 fn warn_of_little_space(folder: &Path) {
     let existing = folder.ancestors().find(|folder| folder.is_dir());
     if let Some(free) = existing.and_then(free_bytes).filter(|free| *free < LITTLE_SPACE) {
         tracing::warn!(
             folder = %folder.display(),
             free = show_bytes(free),
-            "little space for the cache; free some, or give a folder on another disk with --cache-dir"
+            "little space for the cache; free some, or name a folder on another disk with --cache-dir"
         );
     }
 }
 
-/// Who may look in from a browser, how long clients are waited for, what they may send, and who gets traces.
+/// Browser access, timeouts, uploads, hygiene and traces.
 fn observe(args: &ServeArgs, config: &mut ServerConfig) {
     config.allowed_hosts.clone_from(&args.allow_host);
     config.cors.clone_from(&args.cors);
@@ -154,51 +159,12 @@ fn observe(args: &ServeArgs, config: &mut ServerConfig) {
     config.otlp_endpoint.clone_from(&args.otlp_endpoint);
 }
 
-/// Beside the cache folder, under its name: whatever is in the folder belongs to the cache.
-pub(crate) fn replay_file(folder: &Path) -> PathBuf {
-    let mut name = folder.as_os_str().to_owned();
-    name.push(".replay");
-    name.into()
-}
-
 fn address(args: &ServeArgs) -> anyhow::Result<SocketAddr> {
     let host = (args.host.as_str(), args.port);
     let mut found = host.to_socket_addrs().with_context(|| {
-        format!("{} is no address of this machine; use 127.0.0.1, or 0.0.0.0 for every interface", args.host)
+        format!("{} is not an address of this machine; use 127.0.0.1, or 0.0.0.0 for all interfaces", args.host)
     })?;
-    found.next().with_context(|| format!("{} names no address", args.host))
-}
-
-/// How much a model may take at once.
-#[derive(Debug, Clone)]
-pub(crate) struct ModelShape {
-    /// Tokens that one request may use.
-    pub(crate) ctx_size: u32,
-    /// Requests at the same time.
-    pub(crate) parallel: u32,
-    /// Whether they share their cells.
-    pub(crate) kv: KvLayout,
-    /// Threads that compute; `None` for the physical cores.
-    pub(crate) threads: Option<u32>,
-    /// Whether replies are exact.
-    pub(crate) exactness: Exactness,
-    /// Tries models before they are loaded.
-    pub(crate) prober: Option<Prober>,
-}
-
-/// The settings of a model that is served.
-pub(crate) fn model_config(model: &Path, id: &str, shape: &ModelShape) -> ModelConfig {
-    let ModelShape { ctx_size, parallel, kv, threads, exactness, ref prober } = *shape;
-    let context = ContextOptions {
-        n_ctx: ctx_size,
-        n_seq_max: parallel,
-        // Every request may use all of its context, whoever else is served.
-        n_cells: Some(ctx_size.saturating_mul(parallel)),
-        kv,
-        threads,
-        ..ContextOptions::default()
-    };
-    ModelConfig { context, exactness, prober: prober.clone(), ..ModelConfig::new(id, model) }
+    found.next().with_context(|| format!("the host {} has no address", args.host))
 }
 
 fn greet(args: &ServeArgs, address: SocketAddr, id: &str, folder: &Path, out: &mut impl Write) -> anyhow::Result<()> {

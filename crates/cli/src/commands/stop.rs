@@ -1,20 +1,19 @@
-//! `poncho stop`: unloads a model at a running server, which saves what the model holds.
+//! `poncho stop`: unloads a model from a running server, which saves its states.
 //!
-//! The server itself goes on; Ctrl-C in its terminal ends it.
+//! The server itself keeps running; Ctrl-C in its terminal ends it.
 
 use std::io::Write;
 
-use anyhow::Context;
+use poncho_client::single_thread_runtime;
+use poncho_terminal::{Outcome, printable_line};
 use serde_json::json;
 
-use crate::Outcome;
 use crate::client::args::ServerArgs;
 use crate::client::named_or_default;
-use crate::terminal::printable::printable_line;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct StopArgs {
-    /// The model's name, as `poncho ps` lists it
+    /// Name of the model, as `poncho ps` lists it
     #[arg(value_name = "MODEL")]
     model: String,
 
@@ -23,10 +22,8 @@ pub(crate) struct StopArgs {
 }
 
 pub(crate) fn run(args: &StopArgs, out: &mut impl Write) -> anyhow::Result<Outcome> {
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start the runtime")?;
     let client = named_or_default(&args.server)?;
-    runtime.block_on(client.demand("/api/models/unload", &json!({"model": args.model})))?;
-    writeln!(out, "{} is unloaded", printable_line(&args.model))?;
+    single_thread_runtime()?.block_on(client.post("/api/models/unload", &json!({"model": args.model})))?;
+    writeln!(out, "unloaded {}", printable_line(&args.model))?;
     Ok(Outcome::Good)
 }

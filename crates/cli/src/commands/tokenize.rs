@@ -1,43 +1,41 @@
-//! `poncho tokenize`: a text as the tokens of a model, with the piece of text that each stands for, and back.
+//! `poncho tokenize`: a text as the tokens of a model with their pieces of text, and back.
 //!
-//! Talks to a server like `poncho run` does; a model that is loaded for this computes nothing. The text of special
-//! tokens is plain text unless `--special` is given, as in prompts.
+//! It uses a server like `poncho run` does; a model that is loaded for it computes nothing. The text of special tokens is
+//! plain text unless `--special` is given, as in prompts.
 
 use std::io::Write;
 
 use anyhow::{Context, ensure};
+use poncho_client::runtime;
+use poncho_terminal::{Align, Outcome, Table, excerpt, printable};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::Outcome;
 use crate::client::args::{OwnArgs, ServerArgs};
 use crate::client::{Connection, Purpose};
-use crate::terminal::excerpt::excerpt;
-use crate::terminal::printable::printable;
-use crate::terminal::table::{Align, Table};
 
-/// No token is longer.
+/// Longer than any token.
 const LONGEST_PIECE: usize = 1000;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct TokenizeArgs {
-    /// The text, or with --detokenize the ids of tokens
+    /// Text, or token ids with --detokenize
     #[arg(value_name = "TEXT", required = true)]
     text: Vec<String>,
 
-    /// The model: a GGUF file, or a name at the server [default: the server's first one, or the default model]
+    /// Model: a GGUF file, or a name at the server [default: the first model of the server, or the default model]
     #[arg(long, value_name = "MODEL")]
     model: Option<String>,
 
-    /// Print the text of these token ids instead
+    /// Print the text of token ids instead
     #[arg(long)]
     detokenize: bool,
 
-    /// Read the text of special tokens as those tokens
+    /// Parse the text of special tokens as these tokens
     #[arg(long, conflicts_with = "detokenize")]
     special: bool,
 
-    /// Print JSON on standard output, and nothing else there
+    /// Print JSON on standard output and nothing else
     #[arg(long)]
     json: bool,
 
@@ -71,10 +69,8 @@ pub(crate) fn run(args: &TokenizeArgs, out: &mut impl Write) -> anyhow::Result<O
     } else {
         json!({"content": args.text.join(" "), "with_pieces": true, "parse_special": args.special})
     };
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start the runtime")?;
-    let answer = runtime.block_on(ask(args, asked))?;
-    let other_shape = "the server's tokens have another shape";
+    let answer = runtime()?.block_on(ask(args, asked))?;
+    let other_shape = "the server sent tokens that cannot be read";
     if args.detokenize {
         let text: Text = serde_json::from_value(answer).context(other_shape)?;
         if args.json {
@@ -105,12 +101,12 @@ async fn ask(args: &TokenizeArgs, mut asked: Value) -> anyhow::Result<Value> {
         fields.insert("model".to_owned(), connection.model.clone().into());
     }
     let path = if args.detokenize { "/detokenize" } else { "/tokenize" };
-    let answer = connection.client.demand(path, &asked).await;
+    let answer = connection.client.post(path, &asked).await;
     connection.close().await?;
     answer
 }
 
-/// In quotes, so that spaces show; bytes that are no text as a list of them.
+/// In quotes, so that spaces show; bytes that are not text as a list.
 fn piece(piece: &Value) -> String {
     match piece.as_str() {
         Some(text) => format!("'{}'", excerpt(text, LONGEST_PIECE)),
@@ -118,13 +114,14 @@ fn piece(piece: &Value) -> String {
     }
 }
 
-/// Ids with white space, commas or brackets between them: a JSON list will do.
+/// Ids separated by white space, commas or brackets, so that a JSON list works too.
 fn parse_ids(words: &[String]) -> anyhow::Result<Vec<u32>> {
     let separators = |letter: char| letter.is_whitespace() || ",[]".contains(letter);
     let words = words.iter().flat_map(|word| word.split(separators)).filter(|word| !word.is_empty());
-    let ids = words.map(|word| word.parse().with_context(|| format!("`{word}` is no token id; write numbers")));
+    let ids =
+        words.map(|word| word.parse().with_context(|| format!("`{word}` is not a token id; write whole numbers")));
     let ids: Vec<u32> = ids.collect::<anyhow::Result<_>>()?;
-    ensure!(!ids.is_empty(), "there are no token ids; write numbers such as 72 105");
+    ensure!(!ids.is_empty(), "there are no token ids; write whole numbers such as 72 105");
     Ok(ids)
 }
 

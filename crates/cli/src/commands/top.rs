@@ -1,8 +1,8 @@
 //! `poncho top`: a dashboard of a running server in the terminal.
 //!
-//! A poller looks at the server (`snapshot.rs`), the view remembers what is needed for rates (`view.rs`), and one
-//! widget draws it (`dashboard.rs`), on the terminal or as plain text. A server that is gone is shown and asked again.
-//! The terminal is restored on every way out: the end, an error, a signal, a panic.
+//! A poller reads the server (`snapshot.rs`), the view keeps what the rates need (`view.rs`), and one widget draws it
+//! (`dashboard.rs`), on the terminal or as plain text. A lost server is shown as such and polled again. The terminal is
+//! restored on every way out: the end, an error, a signal, a panic.
 
 pub(crate) mod args;
 mod dashboard;
@@ -15,6 +15,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use crossterm::event::{Event, EventStream, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use futures_util::StreamExt;
+use poncho_client::{Client, single_thread_runtime};
 use ratatui::DefaultTerminal;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
@@ -22,8 +23,8 @@ use ratatui::widgets::Widget;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
-use crate::Outcome;
-use crate::client::http::Client;
+use poncho_terminal::Outcome;
+
 use crate::client::named_or_default;
 use crate::commands::top::args::TopArgs;
 use crate::commands::top::dashboard::Dashboard;
@@ -32,39 +33,38 @@ use crate::commands::top::view::View;
 
 /// Columns of a frame that is printed.
 const PRINTED_WIDTH: u16 = 100;
-/// How long a server may take to answer.
+/// Limit for an answer of the server.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 pub(crate) fn run(args: &TopArgs, out: &mut impl Write) -> anyhow::Result<Outcome> {
     let client = named_or_default(&args.server)?;
-    // One thread: the terminal is drawn and restored where standard output is held.
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start the runtime")?;
+    // One thread: the terminal is drawn and restored on the thread that holds standard output.
+    let runtime = single_thread_runtime()?;
     if args.once {
         let snapshot = runtime.block_on(look(&client))?;
         return print(&client, snapshot, out);
     }
     if !(std::io::stdin().is_terminal() && std::io::stdout().is_terminal()) {
-        bail!("this is no terminal; `poncho top --once` prints one frame as text");
+        bail!("standard input or output is not a terminal; `poncho top --once` prints one frame as text");
     }
     on_terminal(|terminal| runtime.block_on(watch(args, &client, terminal)))?;
     Ok(Outcome::Good)
 }
 
-/// Takes the terminal over for as long as `draw` runs, and gives it back however that ends.
+/// Sets up the terminal while `draw` runs, and restores it however that ends.
 fn on_terminal(draw: impl FnOnce(DefaultTerminal) -> anyhow::Result<()>) -> anyhow::Result<()> {
-    // Also sets a hook that gives the terminal back before a panic is reported.
-    let terminal = ratatui::try_init().context("cannot take over the terminal")?;
+    // Also installs a hook that restores the terminal before a panic is reported.
+    let terminal = ratatui::try_init().context("cannot set up the terminal")?;
     let _restore = Restore;
     draw(terminal)
 }
 
-/// Gives the terminal back when it goes.
+/// Restores the terminal when it is dropped.
 struct Restore;
 
 impl Drop for Restore {
     fn drop(&mut self) {
-        // After a panic the hook has done it; twice would put the cursor back over the message.
+        // After a panic the hook has done it; a second time would move the cursor over the message.
         if !std::thread::panicking() {
             ratatui::restore();
         }
@@ -72,7 +72,7 @@ impl Drop for Restore {
 }
 
 async fn look(client: &Client) -> anyhow::Result<Snapshot> {
-    let late = || format!("the server at {} does not answer", client.authority());
+    let late = || format!("the server at {} did not answer in time", client.authority());
     tokio::time::timeout(PATIENCE, Snapshot::take(client)).await.with_context(late)?
 }
 
@@ -141,7 +141,7 @@ mod tests {
 
     use super::*;
 
-    /// Tells the process that the test starts to be the one that panics.
+    /// Makes the process that the test starts panic.
     const PANIC: &str = "PONCHO_TEST_PANIC_ON_TERMINAL";
 
     #[test]
@@ -161,7 +161,7 @@ mod tests {
         command.env("TERM", "xterm-256color");
         let mut child = pair.slave.spawn_command(command).unwrap();
         let mut output = pair.master.try_clone_reader().unwrap();
-        // Read by another thread until nobody can write: a full terminal would hold the child up.
+        // Read on another thread until the end: a full terminal would block the child.
         let reading = std::thread::spawn(move || {
             let mut bytes = Vec::new();
             // The end of a terminal is an error on Linux.

@@ -1,31 +1,31 @@
-//! What a file that was given as a model is, if it is none: the mistakes that people make while getting a model.
+//! Diagnoses files that are not models: the usual mistakes of people who download one.
 //!
-//! Called by `serve` and `doctor` before anything is loaded. A GGUF is left to the engine, which looks closer; here the
-//! first bytes decide. It must never read more of a file than those.
+//! Called by `serve` and `doctor` before anything is loaded. The first bytes decide; a GGUF file is left to the engine,
+//! which checks all of it. It must never read more than the first bytes.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use poncho_cache::files::{Links, NotRegular, open_regular};
+use poncho_terminal::show_bytes;
 
 use crate::settings::nearest;
-use crate::terminal::bytes::show_bytes;
 
 /// Enough for the first line of a Git LFS pointer and for any page's opening.
 const LOOKED_AT: u64 = 512;
 
-/// Says what is wrong with a path that should be a GGUF file.
+/// Checks a path that should be a GGUF file.
 ///
 /// # Errors
-/// The path is no file, or the file is something else that people often end up with.
+/// If the path is not a regular file, or the file does not start like a GGUF model.
 pub(crate) fn check(path: &Path) -> anyhow::Result<()> {
     let metadata = match std::fs::metadata(path) {
         Ok(metadata) => metadata,
         Err(error) if error.kind() == io::ErrorKind::NotFound => bail!("{}", missing(path)),
         Err(error) => {
             return Err(error)
-                .with_context(|| format!("cannot look at {}; check the path and its permissions", path.display()));
+                .with_context(|| format!("cannot access {}; check the path and its permissions", path.display()));
         }
     };
     if metadata.is_dir() {
@@ -35,7 +35,7 @@ pub(crate) fn check(path: &Path) -> anyhow::Result<()> {
     if let Err(error) = &opened
         && NotRegular::is_cause_of(error)
     {
-        bail!("{} is no model file: {error}", path.display());
+        bail!("{} is not a model file: {error}", path.display());
     }
     let mut start = Vec::new();
     opened
@@ -47,7 +47,7 @@ pub(crate) fn check(path: &Path) -> anyhow::Result<()> {
     bail!("{} is not a GGUF model: {}", path.display(), other_kind(&start, metadata.len()))
 }
 
-/// What the file is instead, and what to do about it.
+/// What the file is instead, and what to do.
 fn other_kind(start: &[u8], bytes: u64) -> String {
     let text = std::str::from_utf8(start)
         .or_else(|error| std::str::from_utf8(start.get(..error.valid_up_to()).unwrap_or(&[])));
@@ -58,16 +58,15 @@ fn other_kind(start: &[u8], bytes: u64) -> String {
         return "the file is empty; download it again".to_owned();
     }
     if text.starts_with("version https://git-lfs") {
-        return "it is a Git LFS pointer, and the model itself was not fetched; run `git lfs pull` in its repository"
-            .to_owned();
+        return "it is a Git LFS pointer, not the model itself; run `git lfs pull` in its repository".to_owned();
     }
     if opening.starts_with("<!doctype") || opening.starts_with("<html") || opening.starts_with("<head") {
-        return "it is an HTML page; the download link led to a web page, use the link of the file itself \
-                (on a model hub the one with /resolve/, not /blob/)"
+        return "it is an HTML page; download the file itself, not the web page about it \
+                (on a model hub, use the link with /resolve/, not /blob/)"
             .to_owned();
     }
     if start.starts_with(b"PK") || start.starts_with(&[0x1f, 0x8b]) {
-        return "it is an archive; unpack it and give the .gguf file in it".to_owned();
+        return "it is an archive; unpack it and use the .gguf file inside".to_owned();
     }
     if start.get(8) == Some(&b'{') && start.get(..8).is_some_and(|length| length.ends_with(&[0, 0, 0])) {
         return "it looks like safetensors; use the GGUF version of the model, or convert it with llama.cpp's \
@@ -80,7 +79,7 @@ fn other_kind(start: &[u8], bytes: u64) -> String {
     }
     let first: Vec<String> = start.iter().take(4).map(|byte| format!("{byte:02x}")).collect();
     format!(
-        "it begins with {} ({} long); give the path of a .gguf file, or download it again",
+        "it begins with {} (size {}); give the path of a .gguf file, or download it again",
         first.join(" "),
         show_bytes(bytes)
     )
@@ -91,16 +90,16 @@ fn missing(path: &Path) -> String {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
     };
-    let start = format!("there is no file {}", path.display());
+    let start = format!("{} does not exist", path.display());
     if !folder.is_dir() {
-        return format!("{start}, and no folder {}; check the path given with --model", folder.display());
+        return format!("{start}, and neither does the folder {}; check the path given with --model", folder.display());
     }
     let models = models_in(folder);
     let wanted = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     match nearest(&wanted, models.iter().map(String::as_str)) {
         Some(near) => format!("{start}; did you mean {}?", beside(path, near).display()),
         None => format!(
-            "{start}; give the path of a GGUF file with --model (`make model` fetches a small one){}",
+            "{start}; give the path of a GGUF file with --model (`make model` downloads a small one){}",
             in_folder(folder)
         ),
     }
@@ -110,19 +109,19 @@ fn beside(path: &Path, name: &str) -> PathBuf {
     path.with_file_name(name)
 }
 
-/// The models of a folder as the end of a sentence; nothing if there are none.
+/// The models of a folder as the end of a sentence; empty if there are none.
 fn in_folder(folder: &Path) -> String {
     let models = models_in(folder);
     let shown: Vec<&str> = models.iter().take(5).map(String::as_str).collect();
     match shown.as_slice() {
         [] => String::new(),
-        names => format!("; {} has {}", folder.display(), names.join(", ")),
+        names => format!("; {} contains {}", folder.display(), names.join(", ")),
     }
 }
 
 fn models_in(folder: &Path) -> Vec<String> {
     let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
-    // A folder of downloads may hold very much; a suggestion is not worth reading all of it.
+    // A folder of downloads may be huge; a suggestion is not worth reading all of it.
     let names = entries.take(10_000).flatten().filter_map(|entry| entry.file_name().into_string().ok());
     let mut models: Vec<String> = names.filter(|name| name.to_ascii_lowercase().ends_with(".gguf")).collect();
     models.sort();
@@ -141,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_model_is_told_apart() {
+    fn files_that_are_not_models_are_diagnosed() {
         let mut safetensors = 0x1234_u64.to_le_bytes().to_vec();
         safetensors.extend(b"{\"weight\":");
         for (bytes, part) in [
@@ -162,13 +161,13 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_file_suggests_what_is_there() {
+    fn a_missing_file_suggests_a_similar_name() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("SmolLM2.gguf"), b"GGUF").unwrap();
         let said = |name: &str| check(&folder.path().join(name)).unwrap_err().to_string();
         assert!(said("smolm2.gguf").contains("did you mean") && said("smolm2.gguf").contains("SmolLM2.gguf?"));
         assert!(said("zzzzz").contains("make model"), "{}", said("zzzzz"));
-        assert!(said("no/such/x.gguf").contains("no folder"), "{}", said("no/such/x.gguf"));
+        assert!(said("no/such/x.gguf").contains("neither does the folder"), "{}", said("no/such/x.gguf"));
         assert!(said("").contains("is a folder") && said("").contains("SmolLM2.gguf"), "{}", said(""));
     }
 }

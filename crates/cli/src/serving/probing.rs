@@ -1,8 +1,8 @@
-//! Unfamiliar models are tried in a child process first: how this binary is that child, and how it starts it.
+//! Trial loads of unfamiliar models in a child process, which is this binary again.
 //!
-//! `serve` and the commands that load a model of their own ask for [`prober`]; `main` asks [`child`] before anything
-//! else, as the child has no settings and no commands. It ends with 0, or says on standard output why the model is
-//! refused and ends with 1; whatever else happens to it is told by its parent.
+//! `serve` and the commands that load a model of their own use [`prober`]. `main` calls [`child`] first, because the
+//! child has no settings and no commands. It exits with 0, or prints why the model is refused and exits with 1; any other
+//! end is reported by its parent.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -14,49 +14,34 @@ use poncho_engine::probe::{Trial, end_with_parent, run_trial};
 use poncho_engine::{ProbeWhen, Prober};
 use rustix::process::{Resource, Rlimit, setrlimit};
 
-use crate::args::{LogFormat, LogLevel};
-use crate::settings;
-use crate::terminal::logging;
+use crate::serving::shape::beside;
+use crate::settings::args::{LogArgs, LogFormat, LogLevel, ProbeArg};
+use crate::settings::{configured, logging};
 
-/// The word that makes this binary the child; it is in no help, as nobody needs to type it.
+/// Makes this binary the child. It is not in the help, because users do not need it.
 const COMMAND: &str = "probe-model";
-/// Set by tests of what happens when a file gets past our own look at it. Harmless: only the child leaves that look out.
+/// Set by tests of files that pass our own checks. Harmless: only the child skips them.
 const UNCHECKED: &str = "_PONCHO_PROBE_UNCHECKED";
 
-/// Which models are tried before they are loaded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum ProbeArg {
-    /// Those that this build did not load before
-    Auto,
-    /// Every one, at every load
-    Always,
-    /// None: a file that makes llama.cpp give up ends the server
-    Off,
-}
-
-/// What variables and the settings file say, for commands that have no flag for it.
+/// The setting in variables and the settings file, for commands without a flag for it.
 pub(crate) fn configured_probing() -> anyhow::Result<ProbeArg> {
-    let stated = settings::configured("probe_models")?;
-    let stated = stated.and_then(|(value, _)| ProbeArg::from_str(value.to_str()?, true).ok());
-    Ok(stated.unwrap_or(ProbeArg::Auto))
+    let set = configured("probe_models")?;
+    let set = set.and_then(|(value, _)| ProbeArg::from_str(value.to_str()?, true).ok());
+    Ok(set.unwrap_or(ProbeArg::Auto))
 }
 
-/// Tries models with this very program. Which ones passed is kept beside the cache folder, if there is one.
+/// Tries models with this program. The ones that passed are remembered beside the cache folder, if there is one.
 pub(crate) fn prober(when: ProbeArg, cache_folder: Option<&Path>) -> Option<Prober> {
     let when = match when {
         ProbeArg::Off => return None,
         ProbeArg::Auto => ProbeWhen::Unfamiliar,
         ProbeArg::Always => ProbeWhen::Always,
     };
-    let memo = cache_folder.map(|folder| {
-        let mut name = folder.as_os_str().to_owned();
-        name.push(".probed");
-        PathBuf::from(name)
-    });
+    let memo = cache_folder.map(|folder| beside(folder, ".probed"));
     Some(Prober { args: vec![COMMAND.into()], when, memo, ..Prober::new(own_program()) })
 }
 
-/// This program, also after its file was replaced by another version.
+/// This program, even after its file was replaced by another version.
 fn own_program() -> PathBuf {
     let own = Path::new("/proc/self/exe");
     if own.exists() { own.to_path_buf() } else { std::env::current_exe().unwrap_or_else(|_| "poncho".into()) }
@@ -65,16 +50,16 @@ fn own_program() -> PathBuf {
 #[derive(Debug, Parser)]
 #[command(name = "poncho probe-model")]
 struct ProbeArgs {
-    /// What the model is loaded with, as the parent wrote it
+    /// Settings of the load, as the parent wrote them
     #[arg(long)]
     settings: Option<String>,
 
-    /// The model's files
+    /// Files of the model
     #[arg(required = true)]
     files: Vec<PathBuf>,
 }
 
-/// Runs the trial if the words of the command line ask for it.
+/// Runs the trial if the command line asks for it.
 pub(crate) fn child(words: &[OsString]) -> Option<ExitCode> {
     let mut words = words.iter();
     let program = words.next()?;
@@ -100,8 +85,9 @@ pub(crate) fn child(words: &[OsString]) -> Option<ExitCode> {
 fn trial(args: ProbeArgs) -> Result<(), String> {
     end_with_parent();
     be_expendable();
-    // The parent reads these lines; JSON would not fit into its message.
-    logging::start(Some(LogLevel::Warn), Some(LogFormat::Text)).map_err(|error| error.to_string())?;
+    // The parent puts these lines into its message, so they are not JSON.
+    let log = LogArgs { log_level: Some(LogLevel::Warn), log_format: Some(LogFormat::Text) };
+    logging::start(log).map_err(|error| error.to_string())?;
     let trial = match &args.settings {
         Some(settings) => Trial::parse(settings, args.files)?,
         None => Trial::with_defaults(args.files),
@@ -112,7 +98,7 @@ fn trial(args: ProbeArgs) -> Result<(), String> {
     run_trial(&LlamaBackend, &trial)
 }
 
-/// No core file is written when it dies, and it dies first when memory runs out.
+/// Writes no core file when it crashes, and is killed first when memory runs out.
 fn be_expendable() {
     let none = Rlimit { current: Some(0), maximum: Some(0) };
     let _ = setrlimit(Resource::Core, none);

@@ -1,25 +1,22 @@
-//! `poncho cache evict BYTES`: frees at least so much, in the order in which a server would.
+//! `poncho cache evict BYTES`: frees at least this much, in the order in which a server would.
 //!
-//! Opens the folders with their locks. With `--dry-run` it asks an index of the listed rows instead and changes
-//! nothing.
+//! Opens the folders with their locks. With `--dry-run` it uses an index of the listed rows and changes nothing.
 
 use anyhow::bail;
 use poncho_cache::Tier;
+use poncho_terminal::{Outcome, Output, show_bytes};
 
-use crate::Outcome;
-use crate::args::EvictArgs;
-use crate::commands::cache::Output;
+use crate::commands::cache::args::EvictArgs;
 use crate::commands::cache::folder::Folders;
 use crate::commands::cache::gc::{Freed, change};
 use crate::commands::cache::listing::Listing;
-use crate::terminal::bytes::show_bytes;
 
 pub(crate) fn run(folders: &Folders, args: &EvictArgs, output: &mut Output<'_>) -> anyhow::Result<Outcome> {
     let before = Listing::read(folders)?;
     let tiers: Vec<Tier> = match args.tier.map(Tier::from) {
         None => before.folders.iter().map(|folder| folder.tier).collect(),
         Some(tier) if before.folders.iter().any(|folder| folder.tier == tier) => vec![tier],
-        Some(tier) => bail!("no folder of tier {tier} is given; name one with --cache-dir or --ram-file-dir"),
+        Some(tier) => bail!("there is no folder of tier {tier}; name one with --cache-dir or --ram-file-dir"),
     };
     let freed = if args.dry_run {
         dry_run(&before, args.bytes, &tiers)
@@ -30,7 +27,7 @@ pub(crate) fn run(folders: &Folders, args: &EvictArgs, output: &mut Output<'_>) 
     };
     freed.print(&before, output)?;
     if !output.json && freed.freed_bytes < args.bytes {
-        writeln!(output.out, "that is less than {}: there is no more to free", show_bytes(args.bytes))?;
+        writeln!(output.out, "less than {} was available", show_bytes(args.bytes))?;
     }
     Ok(Outcome::Good)
 }

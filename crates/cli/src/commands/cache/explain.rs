@@ -1,18 +1,17 @@
-//! `poncho cache explain`: how far the best stored prefix of some tokens reaches, and where it parts from them.
+//! `poncho cache explain`: the longest stored prefix of some tokens, and where it diverges from them.
 //!
-//! Answers from an index of the listed rows, so it works beside a running server. Reads token ids from a file or from
-//! standard input; bad ids are refused with their place.
+//! It uses an index of the listed rows, so it works beside a running server. Token ids come from a file or from standard
+//! input; the error for a bad id names its position.
 
 use std::io::Read;
 use std::path::Path;
 
 use anyhow::{Context, bail};
 use poncho_cache::{Cut, Explanation, FolderIndex, Namespace, Parting, Verdict};
+use poncho_terminal::{Outcome, Output, excerpt};
 use serde::Serialize;
 
-use crate::Outcome;
-use crate::args::ExplainArgs;
-use crate::commands::cache::Output;
+use crate::commands::cache::args::ExplainArgs;
 use crate::commands::cache::folder::Folders;
 use crate::commands::cache::listing::{Listing, short};
 use crate::commands::cache::row::NamespaceJson;
@@ -72,7 +71,7 @@ pub(crate) fn run(folders: &Folders, args: &ExplainArgs, output: &mut Output<'_>
     } else {
         match answer {
             Some(answer) => print(&answer, output)?,
-            None => writeln!(output.out, "nothing is stored in {}", listing.place())?,
+            None => writeln!(output.out, "no rows in {}", listing.place())?,
         }
     }
     Ok(Outcome::Good)
@@ -145,14 +144,17 @@ fn print(answer: &Answer, output: &mut Output<'_>) -> anyhow::Result<()> {
     }
     let sentence = match found.verdict {
         Verdict::Stored => "every token is stored".to_owned(),
-        Verdict::Ends => "the stored row ends there; nothing differs".to_owned(),
-        Verdict::Parts => "the stored row goes on differently".to_owned(),
-        Verdict::NothingStored => "nothing is stored that begins like this".to_owned(),
+        Verdict::Ends => "the stored row ends there; no token differs".to_owned(),
+        Verdict::Parts => "the stored row continues differently".to_owned(),
+        Verdict::NothingStored => "no stored row starts with these tokens".to_owned(),
         Verdict::OtherNamespace { fingerprint, quant, context } => {
             let named =
                 [(fingerprint, "model files or adapters"), (quant, "quantisation"), (context, "context settings")];
             let named: Vec<&str> = named.into_iter().filter(|(differs, _)| *differs).map(|(_, name)| name).collect();
-            format!("nothing is stored here; the same tokens are, with other {}", named.join(", other "))
+            format!(
+                "not stored for this model and context; the same tokens are stored with other {}",
+                named.join(", other ")
+            )
         }
     };
     writeln!(out, "verdict        {sentence}")?;
@@ -162,11 +164,11 @@ fn print(answer: &Answer, output: &mut Output<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Both windows, one above the other, with a mark at the first token that differs.
+/// Both windows, one above the other, with a mark at the first different token.
 fn print_window(parting: &Parting, output: &mut Output<'_>) -> anyhow::Result<()> {
     let out = &mut *output.out;
     writeln!(out)?;
-    writeln!(out, "tokens from {}; the first that differs is at {}", parting.window_start, parting.position)?;
+    writeln!(out, "tokens from {}; the first difference is at {}", parting.window_start, parting.position)?;
     let agree = parting.position.saturating_sub(parting.window_start);
     let cell = |window: &[u32], at: usize| window.get(at).map(u32::to_string).unwrap_or_default();
     let length = parting.stored.len().max(parting.asked.len());
@@ -192,17 +194,18 @@ fn read_tokens(path: &Path) -> anyhow::Result<Vec<u32>> {
     } else {
         std::fs::read_to_string(path)
     };
-    let text = text.with_context(|| format!("cannot read token ids from {name}; give a text file, or `-`"))?;
-    parse_tokens(&text).with_context(|| format!("{name} does not hold token ids"))
+    let text = text
+        .with_context(|| format!("cannot read token ids from {name}; give a text file, or `-` for standard input"))?;
+    parse_tokens(&text).with_context(|| format!("{name} does not contain token ids"))
 }
 
 fn parse_tokens(text: &str) -> anyhow::Result<Vec<u32>> {
     let tokens: Vec<u32> = if text.trim_start().starts_with('[') {
-        serde_json::from_str(text).context("a JSON list of whole numbers from 0 to 4294967295 is wanted")?
+        serde_json::from_str(text).context("expected a JSON list of whole numbers from 0 to 4294967295")?
     } else {
         let parse = |(at, word): (usize, &str)| {
             let id = word.parse().ok().with_context(|| {
-                let word = crate::terminal::excerpt::excerpt(word, 40);
+                let word = excerpt(word, 40);
                 format!("word {} is `{word}`; write whole numbers from 0 to 4294967295", at + 1)
             });
             id as anyhow::Result<u32>
@@ -210,7 +213,7 @@ fn parse_tokens(text: &str) -> anyhow::Result<Vec<u32>> {
         text.split_ascii_whitespace().enumerate().map(parse).collect::<anyhow::Result<_>>()?
     };
     if tokens.is_empty() {
-        bail!("there are none in it; give at least one");
+        bail!("the list is empty; give at least one");
     }
     Ok(tokens)
 }
@@ -226,8 +229,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_token_id_is_refused_with_its_place() {
-        let cases = [("1 x 3", "word 2"), ("-1", "word 1"), ("4294967296", "word 1"), ("1,2", "word 1"), ("", "none")];
+    fn a_bad_token_id_is_refused_with_its_position() {
+        let cases = [("1 x 3", "word 2"), ("-1", "word 1"), ("4294967296", "word 1"), ("1,2", "word 1"), ("", "empty")];
         for (text, expected) in cases {
             let error = format!("{:#}", parse_tokens(text).unwrap_err());
             assert!(error.contains(expected), "{text}: {error}");

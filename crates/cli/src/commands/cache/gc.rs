@@ -1,19 +1,17 @@
 //! `poncho cache gc`: empties the folders.
 //!
-//! Opens them with their locks, so that no server has them. Files of unknown versions stay. With `--dry-run` nothing
+//! Opens them with their locks, so that no server uses them. Files of unknown versions are kept. With `--dry-run` nothing
 //! is opened and nothing changes.
 
 use poncho_cache::Cache;
+use poncho_terminal::{Outcome, Output, show_bytes};
 use serde::Serialize;
 
-use crate::Outcome;
-use crate::args::GcArgs;
-use crate::commands::cache::Output;
+use crate::commands::cache::args::GcArgs;
 use crate::commands::cache::folder::Folders;
 use crate::commands::cache::listing::{Leftover, Listing};
-use crate::terminal::bytes::show_bytes;
 
-/// What `gc` and `evict` did, or would do.
+/// The result of `gc` and `evict`.
 #[derive(Debug, Serialize)]
 pub(crate) struct Freed {
     pub(crate) dry_run: bool,
@@ -43,7 +41,7 @@ pub(crate) fn run(folders: &Folders, args: &GcArgs, output: &mut Output<'_>) -> 
     Ok(Outcome::Good)
 }
 
-/// Opens the folders for this process alone, changes them, and counts what is gone.
+/// Opens the folders exclusively, changes them, and counts what was freed.
 pub(crate) fn change(folders: &Folders, before: &Listing, work: impl FnOnce(&Cache)) -> anyhow::Result<Freed> {
     let bytes_before = before.total_bytes();
     if let Some(config) = folders.config() {
@@ -53,7 +51,7 @@ pub(crate) fn change(folders: &Folders, before: &Listing, work: impl FnOnce(&Cac
     let after = Listing::read(folders)?;
     Ok(Freed {
         dry_run: false,
-        // Opening a folder already drops leftovers and broken chains, so the folder itself is what counts.
+        // Opening a folder already removes leftovers and broken chains, so the folder itself is measured.
         freed_bytes: bytes_before.saturating_sub(after.total_bytes()),
         freed_rows: before.report.rows.len().saturating_sub(after.report.rows.len()),
         left_bytes: after.total_bytes(),
@@ -68,11 +66,14 @@ impl Freed {
         }
         let verb = if self.dry_run { "would free" } else { "freed" };
         let (freed, left) = (show_bytes(self.freed_bytes), show_bytes(self.left_bytes));
-        writeln!(output.out, "{verb} {freed} in {} rows; {left} in {} rows stay", self.freed_rows, self.left_rows)?;
+        writeln!(output.out, "{verb} {freed} in {} rows; {left} in {} rows remain", self.freed_rows, self.left_rows)?;
         if self.dry_run
             && let Some(pid) = &before.report.holder
         {
-            writeln!(output.out, "the folder is in use by process {pid}: stop it before the real run")?;
+            writeln!(
+                output.out,
+                "the folder is in use by process {pid}; stop it before you run this without --dry-run"
+            )?;
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
-//! What is in the folders of a command, read from headers without taking a lock.
+//! The contents of the folders, read from file headers without a lock.
 //!
-//! Used by every command. Rows of both folders are in one list, because a row of the memory folder may build on one
-//! of the disk. Nothing here changes a file.
+//! Used by every command. Rows of both folders are in one list, because a row of the memory folder may extend one of the
+//! disk. Nothing here changes a file.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use poncho_cache::{Finding, FolderIndex, FolderReport, Key, RowFile, Tier, inspe
 
 use crate::commands::cache::folder::{Folder, Folders};
 
-/// How many rows an error offers instead of the one that was asked for.
+/// How many similar rows an error lists.
 const CANDIDATES: usize = 5;
 
 /// See the module.
@@ -30,7 +30,7 @@ pub(crate) enum Leftover {
     Bad,
     /// A row that is damaged or cannot be read.
     Damaged,
-    /// A row that this release does not understand.
+    /// A row of a version that this release does not know.
     Unknown,
 }
 
@@ -54,7 +54,7 @@ impl Listing {
         folder.map_or(Tier::Disk, |folder| folder.tier)
     }
 
-    /// The rows as an index that answers as an open cache would.
+    /// The rows as an index that answers like an open cache.
     pub(crate) fn index(&self) -> FolderIndex {
         FolderIndex::new(self.report.rows.iter().map(|row| (self.tier_of(row), row)))
     }
@@ -69,7 +69,7 @@ impl Listing {
     /// The one row whose key begins with these lower-case hexadecimal digits.
     ///
     /// # Errors
-    /// There is none, or more than one; the message names those that are near.
+    /// If there is none, or more than one; the message names similar keys.
     pub(crate) fn find(&self, digits: &str) -> anyhow::Result<&RowFile> {
         let mut keys: Vec<Key> = self.report.rows.iter().map(|row| row.key).collect();
         keys.dedup();
@@ -84,9 +84,9 @@ impl Listing {
                 |key: &Key| key.to_hex().bytes().zip(digits.bytes()).take_while(|(one, two)| one == two).count();
             keys.sort_by_key(|key| std::cmp::Reverse(agree(key)));
             if keys.is_empty() {
-                bail!("no row {digits}: there are no rows at all; check --cache-dir");
+                bail!("no row {digits}: the cache is empty; check --cache-dir");
             }
-            bail!("no row {digits}; the nearest are\n{}list all with `poncho cache ls`", candidates(&keys));
+            bail!("no row {digits}; the most similar are\n{}list all with `poncho cache ls`", candidates(&keys));
         }
         bail!(
             "{} rows begin with {digits}; give more digits:\n{}list all with `poncho cache ls --sort key`",
@@ -95,12 +95,12 @@ impl Listing {
         )
     }
 
-    /// The rows from the root of the chain to `row` itself, and whether the chain is whole.
+    /// The rows from the root of the chain to `row`, and whether the chain is complete.
     pub(crate) fn chain<'a>(&'a self, row: &'a RowFile) -> (Vec<&'a RowFile>, bool) {
         let mut chain = vec![row];
         let mut current = row;
         while let Some(parent) = current.prefix.parent {
-            // A crafted chain may run in circles; an honest one has no more links than there are rows.
+            // A crafted chain may be a cycle; an honest one has at most as many links as there are rows.
             match self.row(&parent).filter(|_| chain.len() <= self.report.rows.len()) {
                 Some(above) => chain.push(above),
                 None => {
@@ -114,7 +114,7 @@ impl Listing {
         (chain, true)
     }
 
-    /// Bytes of everything that is ours, at the moment of asking.
+    /// Current bytes of all cache files.
     pub(crate) fn total_bytes(&self) -> u64 {
         let rows = self.report.rows.iter().map(|row| row.bytes);
         rows.chain(self.report.findings.iter().map(|finding| file_length(&finding.path))).sum()
@@ -146,7 +146,7 @@ fn leftover(finding: &Finding) -> Leftover {
 }
 
 fn file_length(path: &Path) -> u64 {
-    // A file that is gone by now takes no bytes.
+    // A file that was removed meanwhile takes no bytes.
     path.symlink_metadata().map_or(0, |metadata| metadata.len())
 }
 
@@ -158,7 +158,7 @@ fn candidates(keys: &[Key]) -> String {
     text
 }
 
-/// Enough digits of a hash to tell a handful of them apart.
+/// The first digits of a hash.
 pub(crate) fn short(bytes: &[u8; 32]) -> String {
     let mut hex = poncho_cache::to_hex(bytes);
     hex.truncate(12);

@@ -3,16 +3,12 @@
 use std::cmp::Reverse;
 
 use poncho_cache::RowFile;
+use poncho_terminal::{Align, Outcome, Output, Table, ago, iso, now, show_bytes};
 
-use crate::Outcome;
-use crate::args::{LsArgs, SortBy};
-use crate::commands::cache::Output;
+use crate::commands::cache::args::{LsArgs, SortBy};
 use crate::commands::cache::folder::Folders;
 use crate::commands::cache::listing::{Listing, short};
 use crate::commands::cache::row::RowJson;
-use crate::terminal::bytes::show_bytes;
-use crate::terminal::table::{Align, Table};
-use crate::terminal::time::{ago, iso, now};
 
 pub(crate) fn run(folders: &Folders, args: &LsArgs, output: &mut Output<'_>) -> anyhow::Result<Outcome> {
     let listing = Listing::read(folders)?;

@@ -1,16 +1,15 @@
 //! A row as JSON: the fields that `ls` and `show` share.
 //!
-//! The names are an interface that scripts rely on; they may grow and must never change their meaning.
+//! Scripts rely on the names: fields may be added, but must never change their meaning.
 
 use poncho_cache::{Namespace, RowFile, Tier, to_hex};
+use poncho_terminal::clipped;
 use serde::Serialize;
-
-use crate::terminal::excerpt::clipped;
 
 /// Characters of prompt text in a list.
 const LISTED_TEXT: usize = 200;
 
-/// What `ls --json` says of a row.
+/// A row in `ls --json`.
 #[derive(Debug, Serialize)]
 pub(crate) struct RowJson<'a> {
     key: String,
@@ -40,7 +39,7 @@ pub(crate) struct PartJson {
     bytes: u64,
 }
 
-/// What must agree for two rows to be interchangeable.
+/// Rows are interchangeable only within one namespace.
 #[derive(Debug, Serialize)]
 pub(crate) struct NamespaceJson {
     fingerprint: String,
@@ -69,7 +68,7 @@ impl<'a> RowJson<'a> {
         }
     }
 
-    /// The same with all of its text.
+    /// The row with its whole text.
     pub(crate) fn whole(row: &'a RowFile, tier: Tier) -> Self {
         Self { text: &row.prefix.text, ..Self::new(row, tier) }
     }

@@ -1,18 +1,13 @@
-//! `poncho cache show KEY`: everything that a row's file says before its payload, and the chain it stands on.
+//! `poncho cache show KEY`: the header of a row file, and the chain of the row.
 
 use poncho_cache::{RowFile, to_hex};
+use poncho_terminal::{Align, Outcome, Output, Table, ago, excerpt, iso, now, show_bytes};
 use serde::Serialize;
 
-use crate::Outcome;
-use crate::args::ShowArgs;
-use crate::commands::cache::Output;
+use crate::commands::cache::args::ShowArgs;
 use crate::commands::cache::folder::Folders;
 use crate::commands::cache::listing::{Listing, short};
 use crate::commands::cache::row::RowJson;
-use crate::terminal::bytes::show_bytes;
-use crate::terminal::excerpt::excerpt;
-use crate::terminal::table::{Align, Table};
-use crate::terminal::time::{ago, iso, now};
 
 /// Characters of the prompt that are shown.
 const SHOWN_TEXT: usize = 400;
@@ -65,7 +60,7 @@ pub(crate) fn run(folders: &Folders, args: &ShowArgs, output: &mut Output<'_>) -
         let out = &mut *output.out;
         writeln!(out)?;
         match ids {
-            None => writeln!(out, "the token ids are not known: the chain of parent rows is broken")?,
+            None => writeln!(out, "the token ids are unknown: the chain of parent rows is broken")?,
             Some(ids) => {
                 for line in ids.chunks(IDS_A_LINE) {
                     let line: Vec<String> = line.iter().map(u32::to_string).collect();
@@ -164,7 +159,7 @@ fn print(listing: &Listing, row: &RowFile, output: &mut Output<'_>) -> anyhow::R
     writeln!(out)?;
     links.print(out)?;
     if !whole && let Some(missing) = chain.first().and_then(|first| first.prefix.parent) {
-        writeln!(out, "the chain is broken: row {missing} is not here")?;
+        writeln!(out, "the chain is broken: row {missing} is missing")?;
     }
     Ok(())
 }

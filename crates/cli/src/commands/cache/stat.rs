@@ -1,17 +1,15 @@
-//! `poncho cache stat`: what a folder holds in sum, per namespace, and what lies around in it.
+//! `poncho cache stat`: the sums of a folder, per namespace, and its leftover files.
 
 use std::collections::{BTreeMap, HashMap};
 
 use poncho_cache::{Key, Namespace};
+use poncho_terminal::{Align, Outcome, Output, Table, show_bytes};
 use serde::Serialize;
 
-use crate::Outcome;
-use crate::commands::cache::Output;
-use crate::commands::cache::folder::{Folders, free_bytes};
+use crate::commands::cache::folder::{Folder, Folders};
 use crate::commands::cache::listing::{Leftover, Listing, short};
 use crate::commands::cache::row::NamespaceJson;
-use crate::terminal::bytes::show_bytes;
-use crate::terminal::table::{Align, Table};
+use crate::serving::disk::free_bytes;
 
 #[derive(Debug, Serialize)]
 struct Stat {
@@ -96,7 +94,7 @@ fn namespaces(listing: &Listing) -> BTreeMap<Namespace, NamespaceStat> {
 }
 
 fn folder_stats(listing: &Listing) -> Vec<FolderStat> {
-    let stat = |folder: &crate::commands::cache::folder::Folder| {
+    let stat = |folder: &Folder| {
         let rows = || listing.report.rows.iter().filter(|row| listing.tier_of(row) == folder.tier);
         FolderStat {
             path: folder.path.display().to_string(),
@@ -109,9 +107,9 @@ fn folder_stats(listing: &Listing) -> Vec<FolderStat> {
     listing.folders.iter().map(stat).collect()
 }
 
-/// Rows in the longest whole chain. Each row is looked at once, however long the chains are.
+/// Rows in the longest complete chain. Each row is visited once, however long the chains are.
 fn longest_chain(listing: &Listing) -> usize {
-    // None: on the way up from a row that is being counted; met again, the chain runs in a circle.
+    // None: an ancestor of the row that is being counted; found again, the chain is a cycle.
     let mut lengths: HashMap<Key, Option<usize>> = HashMap::new();
     for row in &listing.report.rows {
         let mut path = Vec::new();
@@ -126,7 +124,7 @@ fn longest_chain(listing: &Listing) -> usize {
             path.push(key);
             next = match listing.row(&key) {
                 Some(row) => row.prefix.parent,
-                // Broken: what hangs on it is no chain.
+                // Broken: its descendants do not form a chain.
                 None => None,
             };
         }
@@ -158,7 +156,7 @@ fn print(stat: &Stat, namespaces: &BTreeMap<Namespace, NamespaceStat>, output: &
     )?;
     match &stat.holder {
         Some(pid) => writeln!(out, "in use by      process {pid}")?,
-        None => writeln!(out, "in use by      nobody")?,
+        None => writeln!(out, "in use by      no process")?,
     }
     if namespaces.is_empty() {
         return Ok(());

@@ -1,28 +1,27 @@
-//! What the facts mean: one finding for each check, with what to do.
+//! The checks: from facts to findings with advice.
 //!
-//! Pure: facts in, findings out. Broken is what would keep `poncho serve` from starting or from serving; a warning is
-//! what makes it slower or loses what it keeps.
+//! Pure. A finding is broken if `poncho serve` could not start or serve, and a warning if it would be slower or lose
+//! cached states.
 
 use poncho_engine::backend::llama::CPU_ADVICE;
+use poncho_terminal::show_bytes;
 
 use super::facts::Facts;
-use super::port::PortState;
-use crate::terminal::bytes::show_bytes;
+use crate::serving::disk::LITTLE_SPACE;
+use crate::serving::port::PortState;
 
-/// Below this much free space hardly a row can be kept.
+/// With less free space hardly a row fits.
 const FULL: u64 = 64 << 20;
-/// Below this much free space a few long prompts fill the disk. `serve` warns of it at its start too.
-pub(crate) const LITTLE_SPACE: u64 = 1 << 30;
-/// Slower than this, storing a long prompt takes minutes; old USB sticks and throttled network disks are.
+/// On slower disks, such as old USB sticks and throttled network disks, saving a long prompt takes minutes.
 const SLOW: u64 = 30 << 20;
-/// Containers get this much by default, and it is too little for a folder of the tier ram_file.
+/// The default of containers, which is too small for a folder of the tier ram_file.
 const SMALL_SHARED_MEMORY: u64 = 64 << 20;
-/// A thousand connections, as many files, and room.
+/// A thousand connections, as many files, and a reserve.
 const FEW_FILES: u64 = 4096;
-/// What the process itself needs besides model and context: buffers of a decode call and the program.
+/// The memory of the process besides model and context: the program and the buffers of a decode call.
 const OWN_MEMORY: u64 = 256 << 20;
 
-/// How bad it is.
+/// The severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Level {
     Good,
@@ -40,14 +39,14 @@ impl Level {
     }
 }
 
-/// What a check found.
+/// The result of a check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Finding {
     /// The check's name.
     pub(super) check: &'static str,
     pub(super) level: Level,
     pub(super) fact: String,
-    /// What to do; none if all is well.
+    /// What to do; `None` if nothing is wrong.
     pub(super) advice: Option<String>,
 }
 
@@ -65,7 +64,7 @@ impl Finding {
     }
 }
 
-/// All findings, in the order in which a server would meet them.
+/// All findings, in the order in which a server would run into them.
 pub(super) fn check(facts: &Facts) -> Vec<Finding> {
     let mut findings = vec![cpu(facts)];
     findings.extend(settings(facts));
@@ -84,30 +83,34 @@ pub(super) fn check(facts: &Facts) -> Vec<Finding> {
 
 fn cpu(facts: &Facts) -> Finding {
     match facts.cpu_missing.as_slice() {
-        [] => Finding::good("cpu", "has every instruction that this build uses"),
-        missing => Finding::broken("cpu", format!("has no {}", missing.join(", no ")), CPU_ADVICE),
+        [] => Finding::good("cpu", "supports all instructions that this build uses"),
+        missing => Finding::broken("cpu", format!("lacks {}", missing.join(", ")), CPU_ADVICE),
     }
 }
 
 fn settings(facts: &Facts) -> Vec<Finding> {
     let strange = facts.strange_variables.iter().map(|said| {
-        Finding::warning("settings", said.clone(), "unset it or put its name right; `poncho config` shows what holds")
+        Finding::warning(
+            "settings",
+            said.clone(),
+            "unset it or correct its name; `poncho config` prints the effective settings",
+        )
     });
     let keys = facts.readable_keys.iter().map(|path| {
-        let fact = format!("{} may be read by others and keys are set", path.display());
-        Finding::warning("settings", fact, format!("if the keys are in it: chmod 600 {}", path.display()))
+        let fact = format!("other users may read {}, and keys are set", path.display());
+        Finding::warning("settings", fact, format!("if it contains the keys: chmod 600 {}", path.display()))
     });
     strange.chain(keys).collect()
 }
 
 fn model(facts: &Facts) -> Finding {
     let Some(model) = &facts.model else {
-        return Finding::good("model", "none is named; with --model its memory is checked too");
+        return Finding::good("model", "none is named; give one with --model to check its memory too");
     };
     let (bytes, per_token) = match &model.found {
         Ok(found) => *found,
         Err(wrong) => {
-            return Finding::broken("model", wrong.clone(), "give the path of a whole GGUF file with --model");
+            return Finding::broken("model", wrong.clone(), "give the path of a complete GGUF file with --model");
         }
     };
     let cells = u64::from(facts.ctx_size).saturating_mul(u64::from(facts.parallel));
@@ -125,26 +128,26 @@ fn model(facts: &Facts) -> Finding {
     match facts.memory {
         Some(memory) if needed > memory => Finding::broken(
             "memory",
-            format!("{sum}; {} are free", show_bytes(memory)),
-            "take a smaller --ctx-size or --parallel, a smaller model or quantisation, or end other programs",
+            format!("{sum}; {} are available", show_bytes(memory)),
+            "use a smaller --ctx-size or --parallel, a smaller model or quantisation, or stop other programs",
         ),
         Some(memory) if needed > memory / 10 * 9 => Finding::warning(
             "memory",
-            format!("{sum}; {} are free", show_bytes(memory)),
-            "it is tight: a smaller --ctx-size or --parallel leaves room for other programs",
+            format!("{sum}; {} are available", show_bytes(memory)),
+            "memory is tight: a smaller --ctx-size or --parallel leaves room for other programs",
         ),
-        Some(memory) => Finding::good("memory", format!("{sum}; {} are free", show_bytes(memory))),
-        None => Finding::good("memory", format!("{sum}; this system does not say how much is free")),
+        Some(memory) => Finding::good("memory", format!("{sum}; {} are available", show_bytes(memory))),
+        None => Finding::good("memory", format!("{sum}; the available memory is unknown on this system")),
     }
 }
 
 fn linked_models(facts: &Facts) -> Option<Finding> {
     let first = facts.linked_models.first()?;
     let fact = format!(
-        "files in the models folder have a second name outside of it, and change when that one is written to: {}",
+        "models that share their file with another folder, where it can be changed: {}",
         facts.linked_models.join(", ")
     );
-    let advice = format!("`poncho show {first} --verify` checks the file and makes a copy that nobody else has");
+    let advice = format!("check the file and make a private copy: `poncho show {first} --verify`");
     Some(Finding::warning("models folder", fact, advice))
 }
 
@@ -155,17 +158,17 @@ fn port(facts: &Facts) -> Finding {
         PortState::Poncho => Finding::warning(
             "port",
             format!("a Poncho already answers on {address}"),
-            "use that one, or stop it, or choose another port with --port",
+            "use it, stop it, or choose another port with --port",
         ),
         PortState::Taken => Finding::broken(
             "port",
             format!("another program listens on {address}"),
-            "stop it (`ss -ltnp` says which one it is), or choose another port with --port",
+            "stop it (`ss -ltnp` shows its process), or choose another port with --port",
         ),
         PortState::Unusable(why) => Finding::broken(
             "port",
-            format!("nobody can listen on {address}: {why}"),
-            "use --host 127.0.0.1 or an address of this machine, and a port above 1023",
+            format!("cannot listen on {address}: {why}"),
+            "use --host 127.0.0.1 or another address of this machine, and a port above 1023",
         ),
     }
 }
@@ -174,29 +177,31 @@ fn folder(facts: &Facts) -> Finding {
     let folder = &facts.folder;
     let path = folder.path.display();
     if let Some(why) = &folder.unwritable {
-        let fact = format!("{path} cannot be written: {why}");
+        let fact = format!("{path} is not writable: {why}");
         return Finding::broken(
             "cache folder",
             fact,
-            "change its owner or permissions, or give another with --cache-dir",
+            "change its owner or permissions, or name another folder with --cache-dir",
         );
     }
     if folder.in_memory {
         return Finding::warning(
             "cache folder",
-            format!("{path} is on a memory file system: what is kept there takes memory and is gone after a restart"),
-            "give a folder on a disk with --cache-dir",
+            format!("{path} is on a memory file system: cached states take memory and are lost at a reboot"),
+            "name a folder on a disk with --cache-dir",
         );
     }
-    Finding::good("cache folder", format!("{path} can be written"))
+    Finding::good("cache folder", format!("{path} is writable"))
 }
 
 fn rights(facts: &Facts) -> Option<Finding> {
     let open = &facts.folder.open_to_others;
     let first = open.first()?.display();
     let fact = match open.len() {
-        1 => format!("others than its owner may get at {first}, and it may hold conversations"),
-        count => format!("others may get at {count} files and folders that may hold conversations, {first} among them"),
+        1 => format!("other users may read {first}, which may contain conversations"),
+        count => {
+            format!("other users may read {count} files and folders that may contain conversations, such as {first}")
+        }
     };
     let advice = format!("poncho cache verify --repair --cache-dir {}", facts.folder.path.display());
     Some(Finding::warning("cache rights", fact, advice))
@@ -207,22 +212,18 @@ fn lock(facts: &Facts) -> Option<Finding> {
     let fact = format!("{} is in use by process {holder}", facts.folder.path.display());
     Some(match facts.port {
         PortState::Poncho => {
-            Finding::warning("cache lock", fact, "most likely the Poncho on the port above; nothing to do")
+            Finding::warning("cache lock", fact, "probably the Poncho on the port above; nothing to do")
         }
-        _ => Finding::broken(
-            "cache lock",
-            fact,
-            "stop that process, or give this server a folder of its own with --cache-dir",
-        ),
+        _ => Finding::broken("cache lock", fact, "stop that process, or name another folder with --cache-dir"),
     })
 }
 
 fn space(facts: &Facts) -> Option<Finding> {
     let free = facts.folder.free?;
     let fact = format!("{} free for the cache folder", show_bytes(free));
-    let advice = "free some space, or give a folder on another disk with --cache-dir";
+    let advice = "free some space, or name a folder on another disk with --cache-dir";
     Some(match free {
-        free if free < FULL => Finding::broken("disk space", format!("{fact}: next to nothing can be kept"), advice),
+        free if free < FULL => Finding::broken("disk space", format!("{fact}: almost no state fits"), advice),
         free if free < LITTLE_SPACE => Finding::warning("disk space", fact, advice),
         _ => Finding::good("disk space", fact),
     })
@@ -230,25 +231,25 @@ fn space(facts: &Facts) -> Option<Finding> {
 
 fn speed(facts: &Facts) -> Option<Finding> {
     let speed = facts.folder.write_speed?;
-    let fact = format!("the disk takes {} a second", show_bytes(speed));
+    let fact = format!("the disk writes {} per second", show_bytes(speed));
     Some(match speed < SLOW {
         true => Finding::warning(
             "disk speed",
             fact,
-            "prompts are kept late and read back slowly; a folder on a faster disk is given with --cache-dir",
+            "states are saved and restored slowly; name a folder on a faster disk with --cache-dir",
         ),
         false => Finding::good("disk speed", fact),
     })
 }
 
 fn shared_memory(facts: &Facts) -> Finding {
-    let advice = "only for a cache folder on it: a container gets more with --shm-size=2g";
+    let advice = "only matters for a cache folder on it; start the container with --shm-size=2g";
     match facts.shared_memory {
-        None => Finding::good("/dev/shm", "there is none, and nothing needs it"),
+        None => Finding::good("/dev/shm", "not present, and not needed"),
         Some(bytes) if bytes <= SMALL_SHARED_MEMORY => {
-            Finding::warning("/dev/shm", format!("{} in all", show_bytes(bytes)), advice)
+            Finding::warning("/dev/shm", format!("{} in total", show_bytes(bytes)), advice)
         }
-        Some(bytes) => Finding::good("/dev/shm", format!("{} in all", show_bytes(bytes))),
+        Some(bytes) => Finding::good("/dev/shm", format!("{} in total", show_bytes(bytes))),
     }
 }
 
@@ -256,10 +257,10 @@ fn open_files(facts: &Facts) -> Finding {
     match facts.open_files {
         Some(most) if most < FEW_FILES => Finding::warning(
             "open files",
-            format!("a process may hold {most} open, and each connection is one"),
+            format!("a process may open {most}, and each connection needs one"),
             "raise the hard limit: `ulimit -Hn`, LimitNOFILE= of a systemd unit, --ulimit nofile= of a container",
         ),
-        Some(most) => Finding::good("open files", format!("a process may hold {most} open")),
+        Some(most) => Finding::good("open files", format!("a process may open {most}")),
         None => Finding::good("open files", "no limit"),
     }
 }
@@ -319,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn a_healthy_machine_has_nothing_to_look_at() {
+    fn a_healthy_machine_has_no_findings() {
         assert_eq!(bad(|_| {}), []);
         assert_eq!(bad(|facts| facts.model = None), []);
         assert_eq!(bad(|facts| facts.shared_memory = None), []);
@@ -329,7 +330,7 @@ mod tests {
 
     #[test]
     fn a_cpu_without_the_instructions_is_broken() {
-        only(&bad(|facts| facts.cpu_missing = vec!["AVX2", "FMA"]), "cpu", Level::Broken, "no AVX2, no FMA");
+        only(&bad(|facts| facts.cpu_missing = vec!["AVX2", "FMA"]), "cpu", Level::Broken, "lacks AVX2, FMA");
     }
 
     #[test]
@@ -362,7 +363,7 @@ mod tests {
         only(&wrong(|folder| folder.holder = Some("17".into())), "cache lock", Level::Broken, "process 17");
         only(&wrong(|folder| folder.free = Some(1 << 20)), "disk space", Level::Broken, "1.0 MiB");
         only(&wrong(|folder| folder.free = Some(500 << 20)), "disk space", Level::Warning, "500.0 MiB");
-        only(&wrong(|folder| folder.write_speed = Some(2 << 20)), "disk speed", Level::Warning, "2.0 MiB a second");
+        only(&wrong(|folder| folder.write_speed = Some(2 << 20)), "disk speed", Level::Warning, "2.0 MiB per second");
         let ours = bad(|facts| {
             facts.folder.holder = Some("17".into());
             facts.port = PortState::Poncho;
@@ -370,11 +371,11 @@ mod tests {
         assert!(ours.iter().all(|(_, level, _)| *level == Level::Warning), "a server that runs is no fault: {ours:?}");
     }
 
-    /// Hardening 5: conversations of older releases that everybody may read are told.
+    /// Hardening 5: files of older releases that everyone may read are reported.
     #[test]
-    fn files_that_others_may_read_are_told() {
+    fn files_that_others_may_read_are_reported() {
         let one = vec![PathBuf::from("/kv/ab")];
-        only(&bad(|facts| facts.folder.open_to_others = one), "cache rights", Level::Warning, "may get at /kv/ab,");
+        only(&bad(|facts| facts.folder.open_to_others = one), "cache rights", Level::Warning, "may read /kv/ab,");
         let two = vec![PathBuf::from("/kv"), PathBuf::from("/kv.replay")];
         let found = bad(|facts| facts.folder.open_to_others = two);
         only(&found, "cache rights", Level::Warning, "2 files and folders");
@@ -382,14 +383,14 @@ mod tests {
     }
 
     #[test]
-    fn small_limits_are_told() {
+    fn small_limits_are_reported() {
         only(&bad(|facts| facts.open_files = Some(256)), "open files", Level::Warning, "LimitNOFILE");
         only(&bad(|facts| facts.shared_memory = Some(64 << 20)), "/dev/shm", Level::Warning, "--shm-size");
     }
 
     /// Hardening 4: files that earlier releases brought in by a second name.
     #[test]
-    fn models_that_share_their_file_with_the_user_are_told() {
+    fn models_that_share_their_file_with_the_user_are_reported() {
         let linked = vec!["tiny:1".to_owned(), "other".to_owned()];
         let found = bad(|facts| facts.linked_models = linked);
         only(&found, "models folder", Level::Warning, "tiny:1, other");
@@ -397,8 +398,8 @@ mod tests {
     }
 
     #[test]
-    fn settings_that_look_wrong_are_told() {
-        let strange = vec!["PONCHO_PROT is no setting".to_owned()];
+    fn settings_that_look_wrong_are_reported() {
+        let strange = vec!["PONCHO_PROT is not a setting".to_owned()];
         only(&bad(|facts| facts.strange_variables = strange), "settings", Level::Warning, "PONCHO_PROT");
         let path = Some(PathBuf::from("/etc/poncho.toml"));
         only(&bad(|facts| facts.readable_keys = path), "settings", Level::Warning, "chmod 600 /etc/poncho.toml");

@@ -1,6 +1,6 @@
-//! What `doctor` finds out about the machine: plain data, gathered once.
+//! The facts that `doctor` collects about the machine: plain data, gathered once.
 //!
-//! Every look is bounded and leaves nothing behind. What cannot be found out is `None`, never a guess.
+//! Every probe is bounded and leaves nothing behind. Unknown facts are `None`, never a guess.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -14,28 +14,28 @@ use poncho_cache::open_to_others;
 use poncho_engine::backend::llama::missing_cpu_features;
 use poncho_models::Registry;
 
-use super::port::{self, PortState};
-use super::{limits, memory};
-use crate::args::FolderArgs;
-use crate::commands::cache::folder::{chosen_folder, free_bytes, is_in_memory};
-use crate::commands::models::folder::models_folder;
-use crate::commands::serve::replay_file;
-use crate::serving::model_file;
+use super::memory;
+use crate::serving::disk::{free_bytes, is_in_memory};
+use crate::serving::port::{self, PortState};
+use crate::serving::shape::replay_file;
+use crate::serving::{limits, model_file};
 use crate::settings::Resolved;
+use crate::settings::cache_folder::cache_folder;
+use crate::settings::models_folder::models_folder;
 
-/// The most that is written to measure a disk; a slow one is noticed with less.
+/// Maximum bytes written to measure a disk; a slow disk gets fewer.
 const MEASURED_BYTES: usize = 16 << 20;
-/// How long writing may go on before it is synced and counted.
+/// Maximum time of writing before it is synced and counted.
 const MEASURED_TIME: Duration = Duration::from_millis(500);
 
-/// Everything that the checks look at.
+/// All inputs of the checks.
 #[derive(Debug, Clone)]
 pub(super) struct Facts {
-    /// Instructions that the build needs and the CPU does not have.
+    /// Instructions that the build needs and the CPU lacks.
     pub(super) cpu_missing: Vec<&'static str>,
-    /// Bytes that may still be taken.
+    /// Available memory in bytes.
     pub(super) memory: Option<u64>,
-    /// The model that would be served; `None` if none is named.
+    /// The model to serve; `None` if none is named.
     pub(super) model: Option<ModelFacts>,
     pub(super) ctx_size: u32,
     pub(super) parallel: u32,
@@ -44,25 +44,25 @@ pub(super) struct Facts {
     pub(super) shared_memory: Option<u64>,
     pub(super) address: String,
     pub(super) port: PortState,
-    /// The most files that a process may hold open; `None` for no limit.
+    /// The limit of open files of a process; `None` if there is none.
     pub(super) open_files: Option<u64>,
-    /// Variables that look like settings and are none.
+    /// Notes about variables with our prefix that are not settings.
     pub(super) strange_variables: Vec<String>,
-    /// Names of models whose file has a second name, under which it may be changed.
+    /// Names of models that share their file with the user, who may change it.
     pub(super) linked_models: Vec<String>,
-    /// The settings file, if it holds keys and others may read it.
+    /// The settings file, if keys are set and other users may read it.
     pub(super) readable_keys: Option<PathBuf>,
 }
 
-/// The file that would be loaded.
+/// The file to load.
 #[derive(Debug, Clone)]
 pub(super) struct ModelFacts {
     pub(super) path: PathBuf,
-    /// What is wrong with it, or its size and the bytes of a token.
+    /// The size of the file and the bytes per token, or what is wrong with the file.
     pub(super) found: Result<(u64, Option<u64>), String>,
 }
 
-/// The folder that rows would be kept in.
+/// The cache folder.
 #[derive(Debug, Clone)]
 pub(super) struct FolderFacts {
     pub(super) path: PathBuf,
@@ -70,11 +70,11 @@ pub(super) struct FolderFacts {
     pub(super) unwritable: Option<String>,
     pub(super) in_memory: bool,
     pub(super) free: Option<u64>,
-    /// Bytes a second, written and synced.
+    /// Bytes per second, written and synced.
     pub(super) write_speed: Option<u64>,
     /// The process that owns it.
     pub(super) holder: Option<String>,
-    /// What is in it, or beside it, that others than its owner may read.
+    /// Files in it, or beside it, that other users may read.
     pub(super) open_to_others: Vec<PathBuf>,
 }
 
@@ -82,10 +82,9 @@ pub(super) fn gather(resolved: &Resolved) -> anyhow::Result<Facts> {
     let matches = &resolved.matches;
     let host = matches.get_one::<String>("host").context("no host")?;
     let port = *matches.get_one::<u16>("port").context("no port")?;
-    let cache_dir = matches.get_one::<PathBuf>("cache_dir").cloned();
-    let folder = chosen_folder(&FolderArgs { cache_dir, ram_file_dir: None })?;
+    let folder = cache_folder(matches.get_one::<PathBuf>("cache_dir").map(PathBuf::as_path))?;
     let model = matches.get_many::<String>("model").and_then(|mut models| models.next());
-    let models_dir = matches.get_one::<PathBuf>("models_dir");
+    let models_dir = matches.get_one::<PathBuf>("models_dir").map(PathBuf::as_path);
     let has = |name: &str| matches.get_raw(name).is_some_and(|mut keys| keys.next().is_some());
     let has_keys = has("api_key") || has("admin_key");
     let file = resolved.file.clone().filter(|path| has_keys && others_may_read(path));
@@ -106,15 +105,15 @@ pub(super) fn gather(resolved: &Resolved) -> anyhow::Result<Facts> {
     })
 }
 
-/// Models of the registry whose file is one of the user's too.
-fn linked_models(models_dir: Option<&PathBuf>) -> Vec<String> {
+/// Models of the registry that share their file with the user.
+fn linked_models(models_dir: Option<&Path>) -> Vec<String> {
     let registry = models_folder(models_dir).ok().and_then(|folder| Registry::open(folder).ok());
     let linked = registry.and_then(|registry| registry.linked().ok()).unwrap_or_default();
     linked.iter().map(|model| model.name.short()).collect()
 }
 
 /// The file of an installed model; any other text is a path.
-fn file_of(model: &str, models_dir: Option<&PathBuf>) -> PathBuf {
+fn file_of(model: &str, models_dir: Option<&Path>) -> PathBuf {
     let installed = models_folder(models_dir).ok().and_then(|folder| Registry::open(folder).ok()?.resolve(model).ok());
     match installed {
         Some(poncho_models::Resolved::Installed(installed)) => installed.model,
@@ -148,12 +147,12 @@ fn look_at_folder(path: PathBuf) -> FolderFacts {
 }
 
 fn readable_by_others(folder: &Path) -> Vec<PathBuf> {
-    // A folder that is not there, or cannot be listed, is told by another check.
+    // Another check reports a folder that is missing or cannot be listed.
     let open = open_to_others(folder).unwrap_or_default().into_iter().filter(|open| !open.is_shielded);
     open.map(|open| open.path).chain(Some(replay_file(folder)).filter(|path| others_may_read(path))).collect()
 }
 
-/// The folder, or the one above it that is there.
+/// The folder, or its closest parent that exists.
 fn nearest_existing(path: &Path) -> &Path {
     path.ancestors()
         .find(|folder| folder.exists())
@@ -165,7 +164,7 @@ fn why_unwritable(path: &Path, existing: &Path) -> Option<String> {
     if !existing.is_dir() {
         return Some(format!("{} is a file, not a folder", existing.display()));
     }
-    // Some file systems have no unnamed files, and some folders (of /proc) let nobody create anything.
+    // Some file systems have no unnamed files, and some folders (in /proc) refuse all files.
     let tried = tempfile::tempfile_in(existing).map(drop);
     tried.err().map(|error| match existing == path {
         true => without_number(&error),
@@ -182,10 +181,10 @@ fn without_number(error: &io::Error) -> String {
     error.kind().to_string()
 }
 
-/// Bytes a second that reach the disk, measured with a file that has no name.
+/// Bytes per second that reach the disk, measured with an unnamed file.
 fn write_speed(folder: &Path) -> Option<u64> {
     let mut file: File = tempfile::tempfile_in(folder).ok()?;
-    // Not zeros: some disks and file systems store nothing for those.
+    // Not zeros: some disks and file systems do not store them.
     let chunk: Vec<u8> = (0..1_u32 << 20).map(|at| at.wrapping_mul(2_654_435_761).to_le_bytes()[3]).collect();
     let started = Instant::now();
     let mut written = 0_usize;
@@ -198,7 +197,7 @@ fn write_speed(folder: &Path) -> Option<u64> {
     u64::try_from(written as u128 * 1_000_000 / micros).ok()
 }
 
-/// The process that owns a cache folder, if one does. Looks at the lock and takes nothing.
+/// The process that holds the lock of a cache folder. The lock itself is not taken.
 fn holder(folder: &Path) -> Option<String> {
     let lock = folder.join(LOCK_FILE_NAME);
     let file = open_regular(&lock, Links::Refuse).ok()?;

@@ -1,7 +1,7 @@
-//! What a model and its context need, from the model's metadata, and what the machine has left.
+//! The memory that a model and its context need, from its metadata, and the memory that is available.
 //!
-//! An estimate for advice, not for decisions: attention is counted as if every layer kept all cells in 16 bits, which
-//! is what plain models do and more than what windowed, recurrent and hybrid ones need.
+//! An estimate for advice only: it assumes that every layer keeps all cells in 16 bits, as plain attention models do.
+//! Windowed, recurrent and hybrid models need less.
 
 use std::path::Path;
 
@@ -43,7 +43,7 @@ fn as_number(value: &GgufValue) -> Option<u64> {
     }
 }
 
-/// Bytes that programs may still take: what the kernel says, or what the control group leaves if that is less.
+/// Available bytes: those of the kernel, or of the control group if that has fewer.
 pub(super) fn available() -> Option<u64> {
     let free = meminfo(&std::fs::read_to_string("/proc/meminfo").ok()?)?;
     Some(group_room().map_or(free, |room| room.min(free)))
@@ -55,7 +55,7 @@ fn meminfo(text: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// What the limit of the container leaves; `None` without one.
+/// What the limit of the container leaves; `None` without a limit.
 fn group_room() -> Option<u64> {
     let read = |name: &str| std::fs::read_to_string(format!("/sys/fs/cgroup/{name}")).ok()?.trim().parse::<u64>().ok();
     Some(read("memory.max")?.saturating_sub(read("memory.current")?))

@@ -1,34 +1,43 @@
-//! The flags of the commands around models, as the user types them.
+//! The flags of the commands for models.
 //!
-//! Filled by clap and read by the commands of this folder. No input or output here.
+//! Filled by clap and read by the commands of this folder.
 
 use std::path::PathBuf;
 
-use poncho_models::{ModelName, Reference, Sha256};
+use poncho_models::{ModelName, Reference, Registry, Sha256};
 
-/// Where the models are.
+use crate::settings::models_folder::models_folder;
+
+/// The folder of models.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct RegistryArgs {
-    /// The folder of models [env: PONCHO_MODELS_DIR] [default: $XDG_DATA_HOME/poncho/models, or ~/.local/share/poncho/models]
+    /// Folder of models [env: PONCHO_MODELS_DIR] [default: $XDG_DATA_HOME/poncho/models, or ~/.local/share/poncho/models]
     #[arg(long, value_name = "DIR")]
     pub(crate) models_dir: Option<PathBuf>,
 }
 
+impl RegistryArgs {
+    /// The registry in the folder, which may not exist yet: `pull` and `create` create it.
+    pub(crate) fn open(&self) -> anyhow::Result<Registry> {
+        Ok(Registry::open(models_folder(self.models_dir.as_deref())?)?)
+    }
+}
+
 #[derive(Debug, clap::Args)]
 pub(crate) struct PullArgs {
-    /// A name of the catalogue, hf:owner/repo[:file or quant], an https:// address, or the path of a GGUF file
+    /// Name from the catalogue, hf:owner/repo[:file or quant], https:// URL, or path of a GGUF file
     #[arg(value_name = "MODEL", value_parser = parse_reference)]
     pub(crate) reference: Reference,
 
-    /// Install it under this name [default: made from the reference]
+    /// Name to install it under [default: derived from the reference]
     #[arg(long, value_name = "NAME", value_parser = parse_name)]
     pub(crate) name: Option<ModelName>,
 
-    /// Refuse the file unless it has this hash
+    /// Expected hash of the file; any other is refused
     #[arg(long, value_name = "HEX", value_parser = parse_digest)]
     pub(crate) sha256: Option<Sha256>,
 
-    /// Print the progress as lines of JSON on standard output, and nothing else there
+    /// Print progress as JSON lines on standard output and nothing else
     #[arg(long)]
     pub(crate) json: bool,
 
@@ -38,11 +47,11 @@ pub(crate) struct PullArgs {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ListArgs {
-    /// List the catalogue instead: what `poncho pull` knows by name
+    /// List the catalogue instead: the models that `poncho pull` knows by name
     #[arg(long)]
     pub(crate) catalogue: bool,
 
-    /// Print JSON on standard output, and nothing else there
+    /// Print JSON on standard output and nothing else
     #[arg(long)]
     pub(crate) json: bool,
 
@@ -52,19 +61,19 @@ pub(crate) struct ListArgs {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ShowModelArgs {
-    /// The model's name
+    /// Name of the model
     #[arg(value_name = "NAME", value_parser = parse_name)]
     pub(crate) name: ModelName,
 
-    /// Print a Modelfile that makes the same model
+    /// Print a Modelfile that creates the same model
     #[arg(long, conflicts_with = "json")]
     pub(crate) modelfile: bool,
 
-    /// Read every byte and compare the hashes first; exits 1 if a file is damaged
+    /// Check the hashes of all files first; exits with 1 if one is damaged
     #[arg(long)]
     pub(crate) verify: bool,
 
-    /// Print JSON on standard output, and nothing else there
+    /// Print JSON on standard output and nothing else
     #[arg(long)]
     pub(crate) json: bool,
 
@@ -74,7 +83,7 @@ pub(crate) struct ShowModelArgs {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct RmArgs {
-    /// The names to remove
+    /// Names to remove
     #[arg(value_name = "NAME", required = true, value_parser = parse_name)]
     pub(crate) names: Vec<ModelName>,
 
@@ -84,11 +93,11 @@ pub(crate) struct RmArgs {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct CpArgs {
-    /// The name that is there
+    /// Existing name
     #[arg(value_parser = parse_name)]
     pub(crate) from: ModelName,
 
-    /// The name to give it as well
+    /// Additional name
     #[arg(value_parser = parse_name)]
     pub(crate) to: ModelName,
 
@@ -98,11 +107,11 @@ pub(crate) struct CpArgs {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct CreateArgs {
-    /// The name of the new model
+    /// Name of the new model
     #[arg(value_name = "NAME", value_parser = parse_name)]
     pub(crate) name: ModelName,
 
-    /// The Modelfile; `-` for standard input
+    /// Modelfile; `-` for standard input
     #[arg(short, long, value_name = "FILE", default_value = "Modelfile")]
     pub(crate) file: PathBuf,
 

@@ -2,12 +2,12 @@
 
 use std::io::Write;
 
-use crate::Outcome;
+use poncho_terminal::Outcome;
+
 use crate::commands::models::args::CpArgs;
-use crate::commands::models::folder;
 
 pub(crate) fn run(args: &CpArgs, out: &mut dyn Write) -> anyhow::Result<Outcome> {
-    let copied = folder::open(&args.registry)?.copy(&args.from, &args.to)?;
-    writeln!(out, "{} is now also called {}", args.from, copied.name)?;
+    let copied = args.registry.open()?.copy(&args.from, &args.to)?;
+    writeln!(out, "{} now has the additional name {}", args.from, copied.name)?;
     Ok(Outcome::Good)
 }

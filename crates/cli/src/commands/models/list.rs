@@ -1,21 +1,16 @@
-//! `poncho list`: the models that are here, or the catalogue, as a table or as JSON.
+//! `poncho list`: the installed models, or the catalogue, as a table or as JSON.
 
 use std::io::{self, Write};
 
 use poncho_models::{CATALOGUE, Registry};
+use poncho_terminal::{Align, Outcome, Table, ago, now, print_json, printable_line, show_bytes};
 use serde_json::json;
 
-use crate::Outcome;
 use crate::commands::models::args::ListArgs;
 use crate::commands::models::model_json::ModelJson;
-use crate::commands::models::{folder, print_json};
-use crate::terminal::bytes::show_bytes;
-use crate::terminal::printable::printable_line;
-use crate::terminal::table::{Align, Table};
-use crate::terminal::time::{ago, now};
 
 pub(crate) fn run(args: &ListArgs, out: &mut dyn Write) -> anyhow::Result<Outcome> {
-    let registry = folder::open(&args.registry)?;
+    let registry = args.registry.open()?;
     if args.catalogue {
         return catalogue(args, out);
     }
@@ -26,10 +21,10 @@ pub(crate) fn run(args: &ListArgs, out: &mut dyn Write) -> anyhow::Result<Outcom
         return Ok(Outcome::Good);
     }
     if installed.is_empty() {
-        // For people; a script sees no lines.
+        // For people; a script gets an empty output.
         writeln!(
             io::stderr(),
-            "no models in {}; `poncho pull smollm2:135m` fetches a small one",
+            "no models in {}; install a small one with `poncho pull smollm2:135m`",
             registry.folder().display()
         )?;
         return Ok(Outcome::Good);

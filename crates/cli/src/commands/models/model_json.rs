@@ -5,9 +5,8 @@
 use std::path::Path;
 
 use poncho_models::{Installed, Manifest};
+use poncho_terminal::iso;
 use serde::Serialize;
-
-use crate::terminal::time::iso;
 
 #[derive(Debug, Serialize)]
 pub(crate) struct ModelJson<'a> {

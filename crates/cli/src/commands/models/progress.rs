@@ -1,104 +1,68 @@
-//! How the progress of long work is shown: a bar on a terminal, a line for each step elsewhere, or JSON lines.
+//! The progress of `pull`, `create` and `show --verify`: for people, or as JSON lines.
 //!
-//! Everything for people goes to standard error. A reader that is gone stops the work.
+//! Everything for people goes to standard error. If the reader of the JSON lines is gone, the work stops.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::mem;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressStyle};
-use poncho_models::Progress;
+use poncho_models::Progress as Step;
+use poncho_terminal::{Progress, Unit};
 use serde_json::{Value, json};
 
-use crate::terminal::bytes::show_bytes;
-use crate::terminal::printable::printable_line;
-
-/// Between two lines about the same step, where there is no terminal.
-const LINE_EVERY: Duration = Duration::from_secs(10);
-/// Between two JSON lines about the same step.
+/// Pause between two JSON lines about the same step.
 const JSON_EVERY: Duration = Duration::from_millis(200);
 
 /// Progress for people.
 pub(crate) struct Reporter {
     what: String,
-    bar: Option<ProgressBar>,
-    last: Option<(mem::Discriminant<Progress>, Instant)>,
+    progress: Progress,
+    last: Option<mem::Discriminant<Step>>,
 }
 
 impl Reporter {
-    /// A bar if standard error is a terminal.
     pub(crate) fn for_people(what: String) -> Self {
-        let bar = io::stderr().is_terminal().then(ProgressBar::no_length);
-        Self { what, bar, last: None }
+        Self { what, progress: Progress::on_stderr(), last: None }
     }
 
-    pub(crate) fn hear(&mut self, step: &Progress) -> ControlFlow<()> {
-        let (word, counts) = describe(step, &self.what);
+    pub(crate) fn report(&mut self, step: &Step) -> ControlFlow<()> {
+        let (name, counts) = describe(step, &self.what);
         let kind = mem::discriminant(step);
-        let is_new = self.last.is_none_or(|(last, _)| last != kind);
-        if let Some(bar) = &self.bar {
-            if is_new {
-                self.last = Some((kind, Instant::now()));
-                bar.set_style(style(counts.is_some()));
-                bar.set_message(printable_line(&word));
-                bar.reset();
-            }
-            match counts {
-                Some((done, total)) => {
-                    total.map_or_else(|| bar.unset_length(), |total| bar.set_length(total));
-                    bar.set_position(done);
-                }
-                None => bar.tick(),
-            }
-        } else if is_new || self.last.is_none_or(|(_, when)| when.elapsed() >= LINE_EVERY) {
-            self.last = Some((kind, Instant::now()));
-            let counts = match counts {
-                Some((done, Some(total))) => format!(" {} of {}", show_bytes(done), show_bytes(total)),
-                Some((done, None)) => format!(" {}", show_bytes(done)),
-                None => String::new(),
-            };
-            // Nobody is left to tell if standard error is closed.
-            let _ = writeln!(io::stderr(), "{}", printable_line(&format!("{word}{counts}")));
+        if self.last.replace(kind) != Some(kind) {
+            let unit = if counts.is_some() { Unit::Bytes } else { Unit::Nothing };
+            self.progress.announce(&name, unit, counts.and_then(|(_, total)| total));
+        }
+        if let Some((done, _)) = counts {
+            self.progress.set(done);
         }
         ControlFlow::Continue(())
     }
 
-    /// Takes the bar away.
+    /// Removes the bar.
     pub(crate) fn finish(&self) {
-        if let Some(bar) = &self.bar {
-            bar.finish_and_clear();
-        }
+        self.progress.clear();
     }
 }
 
-fn style(has_counts: bool) -> ProgressStyle {
-    let template = if has_counts {
-        "{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {eta}"
-    } else {
-        "{spinner} {msg} {elapsed}"
-    };
-    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
-}
-
-/// The step in words, and its bytes.
-fn describe(step: &Progress, what: &str) -> (String, Option<(u64, Option<u64>)>) {
+/// The name of the step, and its bytes.
+fn describe(step: &Step, what: &str) -> (String, Option<(u64, Option<u64>)>) {
     match step {
-        Progress::Resolving => (format!("looking for {what}"), None),
-        Progress::Waiting => (format!("waiting for another process that is fetching {what}"), None),
-        Progress::Fetching { what } => (format!("fetching {what} with pip"), None),
-        Progress::Downloading { done, total, .. } => (format!("fetching {what}"), Some((*done, *total))),
-        Progress::Copying { done, total } => (format!("copying {what}"), Some((*done, Some(*total)))),
-        Progress::Verifying { done, total } => (format!("checking {what}"), Some((*done, Some(*total)))),
-        Progress::Installing => (format!("installing {what}"), None),
+        Step::Resolving => (format!("looking for {what}"), None),
+        Step::Waiting => (format!("waiting for another process that is downloading {what}"), None),
+        Step::Fetching { what } => (format!("downloading {what} with pip"), None),
+        Step::Downloading { done, total, .. } => (format!("downloading {what}"), Some((*done, *total))),
+        Step::Copying { done, total } => (format!("copying {what}"), Some((*done, Some(*total)))),
+        Step::Verifying { done, total } => (format!("checking {what}"), Some((*done, Some(*total)))),
+        Step::Installing => (format!("installing {what}"), None),
         _ => (what.to_owned(), None),
     }
 }
 
-/// Progress for scripts: one JSON object a line.
+/// Progress for scripts: one JSON object per line.
 pub(crate) struct JsonLines<'a> {
     out: &'a mut dyn Write,
-    last: Option<(mem::Discriminant<Progress>, Instant)>,
+    last: Option<(mem::Discriminant<Step>, Instant)>,
 }
 
 impl<'a> JsonLines<'a> {
@@ -111,26 +75,26 @@ impl<'a> JsonLines<'a> {
         self.out.flush()
     }
 
-    pub(crate) fn hear(&mut self, step: &Progress) -> ControlFlow<()> {
+    pub(crate) fn report(&mut self, step: &Step) -> ControlFlow<()> {
         let kind = mem::discriminant(step);
         let is_done = matches!(step,
-            Progress::Downloading { done, total: Some(total), .. }
-            | Progress::Copying { done, total }
-            | Progress::Verifying { done, total } if done == total);
+            Step::Downloading { done, total: Some(total), .. }
+            | Step::Copying { done, total }
+            | Step::Verifying { done, total } if done == total);
         if self.last.is_some_and(|(last, when)| last == kind && when.elapsed() < JSON_EVERY) && !is_done {
             return ControlFlow::Continue(());
         }
         self.last = Some((kind, Instant::now()));
         let line = match step {
-            Progress::Resolving => json!({"status": "resolving"}),
-            Progress::Waiting => json!({"status": "waiting"}),
-            Progress::Fetching { what } => json!({"status": "fetching", "what": what}),
-            Progress::Downloading { digest, done, total } => {
+            Step::Resolving => json!({"status": "resolving"}),
+            Step::Waiting => json!({"status": "waiting"}),
+            Step::Fetching { what } => json!({"status": "fetching", "what": what}),
+            Step::Downloading { digest, done, total } => {
                 json!({"status": "downloading", "sha256": digest, "completed": done, "total": total})
             }
-            Progress::Copying { done, total } => json!({"status": "copying", "completed": done, "total": total}),
-            Progress::Verifying { done, total } => json!({"status": "verifying", "completed": done, "total": total}),
-            Progress::Installing => json!({"status": "installing"}),
+            Step::Copying { done, total } => json!({"status": "copying", "completed": done, "total": total}),
+            Step::Verifying { done, total } => json!({"status": "verifying", "completed": done, "total": total}),
+            Step::Installing => json!({"status": "installing"}),
             _ => return ControlFlow::Continue(()),
         };
         match self.print(&line) {

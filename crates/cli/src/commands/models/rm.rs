@@ -1,18 +1,17 @@
-//! `poncho rm NAME...`: takes names away, and the files that no other name needs.
+//! `poncho rm NAME...`: removes names, and the files that no other name uses.
 
 use std::io::Write;
 
-use crate::Outcome;
+use poncho_terminal::{Outcome, show_bytes};
+
 use crate::commands::models::args::RmArgs;
-use crate::commands::models::folder;
-use crate::terminal::bytes::show_bytes;
 
 pub(crate) fn run(args: &RmArgs, out: &mut dyn Write) -> anyhow::Result<Outcome> {
-    let registry = folder::open(&args.registry)?;
+    let registry = args.registry.open()?;
     for name in &args.names {
         let removed = registry.remove(name)?;
         match removed.files {
-            0 => writeln!(out, "removed {name}; its file is still needed by another name")?,
+            0 => writeln!(out, "removed {name}; another name still uses its file")?,
             _ => writeln!(out, "removed {name} and freed {}", show_bytes(removed.bytes))?,
         }
     }

@@ -1,23 +1,20 @@
-//! `poncho show NAME`: everything that is known about a model, for people, as JSON, or as a Modelfile.
+//! `poncho show NAME`: all details of a model, for people, as JSON, or as a Modelfile.
 
 use std::io::Write;
 
 use poncho_models::{Installed, Modelfile};
+use poncho_terminal::{Outcome, iso, print_json, printable_line, show_bytes};
 
-use crate::Outcome;
 use crate::commands::models::args::ShowModelArgs;
 use crate::commands::models::list::show_parameters;
 use crate::commands::models::model_json::ModelJson;
 use crate::commands::models::progress::Reporter;
-use crate::commands::models::{folder, print_json};
-use crate::terminal::bytes::show_bytes;
-use crate::terminal::time::iso;
 
 pub(crate) fn run(args: &ShowModelArgs, out: &mut dyn Write) -> anyhow::Result<Outcome> {
-    let registry = folder::open(&args.registry)?;
+    let registry = args.registry.open()?;
     let model = if args.verify {
-        let mut reporter = Reporter::for_people(format!("{}", args.name));
-        registry.verify(&args.name, &mut |step| reporter.hear(&step))?
+        let mut reporter = Reporter::for_people(args.name.to_string());
+        registry.verify(&args.name, &mut |step| reporter.report(&step))?
     } else {
         registry.get(&args.name)?
     };
@@ -63,7 +60,7 @@ fn print(model: &Installed, out: &mut dyn Write) -> anyhow::Result<()> {
     ];
     rows.extend(model.adapters.iter().map(|path| ("adapter", path.display().to_string())));
     for (key, value) in rows {
-        writeln!(out, "{key:<14}{}", plain(&value))?;
+        writeln!(out, "{key:<14}{}", printable_line(&value))?;
     }
     let mut lines: Vec<(&str, String)> =
         manifest.parameters.lines().map(|(name, value)| ("parameter", format!("{name} {value}"))).collect();
@@ -73,12 +70,7 @@ fn print(model: &Installed, out: &mut dyn Write) -> anyhow::Result<()> {
         manifest.messages.iter().map(|message| ("message", format!("{} {}", message.role.word(), message.content))),
     );
     for (key, value) in lines {
-        writeln!(out, "{key:<14}{}", plain(&value))?;
+        writeln!(out, "{key:<14}{}", printable_line(&value))?;
     }
     Ok(())
-}
-
-/// Texts of a model on one line and harmless for a terminal.
-fn plain(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }

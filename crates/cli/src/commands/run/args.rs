@@ -1,4 +1,4 @@
-//! The flags of `poncho run`, as the user types them.
+//! The flags of `poncho run`.
 //!
 //! Filled by clap and read by the files of this folder. No input or output here.
 
@@ -6,31 +6,31 @@ use crate::client::args::{OwnArgs, ServerArgs};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct RunArgs {
-    /// The model: a GGUF file, or a name at the server [default: the server's first one, or the default model]
+    /// Model: a GGUF file, or a name at the server [default: the first model of the server, or the default model]
     #[arg(value_name = "MODEL")]
     pub(crate) model: Option<String>,
 
-    /// Answer this and end; the word `-` stands for standard input [default: a conversation, or standard input]
+    /// Prompt to answer; the word `-` stands for standard input [default: a conversation, or standard input]
     #[arg(value_name = "PROMPT")]
     pub(crate) prompt: Vec<String>,
 
-    /// What the model is told before the conversation
+    /// System prompt
     #[arg(long, value_name = "TEXT")]
     pub(crate) system: Option<String>,
 
-    /// The longest reply [default: until the model ends it]
+    /// Maximum tokens of a reply [default: until the model ends it]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_tokens: Option<u32>,
 
-    /// How freely tokens are drawn; 0 always takes the likeliest [default: the server's]
+    /// Sampling temperature; 0 always picks the most likely token [default: that of the server]
     #[arg(long, value_name = "NUMBER", value_parser = parse_temperature)]
     pub(crate) temperature: Option<f32>,
 
-    /// Draw the same tokens for the same prompt
+    /// Seed of the sampling: the same one gives the same reply to the same prompt
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(i64))]
     pub(crate) seed: Option<i64>,
 
-    /// Print the reply to a prompt and the facts about it as JSON, and nothing else
+    /// Print the reply and facts about it as JSON and nothing else
     #[arg(long)]
     pub(crate) json: bool,
 
@@ -43,7 +43,7 @@ pub(crate) struct RunArgs {
 
 fn parse_temperature(text: &str) -> Result<f32, String> {
     let number = text.parse::<f32>().ok().filter(|number| (0.0..=2.0).contains(number));
-    number.ok_or_else(|| format!("`{text}` is no temperature; write a number from 0 to 2"))
+    number.ok_or_else(|| format!("`{text}` is not a valid temperature; write a number from 0 to 2"))
 }
 
 #[cfg(test)]

@@ -1,27 +1,26 @@
-//! The conversation in the terminal: reads entries, lets the model answer, obeys commands.
+//! The conversation in the terminal: reads entries, requests replies, executes commands.
 //!
-//! Editing happens on this thread, everything else on the runtime. A failed reply is said and the conversation goes on
-//! without the turn; only a terminal that is gone ends it.
+//! Editing happens on this thread, everything else on the runtime. After a failed reply the conversation continues without
+//! the turn; only a closed terminal ends it.
 
 use std::io::Write;
 
+use poncho_terminal::{Outcome, printable};
 use tokio::runtime::Runtime;
 
 use super::args::RunArgs;
 use super::command;
 use super::conversation::Conversation;
 use super::editor::{Editor, Entry};
-use super::ending::Told;
+use super::ending::Signalled;
 use super::input::{Input, parse};
 use super::reply::Question;
 use super::screen::{Screen, summary};
 use super::stats::Stats;
 use super::turn::{End, Turn};
-use crate::Outcome;
 use crate::client::Connection;
-use crate::terminal::printable::printable;
 
-/// All that a conversation is about.
+/// A conversation and its surroundings.
 pub(crate) struct Chat<'a> {
     args: &'a RunArgs,
     pub(crate) connection: Connection,
@@ -30,7 +29,7 @@ pub(crate) struct Chat<'a> {
     pub(crate) screen: Screen,
 }
 
-/// What comes after an entry.
+/// What follows an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Next {
     Entry,
@@ -41,7 +40,7 @@ pub(crate) fn hold(
     args: &RunArgs,
     connection: &Connection,
     runtime: &Runtime,
-    told: &Told,
+    signalled: &Signalled,
     out: &mut impl Write,
 ) -> anyhow::Result<Outcome> {
     let conversation = Conversation::new(args.system.clone());
@@ -50,11 +49,11 @@ pub(crate) fn hold(
     let mut editor = Editor::open()?;
     runtime.block_on(chat.greet(out))?;
     loop {
-        told.pass();
+        signalled.pass();
         let next = match editor.read()? {
             Entry::End => Next::End,
             Entry::Warned => {
-                screen.remark(out, "Ctrl-C again or Ctrl-D ends; /help lists the commands")?;
+                screen.remark(out, "press Ctrl-C again or Ctrl-D to quit; /help lists the commands")?;
                 Next::Entry
             }
             Entry::Text(text) => runtime.block_on(chat.take(&text, out))?,
@@ -72,12 +71,12 @@ impl Chat<'_> {
         Ok(())
     }
 
-    /// Does what an entry asks for.
+    /// Handles an entry.
     async fn take(&mut self, text: &str, out: &mut impl Write) -> anyhow::Result<Next> {
         match parse(text) {
             Input::Nothing => {}
             Input::Wrong(message) => self.screen.remark(out, &message)?,
-            Input::Command(command) => return command::obey(self, command, out).await,
+            Input::Command(command) => return command::execute(self, command, out).await,
             Input::Say(text) => self.say(text, out).await?,
         }
         Ok(Next::Entry)
@@ -89,7 +88,7 @@ impl Chat<'_> {
         let mut written = Ok(());
         let turn = Turn::take(&self.connection, &question, |piece| {
             written = self.screen.piece(out, piece);
-            // A terminal that is gone is no failure of the reply: it is looked at below.
+            // A closed terminal is not a failure of the reply: it is handled below.
             match &written {
                 Ok(()) => Ok(()),
                 Err(error) => Err(error.kind().into()),

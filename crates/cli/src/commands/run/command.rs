@@ -1,20 +1,19 @@
-//! What the commands of a chat do.
+//! The commands of a chat.
 //!
-//! Called by `chat.rs`. A command that cannot be obeyed says why, and the conversation goes on as it was.
+//! Called by `chat.rs`. A command that fails prints why, and the conversation continues unchanged.
 
 use std::io::Write;
 
 use anyhow::{Context, ensure};
+use poncho_terminal::{printable, printable_line, show_bytes};
 use serde_json::Value;
 
 use super::chat::{Chat, Next};
 use super::conversation::Conversation;
 use super::input::{Command, HELP};
 use crate::client::listed_models;
-use crate::terminal::bytes::show_bytes;
-use crate::terminal::printable::{printable, printable_line};
 
-pub(crate) async fn obey(chat: &mut Chat<'_>, command: Command, out: &mut impl Write) -> anyhow::Result<Next> {
+pub(crate) async fn execute(chat: &mut Chat<'_>, command: Command, out: &mut impl Write) -> anyhow::Result<Next> {
     if command == Command::Quit {
         return Ok(Next::End);
     }
@@ -28,7 +27,7 @@ pub(crate) async fn obey(chat: &mut Chat<'_>, command: Command, out: &mut impl W
     Ok(Next::Entry)
 }
 
-/// Does it, and returns what there is to say.
+/// Executes a command and returns its message.
 async fn answer(chat: &mut Chat<'_>, command: Command) -> anyhow::Result<String> {
     Ok(match command {
         Command::Help | Command::Quit => HELP.to_owned(),
@@ -38,11 +37,11 @@ async fn answer(chat: &mut Chat<'_>, command: Command) -> anyhow::Result<String>
         },
         Command::System(Some(text)) => {
             chat.conversation.system = Some(text).filter(|text| !text.is_empty());
-            "the system prompt holds from the next reply on".to_owned()
+            "the system prompt applies from the next reply on".to_owned()
         }
         Command::Clear => {
             chat.conversation.clear();
-            "the conversation is forgotten".to_owned()
+            "the conversation is cleared".to_owned()
         }
         Command::Save(path) => {
             chat.conversation.save(&path, &chat.connection.model)?;
@@ -60,9 +59,9 @@ async fn answer(chat: &mut Chat<'_>, command: Command) -> anyhow::Result<String>
         }
         Command::Model(Some(name)) => {
             let known = listed_models(&chat.connection.client).await?;
-            ensure!(known.contains(&name), "the server has no model {name}; /model lists those it has");
+            ensure!(known.contains(&name), "the server has no model {name}; /model lists its models");
             chat.connection.model = name;
-            format!("{} answers from now on", chat.connection.model)
+            format!("switched to {}", chat.connection.model)
         }
     })
 }
@@ -70,7 +69,7 @@ async fn answer(chat: &mut Chat<'_>, command: Command) -> anyhow::Result<String>
 async fn stats(chat: &Chat<'_>) -> anyhow::Result<String> {
     let mut text = chat.stats.line();
     let Some(cache) = chat.connection.client.get("/api/cache").await? else { return Ok(text) };
-    let tiers = cache.get("tiers").and_then(Value::as_array).context("the server's cache has no tiers")?;
+    let tiers = cache.get("tiers").and_then(Value::as_array).context("the server reports no cache tiers")?;
     for tier in tiers {
         let number = |name: &str| tier.get(name).and_then(Value::as_u64).unwrap_or(0);
         let name = printable_line(tier.get("tier").and_then(Value::as_str).unwrap_or_default());

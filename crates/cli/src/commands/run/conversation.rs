@@ -1,7 +1,7 @@
-//! A conversation: the system prompt and the turns, and the file it can be kept in.
+//! A conversation: the system prompt, the turns, and the file it can be saved to.
 //!
-//! The chat adds to it, requests are made of it. The file is JSON with a version of its own; one of another version or
-//! shape is refused, and a file that is something else is never written over.
+//! The chat adds turns, and requests are built from it. The file is JSON with a version; another version or another shape
+//! is refused, and a file that is not a conversation is never overwritten.
 
 use std::io::{ErrorKind, Read, Write};
 use std::path::Path;
@@ -13,10 +13,10 @@ use tempfile::NamedTempFile;
 
 /// The version of the file.
 const VERSION: u32 = 1;
-/// The longest file that is read: far beyond any context.
+/// Maximum size of a file: far beyond any context.
 const LONGEST_FILE: u64 = 64 << 20;
 
-/// Who said something.
+/// The author of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Role {
@@ -25,7 +25,7 @@ pub(crate) enum Role {
     Assistant,
 }
 
-/// What somebody said, as the wire and the file have it.
+/// A message, as in requests and in the file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Message {
     pub(crate) role: Role,
@@ -62,34 +62,34 @@ impl Conversation {
         self.turns.push(Message { role: Role::Assistant, content: text });
     }
 
-    /// Takes back what the user said last, if nothing was answered.
+    /// Removes the last message of the user if it has no reply.
     pub(crate) fn take_back(&mut self) {
         self.turns.pop_if(|turn| turn.role == Role::User);
     }
 
-    /// Forgets the turns and keeps the system prompt.
+    /// Removes the turns and keeps the system prompt.
     pub(crate) fn clear(&mut self) {
         self.turns.clear();
     }
 
-    /// How many messages there are besides the system prompt.
+    /// The number of messages without the system prompt.
     pub(crate) fn len(&self) -> usize {
         self.turns.len()
     }
 
-    /// All of it in the order in which the model reads it.
+    /// All messages, the system prompt first.
     pub(crate) fn messages(&self) -> Vec<Message> {
         let system = self.system.iter().map(|text| Message { role: Role::System, content: text.clone() });
         system.chain(self.turns.iter().cloned()).collect()
     }
 
-    /// Writes it to a file: all of it or nothing. A file that holds something else stays as it is.
+    /// Saves it to a file, atomically. A file that is not a conversation is left unchanged.
     pub(crate) fn save(&self, path: &Path, model: &str) -> anyhow::Result<()> {
         match read(path) {
             Ok(_) => {}
             Err(error) if is_missing(&error) => {}
             Err(error) => {
-                let said = format!("{} is there and holds something else; choose another name", path.display());
+                let said = format!("{} exists and is not a conversation; choose another name", path.display());
                 return Err(error.context(said));
             }
         }
@@ -103,14 +103,14 @@ impl Conversation {
         Ok(())
     }
 
-    /// Reads one from a file.
+    /// Loads a conversation from a file.
     pub(crate) fn load(path: &Path) -> anyhow::Result<Self> {
         let mut messages = read(path)?.messages;
         let has_system = messages.first().is_some_and(|first| first.role == Role::System);
         let turns = messages.split_off(usize::from(has_system));
         let expected = [Role::User, Role::Assistant].into_iter().cycle();
         let in_turn = turns.iter().zip(expected).all(|(turn, role)| turn.role == role);
-        ensure!(in_turn, "the messages of {} are not those of a user and an assistant in turn", path.display());
+        ensure!(in_turn, "the messages of {} do not alternate between user and assistant", path.display());
         Ok(Self { system: messages.pop().map(|message| message.content), turns })
     }
 }
@@ -120,11 +120,11 @@ fn read(path: &Path) -> anyhow::Result<Transcript> {
     let file = open_regular(path, Links::Follow).with_context(cannot)?;
     let mut text = String::new();
     file.take(LONGEST_FILE + 1).read_to_string(&mut text).with_context(cannot)?;
-    ensure!(u64::try_from(text.len()).is_ok_and(|length| length <= LONGEST_FILE), "{} is too long", path.display());
+    ensure!(u64::try_from(text.len()).is_ok_and(|length| length <= LONGEST_FILE), "{} is too large", path.display());
     let transcript: Transcript = serde_json::from_str(&text)
-        .with_context(|| format!("{} is not a conversation that /save wrote", path.display()))?;
+        .with_context(|| format!("{} is not a conversation saved with /save", path.display()))?;
     if transcript.poncho_chat != VERSION {
-        bail!("{} is of version {}, and this Poncho reads {VERSION}", path.display(), transcript.poncho_chat);
+        bail!("{} has version {}, but this Poncho reads version {VERSION}", path.display(), transcript.poncho_chat);
     }
     Ok(transcript)
 }
@@ -177,10 +177,10 @@ mod tests {
             ("{}", "not a conversation"),
             (r#"{"poncho_chat":2,"model":"m","messages":[]}"#, "version 2"),
             (r#"{"poncho_chat":1,"model":"m","messages":[{"role":"tool","content":"x"}]}"#, "not a conversation"),
-            (r#"{"poncho_chat":1,"model":"m","messages":[{"role":"assistant","content":"x"}]}"#, "in turn"),
+            (r#"{"poncho_chat":1,"model":"m","messages":[{"role":"assistant","content":"x"}]}"#, "alternate"),
             (
                 r#"{"poncho_chat":1,"model":"m","messages":[{"role":"user","content":"x"},{"role":"system","content":"x"}]}"#,
-                "in turn",
+                "alternate",
             ),
         ] {
             std::fs::write(&path, text).unwrap();

@@ -1,7 +1,6 @@
-//! The line editor of a chat: several lines where the entry asks for them, history, completion of commands.
+//! The line editor of a chat: multi-line entries, history, completion of commands.
 //!
-//! Called by `chat.rs`. History is a file under the user's state folder that only the user can read; a history that
-//! cannot be kept is no reason to fail.
+//! Called by `chat.rs`. The history is a private file in the state folder of the user; a chat works without it.
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
@@ -20,11 +19,11 @@ use super::input::is_complete;
 use crate::settings::user_folder::UserFolder;
 
 const PROMPT: &str = ">>> ";
-/// Entries that are remembered: weeks of talking, and read in no time.
+/// Maximum entries of the history.
 const LONGEST_HISTORY: usize = 2000;
 const COMMANDS: [&str; 8] = ["/clear", "/help", "/load ", "/model ", "/quit", "/save ", "/stats", "/system "];
 
-/// What came from the keyboard.
+/// Input from the keyboard.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Entry {
     Text(String),
@@ -49,7 +48,7 @@ impl Editor {
         let history = UserFolder::State.find().map(|folder| folder.join("history"));
         let history = history.filter(|path| make_folder(path) && is_usable(path));
         if let Some(path) = &history {
-            // There is none before the first entry.
+            // The file does not exist before the first entry.
             let _ = inner.load_history(path);
         }
         Ok(Self { inner, history, warned: false })
@@ -91,7 +90,7 @@ fn make_folder(file: &Path) -> bool {
     file.parent().is_some_and(|folder| create_private_folder(folder).is_ok())
 }
 
-/// Whether a history can be kept there: a FIFO under its name would hold up the chat. What is there is closed to others.
+/// Whether the history can be used: a FIFO with its name would block the chat. An existing file is made private.
 fn is_usable(file: &Path) -> bool {
     match open_regular(file, Links::Follow) {
         Ok(opened) => {
@@ -105,7 +104,7 @@ fn is_usable(file: &Path) -> bool {
 /// When an entry is complete, and how commands are completed.
 #[derive(Default)]
 struct Rules {
-    /// Whether something stands at the prompt; an interrupt does not say.
+    /// Whether the line has text; an interrupt does not report it.
     has_text: Cell<bool>,
 }
 
@@ -115,7 +114,7 @@ impl Highlighter for Rules {}
 impl Hinter for Rules {
     type Hint = String;
 
-    /// Called on every change of the line, which is all that it is used for.
+    /// Only used because it is called on every change of the line.
     fn hint(&self, line: &str, _position: usize, _context: &Context<'_>) -> Option<String> {
         self.has_text.set(!line.is_empty());
         None

@@ -1,7 +1,7 @@
-//! What happens when the process is told to end while a chat is open: the terminal as it was, states saved.
+//! SIGTERM and SIGHUP during a chat: the terminal is restored and states are saved.
 //!
-//! Waits beside the chat, which may sit in the line editor with the terminal in raw mode and cannot be woken there.
-//! From the signal on the chat must not take the terminal again, so it asks before every prompt.
+//! It waits beside the chat, which may block in the line editor with the terminal in raw mode. After the signal the chat
+//! must not use the terminal again, so it checks before every prompt.
 
 use std::io::{self, IsTerminal};
 use std::sync::Arc;
@@ -12,15 +12,15 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::client::Connection;
 
-/// Switches off what the line editor asked the terminal for, and leaves its line.
+/// Undoes the terminal modes of the line editor, and starts a new line.
 const PLAIN_PASTE: &[u8] = b"\x1b[?2004l\r\n";
 
-/// Whether the process was told to end.
+/// Whether a signal has arrived.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Told(Arc<AtomicBool>);
+pub(crate) struct Signalled(Arc<AtomicBool>);
 
-impl Told {
-    /// Goes on as long as nobody told the process to end; otherwise waits for that end.
+impl Signalled {
+    /// Returns at once without a signal; otherwise blocks until the process ends.
     pub(crate) fn pass(&self) {
         while self.0.load(Ordering::SeqCst) {
             std::thread::park();
@@ -28,13 +28,13 @@ impl Told {
     }
 }
 
-/// Listens for SIGTERM and SIGHUP from its creation on.
+/// Listens for SIGTERM and SIGHUP as soon as it is created.
 pub(crate) struct Ending {
-    /// The settings of the terminal before anything changed them; `None` without a terminal.
+    /// The original settings of the terminal; `None` without a terminal.
     as_it_was: Option<Termios>,
     terminate: Signal,
     hang_up: Signal,
-    told: Told,
+    signalled: Signalled,
 }
 
 impl Ending {
@@ -44,25 +44,24 @@ impl Ending {
             as_it_was: tcgetattr(io::stdin()).ok(),
             terminate: signal(SignalKind::terminate())?,
             hang_up: signal(SignalKind::hangup())?,
-            told: Told::default(),
+            signalled: Signalled::default(),
         })
     }
 
-    pub(crate) fn told(&self) -> Told {
-        self.told.clone()
+    pub(crate) fn signalled(&self) -> Signalled {
+        self.signalled.clone()
     }
 
-    /// Waits for a signal, then ends the process in order, with the exit code that shells give such an end.
+    /// Waits for a signal, then ends the process in order, with the exit code of that signal.
     pub(crate) async fn wait(mut self, connection: Connection) {
         let signal = tokio::select! {
             _ = self.terminate.recv() => SignalKind::terminate(),
             _ = self.hang_up.recv() => SignalKind::hangup(),
         };
-        self.told.0.store(true, Ordering::SeqCst);
+        self.signalled.0.store(true, Ordering::SeqCst);
         if let Err(error) = connection.close().await {
             eprintln!("error: {error:#}");
         }
-        // A terminal that is gone needs none of this.
         if let Some(settings) = &self.as_it_was {
             if io::stdout().is_terminal() {
                 // Past the lock of standard output, which the chat holds.

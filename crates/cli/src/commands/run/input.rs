@@ -1,7 +1,7 @@
-//! What a user typed: something to say, a command, or not yet all of it.
+//! The input of a chat: a message, a command, or an incomplete entry.
 //!
-//! Pure. Used by the editor, which asks whether more lines must come, and by the chat. A text in `"""` is said exactly
-//! as it is; a backslash at the end of a line goes on with the next one.
+//! Pure. Used by the editor, which asks whether more lines follow, and by the chat. A text in `"""` is sent unchanged; a
+//! backslash at the end of a line continues it on the next one.
 
 use std::path::PathBuf;
 
@@ -16,7 +16,7 @@ pub(crate) enum Input {
     Say(String),
     /// For the program.
     Command(Command),
-    /// A command that there is not, or that lacks something; the text says what to do.
+    /// An unknown or incomplete command, with a message.
     Wrong(String),
 }
 
@@ -24,32 +24,32 @@ pub(crate) enum Input {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Command {
     Help,
-    /// Shows the system prompt, or sets it; an empty text takes it away.
+    /// Shows the system prompt, or sets it; an empty text removes it.
     System(Option<String>),
     Clear,
     Save(PathBuf),
     Load(PathBuf),
     Stats,
-    /// Shows the model, or goes over to another.
+    /// Lists the models, or switches to another.
     Model(Option<String>),
     Quit,
 }
 
 /// What `/help` prints.
 pub(crate) const HELP: &str = "\
-/system [TEXT]  show the system prompt or set it; /system \"\" takes it away
-/clear          forget the conversation, keep the system prompt
-/save FILE      write the conversation to a file
-/load FILE      go on with the conversation of a file
-/stats          what this conversation cost and what the cache holds
-/model [NAME]   show the models or go over to another
-/quit           end (also Ctrl-D, or Ctrl-C twice)
+/system [TEXT]  show the system prompt or set it; /system \"\" removes it
+/clear          clear the conversation, keep the system prompt
+/save FILE      save the conversation to a file
+/load FILE      continue the conversation of a file
+/stats          show the tokens of this conversation and the size of the cache
+/model [NAME]   list the models or switch to another
+/quit           quit (also Ctrl-D, or Ctrl-C twice)
 
-\"\"\" begins and ends a text of several lines; \\ at the end of a line goes on with the next.
+\"\"\" starts and ends a message of several lines; \\ at the end of a line continues it on the next.
 Ctrl-C stops a reply. A line that starts with a space is never a command.
 ";
 
-/// Whether nothing is missing at the end.
+/// Whether the entry is complete.
 pub(crate) fn is_complete(text: &str) -> bool {
     match opened_block(text) {
         Some(rest) => rest.trim_end().ends_with(QUOTES),
@@ -105,7 +105,7 @@ fn parse_command(text: &str) -> Input {
     let given = Some(rest).filter(|rest| !rest.is_empty());
     let file = |made: fn(PathBuf) -> Command| match given {
         Some(path) => Input::Command(made(path.into())),
-        None => Input::Wrong(format!("/{name} needs the name of a file")),
+        None => Input::Wrong(format!("/{name} needs a file name")),
     };
     let command = match name {
         "help" | "?" => Command::Help,
@@ -118,13 +118,13 @@ fn parse_command(text: &str) -> Input {
         "quit" | "exit" | "bye" => Command::Quit,
         _ => {
             return Input::Wrong(format!(
-                "there is no command /{name}; /help lists them, a space before the / says it"
+                "unknown command /{name}; /help lists the commands, and a leading space sends the line as a message"
             ));
         }
     };
     let takes_nothing = matches!(command, Command::Help | Command::Clear | Command::Stats | Command::Quit);
     if takes_nothing && given.is_some() {
-        return Input::Wrong(format!("/{name} stands alone; a space before the / says the line"));
+        return Input::Wrong(format!("/{name} takes no argument; a leading space sends the line as a message"));
     }
     Input::Command(command)
 }

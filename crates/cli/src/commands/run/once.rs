@@ -1,9 +1,10 @@
 //! One prompt and its reply: for pipes, scripts and quick questions.
 //!
-//! Standard output gets the reply and nothing else; what it cost goes to standard error, and only if that is a terminal.
+//! Standard output gets the reply and nothing else. The summary goes to standard error if that is a terminal.
 
 use std::io::{IsTerminal, Write};
 
+use poncho_terminal::{Outcome, print_json};
 use serde::Serialize;
 
 use super::args::RunArgs;
@@ -11,10 +12,9 @@ use super::conversation::Conversation;
 use super::reply::{Facts, Question};
 use super::screen::{Screen, summary, wants_styles};
 use super::turn::{End, Turn};
-use crate::Outcome;
 use crate::client::Connection;
 
-/// What `--json` prints.
+/// The output of `--json`.
 #[derive(Serialize)]
 struct Answer<'a> {
     model: &'a str,
@@ -46,9 +46,8 @@ pub(crate) async fn answer(
     let Turn { text, thought, facts, .. } = &turn;
     if args.json {
         let answer = Answer { model: &connection.model, reply: text, reasoning: thought, facts };
-        serde_json::to_writer_pretty(&mut *out, &answer)?;
-    }
-    if args.json || !text.ends_with('\n') {
+        print_json(out, &answer)?;
+    } else if !text.ends_with('\n') {
         writeln!(out)?;
     }
     out.flush()?;

@@ -1,7 +1,7 @@
-//! A terminal that does not show what is typed while a reply is written.
+//! Disables the echo of the terminal during a reply.
 //!
-//! Used by `turn.rs`. Keys pressed meanwhile wait for the next prompt, and Ctrl-C leaves no `^C` in the middle of a
-//! reply or of a progress line. Signals work as before; the settings come back when the guard goes.
+//! Used by `turn.rs`. Keys wait for the next prompt, and Ctrl-C leaves no `^C` in a reply or a progress line. Signals
+//! still work; dropping the guard restores the settings.
 
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
 
@@ -14,7 +14,7 @@ impl Quiet {
         if let Some(before) = &before {
             let mut settings = before.clone();
             settings.local_modes.remove(LocalModes::ECHO);
-            // Worst, keys are shown.
+            // If this fails, keys are shown.
             let _ = tcsetattr(std::io::stdin(), OptionalActions::Now, &settings);
         }
         Self(before)

@@ -1,24 +1,21 @@
-//! One reply: the request that asks for it, its pieces as they come, and the facts at its end.
+//! One reply: its request, its pieces as they arrive, and the facts at its end.
 //!
 //! Used by `once.rs` and `chat.rs`. Dropping a reply closes its connection, which cancels it at the server. The text is
-//! the model's own, byte for byte: whoever shows it must make it harmless.
+//! unchanged; code that shows it on a terminal must make it harmless.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use http_body_util::BodyExt;
-use hyper::body::Incoming;
-use hyper::{Method, Response, StatusCode};
+use poncho_client::{Client, Events};
 use serde::{Deserialize, Serialize};
 
 use super::args::RunArgs;
 use super::conversation::Message;
-use crate::client::http::{Client, Events};
 
 const PATH: &str = "/v1/chat/completions";
 
-/// What is asked of the server.
+/// The request.
 #[derive(Debug, Serialize)]
 pub(crate) struct Question<'a> {
     model: &'a str,
@@ -58,25 +55,25 @@ impl<'a> Question<'a> {
 /// A part of a reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Piece {
-    /// What the model thinks before it answers.
+    /// The model's thinking before the answer.
     Thought(String),
-    /// What it says.
+    /// The answer.
     Text(String),
 }
 
-/// What a reply cost.
+/// Facts about a reply.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub(crate) struct Facts {
-    /// How the prompt was found; `None` if the server does not tell.
+    /// How the cache was hit; `None` if the server does not report it.
     pub(crate) hit: Option<String>,
-    /// Tokens of the prompt whose state was there.
+    /// Prompt tokens from the cache.
     pub(crate) cached_tokens: u64,
-    /// Tokens of the prompt that were computed.
+    /// Prompt tokens that were computed.
     pub(crate) new_tokens: u64,
     pub(crate) reply_tokens: u64,
     /// From the request to the first piece.
     pub(crate) first_token_ms: f64,
-    /// `None` for a reply of less than two tokens.
+    /// `None` for a reply of fewer than two tokens.
     pub(crate) tokens_per_second: Option<f64>,
     /// Why the reply ended.
     pub(crate) finish_reason: Option<String>,
@@ -84,15 +81,14 @@ pub(crate) struct Facts {
 
 /// A reply that is being written.
 pub(crate) struct Reply {
-    response: Response<Incoming>,
     events: Events,
     waiting: VecDeque<Piece>,
-    told: Told,
+    seen: Seen,
 }
 
-/// What the events said so far.
+/// The events so far.
 #[derive(Default)]
-struct Told {
+struct Seen {
     asked: Option<Instant>,
     first: Option<Instant>,
     last: Option<Instant>,
@@ -103,44 +99,36 @@ struct Told {
 }
 
 impl Reply {
-    /// Asks, and returns as soon as the server took the question.
+    /// Sends the request and returns when the server accepts it.
     pub(crate) async fn ask(client: &Client, question: &Question<'_>) -> anyhow::Result<Self> {
-        let body = serde_json::to_vec(question)?;
-        let told = Told { asked: Some(Instant::now()), ..Told::default() };
-        let response = client.send(Method::POST, PATH, body).await?;
-        if response.status() != StatusCode::OK {
-            client.text(PATH, response).await?;
-            bail!("the server answered without a reply");
-        }
-        Ok(Self { response, events: Events::default(), waiting: VecDeque::new(), told })
+        let seen = Seen { asked: Some(Instant::now()), ..Seen::default() };
+        let events = client.stream(PATH, question).await?;
+        Ok(Self { events, waiting: VecDeque::new(), seen })
     }
 
-    /// The next piece; `None` at the end. May be dropped while it waits: nothing is lost.
+    /// The next piece; `None` at the end. Cancel safe.
     pub(crate) async fn next(&mut self) -> anyhow::Result<Option<Piece>> {
         loop {
             if let Some(piece) = self.waiting.pop_front() {
                 return Ok(Some(piece));
             }
-            let Some(frame) = self.response.frame().await else {
-                if self.told.is_done {
+            let Some(event) = self.events.next().await? else {
+                if self.seen.is_done {
                     return Ok(None);
                 }
-                bail!("the reply broke off; see what the server logged");
+                bail!("the reply broke off; see the log of the server");
             };
-            let frame = frame.context("the reply broke off")?;
-            for event in frame.data_ref().map(|data| self.events.push(data)).unwrap_or_default() {
-                self.waiting.extend(self.told.hear(&event, Instant::now())?);
-            }
+            self.waiting.extend(self.seen.read(&event, Instant::now())?);
         }
     }
 
-    /// What it cost. Whole only at the end.
+    /// The facts. Complete only at the end.
     pub(crate) fn facts(&self) -> Facts {
-        self.told.facts()
+        self.seen.facts()
     }
 }
 
-/// A chunk of the stream; all of it may be missing.
+/// A chunk of the stream; every field may be missing.
 #[derive(Deserialize)]
 struct Chunk {
     error: Option<ChunkError>,
@@ -185,13 +173,14 @@ struct CacheFacts {
     hit: Option<String>,
 }
 
-impl Told {
-    fn hear(&mut self, event: &str, now: Instant) -> anyhow::Result<Vec<Piece>> {
+impl Seen {
+    fn read(&mut self, event: &str, now: Instant) -> anyhow::Result<Vec<Piece>> {
         if event == "[DONE]" {
             self.is_done = true;
             return Ok(Vec::new());
         }
-        let chunk: Chunk = serde_json::from_str(event).context("the server sent something that is no reply")?;
+        let chunk: Chunk =
+            serde_json::from_str(event).context("the server sent an event that is not part of a reply")?;
         if let Some(error) = chunk.error {
             bail!("the request failed: {}", error.message);
         }
@@ -214,7 +203,7 @@ impl Told {
         let usage = self.usage.unwrap_or(Usage { prompt_tokens: 0, completion_tokens: 0, prompt_tokens_details: None });
         let cached = usage.prompt_tokens_details.and_then(|details| details.cached_tokens).unwrap_or(0);
         let between = |start: Option<Instant>, end: Option<Instant>| Some(end?.saturating_duration_since(start?));
-        // The first token came with the prompt: the time after it belongs to the others.
+        // The first token belongs to the prompt: the time after it is that of the others.
         let rate = between(self.first, self.last).and_then(|time| rate(usage.completion_tokens.checked_sub(1)?, time));
         Facts {
             hit: self.hit.clone(),
@@ -228,7 +217,7 @@ impl Told {
     }
 }
 
-/// Tokens a second, if there is something to divide.
+/// Tokens per second, if there are tokens and time.
 fn rate(tokens: u64, time: Duration) -> Option<f64> {
     let per_second = tokens as f64 / time.as_secs_f64();
     Some(per_second).filter(|rate| tokens > 0 && rate.is_finite())
@@ -239,23 +228,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_and_facts_are_told_apart() {
+    fn pieces_and_facts_are_separated() {
         let start = Instant::now();
         let at = |milliseconds| start + Duration::from_millis(milliseconds);
-        let mut told = Told { asked: Some(start), ..Told::default() };
+        let mut seen = Seen { asked: Some(start), ..Seen::default() };
         let empty =
-            told.hear(r#"{"choices":[{"delta":{"role":"assistant","content":""}}],"usage":null}"#, at(10)).unwrap();
+            seen.read(r#"{"choices":[{"delta":{"role":"assistant","content":""}}],"usage":null}"#, at(10)).unwrap();
         assert_eq!(empty, []);
-        let thought = told.hear(r#"{"choices":[{"delta":{"reasoning_content":"hm"}}]}"#, at(100)).unwrap();
+        let thought = seen.read(r#"{"choices":[{"delta":{"reasoning_content":"hm"}}]}"#, at(100)).unwrap();
         assert_eq!(thought, [Piece::Thought("hm".to_owned())]);
-        let text = told.hear(r#"{"choices":[{"delta":{"content":"yes"},"finish_reason":null}]}"#, at(300)).unwrap();
+        let text = seen.read(r#"{"choices":[{"delta":{"content":"yes"},"finish_reason":null}]}"#, at(300)).unwrap();
         assert_eq!(text, [Piece::Text("yes".to_owned())]);
-        told.hear(r#"{"choices":[{"delta":{},"finish_reason":"stop"}]}"#, at(350)).unwrap();
+        seen.read(r#"{"choices":[{"delta":{},"finish_reason":"stop"}]}"#, at(350)).unwrap();
         let usage = r#"{"choices":[],"usage":{"prompt_tokens":12,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":8}},"poncho":{"hit":"partial"}}"#;
-        told.hear(usage, at(400)).unwrap();
-        told.hear("[DONE]", at(500)).unwrap();
-        assert!(told.is_done);
-        let facts = told.facts();
+        seen.read(usage, at(400)).unwrap();
+        seen.read("[DONE]", at(500)).unwrap();
+        assert!(seen.is_done);
+        let facts = seen.facts();
         assert_eq!((facts.cached_tokens, facts.new_tokens, facts.reply_tokens), (8, 4, 3));
         assert_eq!((facts.hit.as_deref(), facts.finish_reason.as_deref()), (Some("partial"), Some("stop")));
         assert_eq!((facts.first_token_ms, facts.tokens_per_second), (100.0, Some(10.0)));
@@ -263,16 +252,16 @@ mod tests {
 
     #[test]
     fn a_reply_without_numbers_has_none() {
-        let facts = Told::default().facts();
+        let facts = Seen::default().facts();
         assert_eq!(facts, Facts::default());
         assert_eq!(rate(5, Duration::ZERO), None);
         assert_eq!(rate(0, Duration::from_secs(1)), None);
     }
 
     #[test]
-    fn a_failure_in_the_stream_is_said() {
-        let said = Told::default().hear(r#"{"error":{"message":"no room"}}"#, Instant::now()).unwrap_err();
+    fn an_error_in_the_stream_is_reported() {
+        let said = Seen::default().read(r#"{"error":{"message":"no room"}}"#, Instant::now()).unwrap_err();
         assert!(said.to_string().contains("no room"));
-        assert!(Told::default().hear("junk", Instant::now()).is_err());
+        assert!(Seen::default().read("junk", Instant::now()).is_err());
     }
 }

@@ -1,13 +1,13 @@
-//! How replies and remarks look: on a terminal harmless and with styles, in a pipe exactly as the model wrote them.
+//! The look of replies and remarks: harmless and styled on a terminal, unchanged in a pipe.
 //!
 //! Used by `once.rs` and `chat.rs`. Every text of a model or a server that is shown goes through here.
 
 use std::io::{self, IsTerminal, Write};
 
 use anstyle::Style;
+use poncho_terminal::{printable, printable_line};
 
 use super::reply::{Facts, Piece};
-use crate::terminal::printable::{printable, printable_line};
 
 const DIM: Style = Style::new().dimmed();
 
@@ -65,14 +65,14 @@ pub(crate) fn summary(facts: &Facts) -> String {
         None => "done".to_owned(),
     };
     let mut line = format!(
-        "{hit}: {} cached + {} new tokens, {} written",
+        "{hit}: {} cached + {} new tokens, {} generated",
         facts.cached_tokens, facts.new_tokens, facts.reply_tokens
     );
     if let Some(rate) = facts.tokens_per_second {
         line.push_str(&format!(" at {rate:.1} tokens/s"));
     }
     if facts.finish_reason.as_deref() == Some("length") {
-        line.push_str(", cut at the limit");
+        line.push_str(", stopped at the limit");
     }
     line
 }
@@ -106,13 +106,14 @@ mod tests {
     #[test]
     fn the_summary_says_what_the_cache_did() {
         let mut facts = Facts { cached_tokens: 5, new_tokens: 2, reply_tokens: 9, ..Facts::default() };
-        assert_eq!(summary(&facts), "done: 5 cached + 2 new tokens, 9 written");
+        assert_eq!(summary(&facts), "done: 5 cached + 2 new tokens, 9 generated");
         facts.hit = Some("cold".to_owned());
         facts.tokens_per_second = Some(12.345);
-        assert_eq!(summary(&facts), "cold: 5 cached + 2 new tokens, 9 written at 12.3 tokens/s");
+        assert_eq!(summary(&facts), "cold: 5 cached + 2 new tokens, 9 generated at 12.3 tokens/s");
         facts.hit = Some("sticky\x1b".to_owned());
         facts.finish_reason = Some("length".to_owned());
-        let expected = "sticky\u{241b} hit: 5 cached + 2 new tokens, 9 written at 12.3 tokens/s, cut at the limit";
+        let expected =
+            "sticky\u{241b} hit: 5 cached + 2 new tokens, 9 generated at 12.3 tokens/s, stopped at the limit";
         assert_eq!(summary(&facts), expected);
     }
 }

@@ -1,4 +1,4 @@
-//! What a conversation cost so far.
+//! The token counts of a conversation.
 //!
 //! The chat adds the facts of every reply; `/stats` prints the sums.
 
@@ -26,9 +26,7 @@ impl Stats {
         let Self { replies, cached, new, written } = self;
         let read = cached.saturating_add(*new);
         let share = if read == 0 { 0.0 } else { *cached as f64 * 100.0 / read as f64 };
-        format!(
-            "{replies} replies, {written} tokens written; of {read} prompt tokens {cached} were cached ({share:.0} %)"
-        )
+        format!("{replies} replies, {written} tokens generated; {cached} of {read} prompt tokens cached ({share:.0} %)")
     }
 }
 
@@ -39,10 +37,10 @@ mod tests {
     #[test]
     fn replies_are_summed() {
         let mut stats = Stats::default();
-        assert_eq!(stats.line(), "0 replies, 0 tokens written; of 0 prompt tokens 0 were cached (0 %)");
+        assert_eq!(stats.line(), "0 replies, 0 tokens generated; 0 of 0 prompt tokens cached (0 %)");
         let facts = Facts { cached_tokens: 30, new_tokens: 10, reply_tokens: 5, ..Facts::default() };
         stats.add(&facts);
         stats.add(&Facts { cached_tokens: 0, ..facts });
-        assert_eq!(stats.line(), "2 replies, 10 tokens written; of 50 prompt tokens 30 were cached (60 %)");
+        assert_eq!(stats.line(), "2 replies, 10 tokens generated; 30 of 50 prompt tokens cached (60 %)");
     }
 }

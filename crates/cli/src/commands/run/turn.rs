@@ -1,7 +1,7 @@
-//! One turn: a question, its reply shown as it comes, and Ctrl-C that stops it.
+//! One turn: a request, its reply shown as it arrives, and Ctrl-C to stop it.
 //!
-//! Used by `once.rs` and `chat.rs`. An interrupt ends the reply and nothing else: the request is cancelled at the
-//! server, and what was said until then is returned.
+//! Used by `once.rs` and `chat.rs`. An interrupt ends only the reply: the request is cancelled at the server, and the
+//! text so far is returned.
 
 use std::io;
 
@@ -13,7 +13,7 @@ use super::quiet::Quiet;
 use super::reply::{Facts, Piece, Question, Reply};
 use crate::client::Connection;
 
-/// How a reply came to its end.
+/// How a reply ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {
     /// The model or a limit ended it.
@@ -22,17 +22,17 @@ pub(crate) enum End {
     Stopped,
 }
 
-/// What was said.
+/// A turn that ended.
 #[derive(Debug)]
 pub(crate) struct Turn {
     pub(crate) text: String,
     pub(crate) thought: String,
-    /// Known of a whole reply only.
+    /// Only for a complete reply.
     pub(crate) facts: Facts,
     pub(crate) end: End,
 }
 
-/// Ctrl-C, and what ends the whole process: a reply that goes on would hold up that end.
+/// Ctrl-C, and the signals that end the process: a running reply would delay that end.
 struct Stop {
     signals: [Signal; 3],
 }
@@ -44,7 +44,7 @@ impl Stop {
         Ok(Self { signals: [interrupt?, terminate?, hang_up?] })
     }
 
-    async fn told(&mut self) {
+    async fn signalled(&mut self) {
         let [interrupt, terminate, hang_up] = &mut self.signals;
         tokio::select! {
             _ = interrupt.recv() => {}
@@ -55,24 +55,24 @@ impl Stop {
 }
 
 impl Turn {
-    /// Asks and hands every piece to `show` as it comes.
+    /// Sends the request and passes every piece to `show` as it arrives.
     pub(crate) async fn take(
         connection: &Connection,
         question: &Question<'_>,
         mut show: impl FnMut(&Piece) -> io::Result<()>,
     ) -> anyhow::Result<Self> {
-        // Made anew for each turn: it hears only what comes from now on.
+        // New for each turn: earlier signals do not count.
         let mut stop = Stop::listen().context("cannot listen for Ctrl-C")?;
         let _quiet = Quiet::begin();
         let waiting = Waiting::begin(&connection.client, &connection.model);
         let mut turn = Self { text: String::new(), thought: String::new(), facts: Facts::default(), end: End::Stopped };
         let mut reply = tokio::select! {
-            () = stop.told() => return Ok(turn),
+            () = stop.signalled() => return Ok(turn),
             reply = Reply::ask(&connection.client, question) => reply?,
         };
         loop {
             let piece = tokio::select! {
-                () = stop.told() => return Ok(turn),
+                () = stop.signalled() => return Ok(turn),
                 piece = reply.next() => piece?,
             };
             waiting.end();

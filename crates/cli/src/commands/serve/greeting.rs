@@ -1,19 +1,19 @@
-//! What `poncho serve` says once it listens: where, how to try it, what to tell each kind of client, how to stop.
+//! The greeting of `poncho serve`: its address, how to try it, the settings of each kind of client, how to stop it.
 //!
-//! Text only, so that a test can try every line of it. It must never show a key: terminals are shared and logged.
+//! Text only, so that a test can try every line. It must never show a key: terminals are shared and logged.
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
 
-use crate::terminal::printable::printable_line;
+use poncho_terminal::printable_line;
 
-/// What the greeting is made of.
+/// The facts of the greeting.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Greeting<'a> {
     /// Where the server listens.
     pub(crate) address: SocketAddr,
-    /// What clients call the model.
+    /// The name of the model for clients.
     pub(crate) model: &'a str,
     pub(crate) ctx_size: u32,
     pub(crate) cache_folder: &'a Path,
@@ -27,7 +27,7 @@ impl Greeting<'_> {
         let here = reachable(address);
         let name = serde_json::Value::from(model).to_string();
         let body = format!("{{\"model\":{name},\"messages\":[{{\"role\":\"user\",\"content\":\"Hello\"}}]}}");
-        // The shell ends a quoted text at the first quote, whatever is in it.
+        // In a shell the first quote ends a quoted text.
         let body = body.replace('\'', "'\\''");
         let (header, key) = match needs_key {
             true => (" -H \"authorization: Bearer $PONCHO_API_KEY\"", "\"your key\""),
@@ -36,7 +36,7 @@ impl Greeting<'_> {
         let mut text = String::new();
         let shown = printable_line(model);
         let _ = writeln!(text, "serving {shown} on http://{address}/v1 with a context of {ctx_size} tokens");
-        let _ = writeln!(text, "what was read once is kept in {}", cache_folder.display());
+        let _ = writeln!(text, "cache: {}", cache_folder.display());
         let _ = writeln!(text);
         let _ =
             writeln!(text, "  curl http://{here}/v1/chat/completions -H 'content-type: application/json'{header} \\");
@@ -48,13 +48,13 @@ impl Greeting<'_> {
         let _ = writeln!(text);
         let _ = writeln!(
             text,
-            "Ctrl-C stops it: replies under way are finished and what the model holds is saved; twice, and it ends at once"
+            "Press Ctrl-C to stop: running replies finish and states are saved. Press it twice to stop at once."
         );
         text
     }
 }
 
-/// Where a client on this machine finds the server: "every interface" is no address to connect to.
+/// The address for a client on this machine: "all interfaces" cannot be connected to.
 fn reachable(address: SocketAddr) -> SocketAddr {
     let ip = match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn each_family_has_its_line_and_the_way_out_is_told() {
+    fn each_kind_of_client_has_its_line() {
         let text = greeting("127.0.0.1:8080", "small", false);
         for part in [
             "on http://127.0.0.1:8080/v1 ",
@@ -82,14 +82,14 @@ mod tests {
             "OpenAI SDK:     base_url=\"http://127.0.0.1:8080/v1\", api_key=\"any\", model=\"small\"",
             "Anthropic SDK:  base_url=\"http://127.0.0.1:8080\", api_key=\"any\", model=\"small\"",
             "Ollama clients: OLLAMA_HOST=http://127.0.0.1:8080, model \"small\"",
-            "Ctrl-C stops it",
+            "Press Ctrl-C to stop",
         ] {
             assert!(text.contains(part), "{part}\n{text}");
         }
     }
 
     #[test]
-    fn every_interface_is_shown_as_one_that_can_be_reached() {
+    fn all_interfaces_are_shown_as_the_loopback() {
         let text = greeting("0.0.0.0:80", "m", true);
         assert!(text.contains("on http://0.0.0.0:80/v1") && text.contains("curl http://127.0.0.1:80/"), "{text}");
         assert!(text.contains("Bearer $PONCHO_API_KEY") && text.contains("api_key=\"your key\""), "{text}");

@@ -1,13 +1,13 @@
-//! How a server is told to stop: SIGINT (Ctrl-C) or SIGTERM once in order, twice at once.
+//! The signals that stop a server: the first SIGINT (Ctrl-C) or SIGTERM in order, the second at once.
 //!
-//! Installed before the greeting, because whoever reads it may press Ctrl-C. Once a signal has a handler the system does
-//! nothing of its own for it any more, so the second one must be waited for here too.
+//! Installed before the greeting, because a user who reads it may press Ctrl-C. Once a signal has a handler, the system
+//! no longer acts on it, so the second one is awaited here too.
 
 use std::io;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// What a shell reports for a process that Ctrl-C ended.
+/// The exit code that a shell reports for a process ended by Ctrl-C.
 const INTERRUPTED: i32 = 130;
 
 /// The two signals that mean stop.
@@ -18,14 +18,14 @@ pub(crate) struct StopSignals {
 }
 
 impl StopSignals {
-    /// Takes the signals over; called inside a runtime.
+    /// Installs the handlers. Must be called inside a runtime.
     pub(crate) fn install() -> io::Result<Self> {
         Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
     }
 
-    /// Ready once the process is told to stop. From then on, being told again ends it at once: replies are cut off and
-    /// nothing more is saved, but what was published stays whole.
-    pub(crate) async fn told(mut self) {
+    /// Waits for the first signal. From then on, another one ends the process at once: replies are cut off and nothing
+    /// more is saved, but published rows stay intact.
+    pub(crate) async fn stopped(mut self) {
         self.next().await;
         tokio::spawn(async move {
             self.next().await;

@@ -1,4 +1,4 @@
-//! The flags of `poncho top`, as the user types them.
+//! The flags of `poncho top`.
 //!
 //! Filled by clap and read by the files of this folder. No input or output here.
 
@@ -8,11 +8,11 @@ use crate::client::args::ServerArgs;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct TopArgs {
-    /// Print one frame as plain text and end
+    /// Print one frame as plain text and exit
     #[arg(long)]
     pub(crate) once: bool,
 
-    /// Seconds between two looks at the server
+    /// Seconds between two updates
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = parse_seconds)]
     pub(crate) interval: Duration,
 
@@ -22,7 +22,9 @@ pub(crate) struct TopArgs {
 
 fn parse_seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.parse::<f64>().ok().filter(|seconds| (0.1..=3600.0).contains(seconds));
-    seconds.map(Duration::from_secs_f64).ok_or_else(|| format!("`{text}` is no pause; write seconds from 0.1 to 3600"))
+    seconds
+        .map(Duration::from_secs_f64)
+        .ok_or_else(|| format!("`{text}` is not a valid interval; write seconds from 0.1 to 3600"))
 }
 
 #[cfg(test)]
@@ -30,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_are_neither_too_short_nor_endless() {
+    fn intervals_are_bounded() {
         assert_eq!(parse_seconds("0.5"), Ok(Duration::from_millis(500)));
         for wrong in ["", "x", "0", "-1", "NaN", "inf", "1e9"] {
             assert!(parse_seconds(wrong).is_err(), "{wrong}");

@@ -1,8 +1,9 @@
 //! The dashboard as one widget.
 //!
-//! Draws a view on the terminal and for `--once`. It only draws: all texts in the view are harmless already, and sizes
-//! that do not fit are cut.
+//! Draws a view on the terminal and for `--once`. All texts in the view are harmless already, and parts that do not fit
+//! are cut.
 
+use poncho_terminal::show_bytes;
 use ratatui::buffer::Buffer;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Style, Stylize};
@@ -11,7 +12,6 @@ use ratatui::widgets::{Block, Borders, Paragraph, Row, Sparkline, Table, Widget}
 
 use super::snapshot::{ModelFacts, TierFacts};
 use super::view::View;
-use crate::terminal::bytes::show_bytes;
 
 /// Lines of the curve with its title.
 const CURVE: u16 = 4;
@@ -36,7 +36,7 @@ impl Dashboard<'_> {
         let models = lines(count(|seen| seen.models.len()), 2);
         let tiers = lines(count(|seen| seen.tiers.len()), 2);
         let sessions = lines(count(|seen| seen.sessions.len()), 2);
-        // One look alone has no curve.
+        // A single snapshot has no curve.
         let curve = if self.view.curve.is_empty() { 1 } else { CURVE };
         [1, models, tiers, 2, curve, sessions, 1]
     }
@@ -62,10 +62,10 @@ impl Dashboard<'_> {
     fn head(&self, area: Rect, buffer: &mut Buffer) {
         let View { place, latest, trouble, .. } = self.view;
         let line = match (trouble, latest) {
-            (Some(trouble), _) => Line::from(format!("{place}  lost, trying again: {trouble}")).fg(Color::Red),
-            (None, None) => Line::from(format!("{place}  looking")),
+            (Some(trouble), _) => Line::from(format!("{place}  disconnected, retrying: {trouble}")).fg(Color::Red),
+            (None, None) => Line::from(format!("{place}  connecting")),
             (None, Some(seen)) => Line::from(format!(
-                "{place}  {:.0} in flight, {} rows, {} saves waiting",
+                "{place}  {:.0} in flight, {} rows, {} queued saves",
                 seen.in_flight, seen.rows, seen.write_queue
             )),
         };
@@ -81,11 +81,11 @@ impl Dashboard<'_> {
             Constraint::Length(4),
             Constraint::Length(5),
             Constraint::Length(8),
-            Constraint::Length(9),
+            Constraint::Length(10),
             Constraint::Length(9),
             Constraint::Length(20),
         ];
-        let heads = ["MODEL", "PHASE", "RUN", "WAIT", "SESSIONS", "READ/S", "WRITE/S", "LAST PROMPT"];
+        let heads = ["MODEL", "PHASE", "RUN", "WAIT", "SESSIONS", "PREFILL/S", "DECODE/S", "LAST PROMPT"];
         let table = Table::new(rows, widths).header(Row::new(heads).style(Style::new().dim()));
         Widget::render(table.block(titled("models")), area, buffer);
     }
@@ -113,7 +113,7 @@ impl Dashboard<'_> {
             Row::new([tier.name.clone(), tier.rows.to_string(), show_bytes(tier.bytes), state])
         });
         let widths = [Constraint::Length(10), Constraint::Length(8), Constraint::Length(12), Constraint::Fill(1)];
-        let heads = Row::new(["TIER", "ROWS", "HOLDS", "FILL"]).style(Style::new().dim());
+        let heads = Row::new(["TIER", "ROWS", "SIZE", "FILL"]).style(Style::new().dim());
         Widget::render(Table::new(rows, widths).header(heads).block(titled("cache")), area, buffer);
     }
 
@@ -126,7 +126,7 @@ impl Dashboard<'_> {
 
     fn curve(&self, area: Rect, buffer: &mut Buffer) {
         let now = self.view.curve.back().map_or_else(|| "-".to_owned(), ToString::to_string);
-        let block = titled(&format!("tokens written a second: {now}"));
+        let block = titled(&format!("tokens generated per second: {now}"));
         let room = usize::from(block.inner(area).width);
         let skipped = self.view.curve.len().saturating_sub(room);
         let shown: Vec<u64> = self.view.curve.iter().skip(skipped).copied().collect();
@@ -181,7 +181,7 @@ mod tests {
         view.update(Ok(example()));
         let text = drawn(&view, 100, Dashboard { view: &view }.height());
         for expected in [
-            "127.0.0.1:8080  2 in flight, 9 rows, 1 saves waiting",
+            "127.0.0.1:8080  2 in flight, 9 rows, 1 queued saves",
             "generating",
             "partial 70/90",
             "[#####...............] 25 % of 1.0 KiB",
@@ -197,11 +197,11 @@ mod tests {
     #[test]
     fn a_server_that_is_gone_is_shown_with_what_was_seen_last() {
         let mut view = View::new("here");
-        assert!(drawn(&view, 80, 20).contains("here  looking"));
+        assert!(drawn(&view, 80, 20).contains("here  connecting"));
         view.update(Ok(example()));
         view.update(Err("refused".to_owned()));
         let text = drawn(&view, 80, 30);
-        assert!(text.contains("lost, trying again: refused") && text.contains("generating"), "{text}");
+        assert!(text.contains("disconnected, retrying: refused") && text.contains("generating"), "{text}");
     }
 
     #[test]

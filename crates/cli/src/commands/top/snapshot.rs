@@ -1,17 +1,17 @@
-//! A running server at one moment, put together from four of its pages.
+//! A running server at one moment, from four of its pages.
 //!
-//! `take` fetches, `read` is pure. The server may be of another version: what a page does not say is empty, and only a
-//! server that cannot be reached is an error.
+//! `take` fetches, `read` is pure. The server may be of another version: missing facts are empty, and only a server that
+//! cannot be reached is an error.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+use poncho_client::Client;
+use poncho_terminal::printable_line;
 use serde_json::Value;
 
-use crate::client::http::Client;
+use crate::client::Loaded;
 use crate::client::prometheus::Page;
-use crate::commands::ps::Loaded;
-use crate::terminal::printable::printable_line;
 
 /// See the module.
 #[derive(Debug, Clone, PartialEq)]
@@ -74,7 +74,7 @@ pub(crate) struct SessionFacts {
 }
 
 impl Snapshot {
-    /// Looks at a server.
+    /// Reads a server.
     pub(crate) async fn take(client: &Client) -> anyhow::Result<Self> {
         let (metrics, cache, loaded, sessions) = tokio::join!(
             client.get_text("/metrics"),
@@ -85,7 +85,7 @@ impl Snapshot {
         let page = Page::parse(&metrics?);
         let loaded = loaded?.and_then(|answer| serde_json::from_value(answer).ok());
         let loaded = loaded.unwrap_or(Loaded { models: Vec::new() });
-        // A model that is busy may let a question about its sessions wait or fail.
+        // A busy model may delay or refuse the request for its sessions.
         let sessions = sessions.ok().flatten().unwrap_or_default();
         Ok(Self::read(&page, &cache?.unwrap_or_default(), &loaded, &sessions))
     }
@@ -119,7 +119,7 @@ fn models(page: &Page, loaded: &Loaded) -> Vec<ModelFacts> {
         }
     }
     for model in &loaded.models {
-        // That page writes the tag that a name without one has.
+        // `/api/ps` adds the tag `latest` to a name without a tag.
         let bare = model.name.strip_suffix(":latest").unwrap_or(&model.name);
         let id = if models.contains_key(bare) { bare } else { &model.name };
         let facts = models.entry(id.to_owned()).or_insert_with(|| ModelFacts {
@@ -213,7 +213,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_pages_are_put_together() {
+    fn the_pages_are_merged() {
         let seen = example();
         let [a, b] = &seen.models[..] else { panic!("{:?}", seen.models) };
         assert_eq!((a.id.as_str(), a.phase.as_str(), a.active, a.pending), ("a", "generating", 2.0, 3.0));
@@ -225,7 +225,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn pages_that_say_nothing_are_an_empty_server() {
+    fn empty_pages_are_an_empty_server() {
         let seen =
             Snapshot::read(&Page::default(), &Value::Null, &Loaded { models: Vec::new() }, &json!({"sessions": 1}));
         assert!(seen.models.is_empty() && seen.tiers.is_empty() && seen.hits.is_empty() && seen.sessions.is_empty());

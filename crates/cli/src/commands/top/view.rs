@@ -1,16 +1,17 @@
-//! What the dashboard shows: the last look at the server, the rates since the one before, and trouble.
+//! The data of the dashboard: the last snapshot, the rates since the one before, and errors.
 //!
-//! Pure: fed by the loop of `top.rs`, drawn by `dashboard.rs`.
+//! Pure: updated by the loop of `top.rs`, drawn by `dashboard.rs`.
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::snapshot::Snapshot;
-use crate::terminal::printable::printable_line;
+use poncho_terminal::printable_line;
 
-/// Looks that the curve shows.
+use super::snapshot::Snapshot;
+
+/// Snapshots in the curve.
 const HISTORY: usize = 200;
 
-/// Tokens a second.
+/// Tokens per second.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct Rate {
     pub(crate) prefilled: f64,
@@ -23,11 +24,11 @@ pub(crate) struct View {
     /// Host and port.
     pub(crate) place: String,
     pub(crate) latest: Option<Snapshot>,
-    /// By model; empty before the second look.
+    /// By model; empty before the second snapshot.
     pub(crate) rates: BTreeMap<String, Rate>,
-    /// Tokens drawn a second by all models, oldest first.
+    /// Tokens generated per second by all models, oldest first.
     pub(crate) curve: VecDeque<u64>,
-    /// Why the last look failed.
+    /// Why the last snapshot failed.
     pub(crate) trouble: Option<String>,
 }
 
@@ -36,7 +37,7 @@ impl View {
         Self { place: printable_line(place), ..Self::default() }
     }
 
-    /// Takes a look in, or the reason why there was none.
+    /// Adds a snapshot, or the reason why there is none.
     pub(crate) fn update(&mut self, look: Result<Snapshot, String>) {
         let now = match look {
             Ok(now) => now,
@@ -59,7 +60,7 @@ impl View {
     }
 }
 
-/// What each model did between two looks. Counters of a model that was loaded anew start again at zero.
+/// What each model did between two snapshots. The counters of a reloaded model start at zero.
 fn rates(before: &Snapshot, now: &Snapshot) -> BTreeMap<String, Rate> {
     let seconds = now.at.saturating_duration_since(before.at).as_secs_f64();
     let rate = |now: f64, before: f64| if seconds > 0.0 && now >= before { (now - before) / seconds } else { 0.0 };
@@ -85,7 +86,7 @@ mod tests {
     use crate::commands::top::snapshot::tests::example;
 
     #[test]
-    fn rates_are_what_came_between_two_looks() {
+    fn rates_are_differences_between_snapshots() {
         let mut view = View::new("here");
         let first = example();
         let mut second = first.clone();
@@ -101,22 +102,22 @@ mod tests {
         second.models[0].generated = 1.0;
         second.at += Duration::from_secs(1);
         view.update(Ok(second));
-        assert_eq!(view.rates["a"].generated, 0.0, "a counter that started again is no negative speed");
+        assert_eq!(view.rates["a"].generated, 0.0, "a counter that restarted is not a negative rate");
     }
 
     #[test]
-    fn trouble_is_shown_until_the_server_is_back() {
+    fn an_error_is_shown_until_the_server_is_back() {
         let mut view = View::new("here");
         view.update(Ok(example()));
         view.update(Err("refused\n\u{1b}".to_owned()));
         assert_eq!(view.trouble.as_deref(), Some("refused \u{241b}"));
-        assert!(view.latest.is_some(), "what was seen last stays");
+        assert!(view.latest.is_some(), "the last snapshot stays");
         view.update(Ok(example()));
         assert_eq!(view.trouble, None);
     }
 
     #[test]
-    fn the_curve_forgets_its_oldest_part() {
+    fn the_curve_drops_its_oldest_part() {
         let mut view = View::new("here");
         for _ in 0..HISTORY + 10 {
             view.update(Ok(example()));
