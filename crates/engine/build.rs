@@ -1,106 +1,121 @@
-//! Compiles `state_io.cpp`, which reads and writes llama.cpp's states in pieces, against the headers of the llama.cpp that is linked.
+//! With the feature `llama`, compiles `io.cpp`, which reads and writes llama.cpp's states in pieces, against the headers of the llama.cpp that is linked.
 //!
 //! Its other dependencies are not used; Cargo.toml says why they are there.
 
-use std::env;
 use std::error::Error;
-use std::path::{Path, PathBuf};
-use std::process::Command;
-
-const SOURCE: &str = "src/backend/llama/state_io.cpp";
-/// The package that brings llama.cpp, its sources included.
-const PACKAGE: &str = "llama-cpp-sys-4";
-/// Names the folder of llama.cpp's sources where cargo cannot tell.
-const OVERRIDE: &str = "PONCHO_LLAMA_CPP";
-/// With what the source file has to agree.
-const HEADERS: [&str; 2] = ["src/llama-io.h", "src/llama-memory.h"];
-/// Says which package is meant; another one may bring other headers.
-const LOCK: &str = "../../Cargo.lock";
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=build.rs");
-    println!("cargo:rerun-if-changed={SOURCE}");
-    println!("cargo:rerun-if-env-changed={OVERRIDE}");
-    if Path::new(LOCK).is_file() {
-        println!("cargo:rerun-if-changed={LOCK}");
-    }
-    let Sources { folder: llama, version } = llama_cpp()?;
-    for header in HEADERS {
-        let path = llama.join(header);
-        if !path.is_file() {
-            return Err(format!("{} is not there; set {OVERRIDE} to llama.cpp's sources", path.display()).into());
-        }
-        println!("cargo:rerun-if-changed={}", path.display());
-    }
-    refuse_patches(&llama)?;
-    let mut build = cc::Build::new();
-    build
-        .cpp(true)
-        .std("c++17")
-        .include(llama.join("src"))
-        .include(llama.join("include"))
-        .include(llama.join("ggml/include"))
-        // The headers are not ours to keep free of warnings.
-        .warnings(false)
-        .file(SOURCE);
-    println!("cargo:rustc-env=PONCHO_LLAMA_BUILD={PACKAGE} {version}, {}, {}", env::var("TARGET")?, compiler(&build));
-    build.try_compile("poncho_state_io")?;
+    #[cfg(feature = "llama")]
+    llama::compile()?;
     Ok(())
 }
 
-/// What the compiler says that it is: another one may round otherwise. The package is compiled by the same one.
-fn compiler(build: &cc::Build) -> String {
-    let asked = build.try_get_compiler().ok().and_then(|tool| tool.to_command().arg("--version").output().ok());
-    let said = asked.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
-    said.lines().next().unwrap_or("an unknown compiler").trim().to_owned()
-}
+#[cfg(feature = "llama")]
+mod llama {
+    use std::env;
+    use std::error::Error;
+    use std::path::{Path, PathBuf};
+    use std::process::Command;
 
-/// llama.cpp as cargo resolved it.
-struct Sources {
-    folder: PathBuf,
-    version: String,
-}
+    const SOURCE: &str = "src/backend/llama/state/io.cpp";
+    /// The package that brings llama.cpp, its sources included.
+    const PACKAGE: &str = "llama-cpp-sys-4";
+    /// Names the folder of llama.cpp's sources where cargo cannot tell.
+    const OVERRIDE: &str = "PONCHO_LLAMA_CPP";
+    /// With what the source file has to agree.
+    const HEADERS: [&str; 2] = ["src/llama-io.h", "src/llama-memory.h"];
+    /// Says which package is meant; another one may bring other headers.
+    const LOCK: &str = "../../Cargo.lock";
 
-/// The folder of the sources that are linked, as cargo resolved them.
-fn llama_cpp() -> Result<Sources, Box<dyn Error>> {
-    if let Some(folder) = env::var_os(OVERRIDE) {
-        return Ok(Sources { folder: folder.into(), version: "of unknown version".to_owned() });
-    }
-    let metadata = cargo_metadata(&["--locked", "--offline"]).or_else(|_| cargo_metadata(&["--locked"]))?;
-    // As a package is listed, not as a dependency of one.
-    let package = format!("{{\"name\":\"{PACKAGE}\",\"version\":");
-    let found = metadata.split_once(&package).map(|(_, rest)| rest);
-    // The version is the string that follows.
-    let version = found.and_then(|rest| rest.split('"').nth(1)).unwrap_or("unknown").to_owned();
-    let manifest = found
-        .and_then(|rest| rest.split_once("\"manifest_path\":\""))
-        .and_then(|(_, rest)| rest.split_once('"'))
-        .map(|(path, _)| path.replace("\\\\", "\\"))
-        .ok_or_else(|| format!("cargo metadata does not name {PACKAGE}; set {OVERRIDE} to llama.cpp's sources"))?;
-    let folder = Path::new(&manifest).parent().ok_or("a manifest lies in a folder")?;
-    Ok(Sources { folder: folder.join("llama.cpp"), version })
-}
-
-/// The package applies patches to a copy of its sources before it compiles them. Those must not be of our headers, because we
-/// read the ones that are not patched.
-fn refuse_patches(llama: &Path) -> Result<(), Box<dyn Error>> {
-    let folder = llama.parent().ok_or("the sources lie in a package")?.join("patches");
-    for patch in folder.read_dir().into_iter().flatten() {
-        let path = patch?.path();
-        let text = std::fs::read_to_string(&path)?;
-        if let Some(header) = HEADERS.iter().find(|header| text.contains(&format!("+++ b/{header}"))) {
-            return Err(format!("{} changes {header}; build against the patched headers", path.display()).into());
+    pub(crate) fn compile() -> Result<(), Box<dyn Error>> {
+        println!("cargo:rerun-if-changed={SOURCE}");
+        println!("cargo:rerun-if-env-changed={OVERRIDE}");
+        if Path::new(LOCK).is_file() {
+            println!("cargo:rerun-if-changed={LOCK}");
         }
+        let Sources { folder: llama, version } = llama_cpp()?;
+        for header in HEADERS {
+            let path = llama.join(header);
+            if !path.is_file() {
+                return Err(format!("{} is not there; set {OVERRIDE} to llama.cpp's sources", path.display()).into());
+            }
+            println!("cargo:rerun-if-changed={}", path.display());
+        }
+        refuse_patches(&llama)?;
+        let mut build = cc::Build::new();
+        build
+            .cpp(true)
+            .std("c++17")
+            .include(llama.join("src"))
+            .include(llama.join("include"))
+            .include(llama.join("ggml/include"))
+            // The headers are not ours to keep free of warnings.
+            .warnings(false)
+            .file(SOURCE);
+        println!(
+            "cargo:rustc-env=PONCHO_LLAMA_BUILD={PACKAGE} {version}, {}, {}",
+            env::var("TARGET")?,
+            compiler(&build)
+        );
+        build.try_compile("poncho_state_io")?;
+        Ok(())
     }
-    Ok(())
-}
 
-fn cargo_metadata(more: &[&str]) -> Result<String, Box<dyn Error>> {
-    let target = env::var("TARGET")?;
-    let asked = ["metadata", "--format-version", "1", "--filter-platform", &target];
-    let output = Command::new(env::var("CARGO")?).args(asked).args(more).output()?;
-    if !output.status.success() {
-        return Err(format!("cargo metadata: {}", String::from_utf8_lossy(&output.stderr)).into());
+    /// What the compiler says that it is: another one may round otherwise. The package is compiled by the same one.
+    fn compiler(build: &cc::Build) -> String {
+        let asked = build.try_get_compiler().ok().and_then(|tool| tool.to_command().arg("--version").output().ok());
+        let said = asked.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
+        said.lines().next().unwrap_or("an unknown compiler").trim().to_owned()
     }
-    Ok(String::from_utf8(output.stdout)?)
+
+    /// llama.cpp as cargo resolved it.
+    struct Sources {
+        folder: PathBuf,
+        version: String,
+    }
+
+    /// The folder of the sources that are linked, as cargo resolved them.
+    fn llama_cpp() -> Result<Sources, Box<dyn Error>> {
+        if let Some(folder) = env::var_os(OVERRIDE) {
+            return Ok(Sources { folder: folder.into(), version: "of unknown version".to_owned() });
+        }
+        let metadata = cargo_metadata(&["--locked", "--offline"]).or_else(|_| cargo_metadata(&["--locked"]))?;
+        // As a package is listed, not as a dependency of one.
+        let package = format!("{{\"name\":\"{PACKAGE}\",\"version\":");
+        let found = metadata.split_once(&package).map(|(_, rest)| rest);
+        // The version is the string that follows.
+        let version = found.and_then(|rest| rest.split('"').nth(1)).unwrap_or("unknown").to_owned();
+        let manifest = found
+            .and_then(|rest| rest.split_once("\"manifest_path\":\""))
+            .and_then(|(_, rest)| rest.split_once('"'))
+            .map(|(path, _)| path.replace("\\\\", "\\"))
+            .ok_or_else(|| format!("cargo metadata does not name {PACKAGE}; set {OVERRIDE} to llama.cpp's sources"))?;
+        let folder = Path::new(&manifest).parent().ok_or("a manifest lies in a folder")?;
+        Ok(Sources { folder: folder.join("llama.cpp"), version })
+    }
+
+    /// The package applies patches to a copy of its sources before it compiles them. Those must not be of our headers, because we
+    /// read the ones that are not patched.
+    fn refuse_patches(llama: &Path) -> Result<(), Box<dyn Error>> {
+        let folder = llama.parent().ok_or("the sources lie in a package")?.join("patches");
+        for patch in folder.read_dir().into_iter().flatten() {
+            let path = patch?.path();
+            let text = std::fs::read_to_string(&path)?;
+            if let Some(header) = HEADERS.iter().find(|header| text.contains(&format!("+++ b/{header}"))) {
+                return Err(format!("{} changes {header}; build against the patched headers", path.display()).into());
+            }
+        }
+        Ok(())
+    }
+
+    fn cargo_metadata(more: &[&str]) -> Result<String, Box<dyn Error>> {
+        let target = env::var("TARGET")?;
+        let asked = ["metadata", "--format-version", "1", "--filter-platform", &target];
+        let output = Command::new(env::var("CARGO")?).args(asked).args(more).output()?;
+        if !output.status.success() {
+            return Err(format!("cargo metadata: {}", String::from_utf8_lossy(&output.stderr)).into());
+        }
+        Ok(String::from_utf8(output.stdout)?)
+    }
 }

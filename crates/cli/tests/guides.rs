@@ -10,7 +10,7 @@ use crate::snippets::{ADDRESS_IN_DOCUMENTS, Way, blocks_of, root};
 #[path = "../../engine/examples/embed.rs"]
 #[expect(dead_code, reason = "its `main` is for people")]
 mod embed;
-#[path = "../../server/examples/own_server.rs"]
+#[path = "../../e2e/examples/own_server.rs"]
 #[expect(dead_code, reason = "its `main` is for people")]
 mod own_server;
 

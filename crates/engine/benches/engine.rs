@@ -17,7 +17,7 @@ use poncho_engine::backend::llama::LlamaBackend;
 use poncho_engine::backend::{
     Backend, Batch, BatchRow, Context, ContextOptions, DecodeOutcome, KvLayout, ModelOptions,
 };
-use poncho_engine::sample::argmax;
+use poncho_engine::reply::sampler::argmax;
 use poncho_engine::{Model, ModelConfig, Request, Sampling, StreamEvent};
 
 /// The allocator of the `poncho` binary, for llama.cpp's allocations too.

@@ -10,10 +10,10 @@ use std::sync::Arc;
 use poncho_cache::{AdapterIdentity, Namespace};
 
 use crate::backend::{Adapter, AdapterUse};
+use crate::calls::request::Request;
+use crate::calls::tenant::Tenant;
 use crate::error::EngineError;
-use crate::identity::FileIdentity;
-use crate::request::Request;
-use crate::tenant::Tenant;
+use crate::state::identity::FileIdentity;
 
 /// The name of a loaded adapter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -9,13 +9,13 @@ use std::time::Duration;
 use poncho_cache::{FileStamp, Gates, Policy, Tier};
 
 use crate::backend::{Backend, ContextOptions, FlashAttention, KvLayout, ModelOptions};
-use crate::batch::Budget;
-use crate::compactor::Bounds;
 use crate::error::EngineError;
-use crate::exact::Grid;
-use crate::markers::MarkerSet;
-use crate::probe::Prober;
-use crate::signature::SigningKey;
+use crate::files::probe::Prober;
+use crate::reply::markers::MarkerSet;
+use crate::reply::signature::SigningKey;
+use crate::schedule::batch::Budget;
+use crate::sequence::exact::Grid;
+use crate::state::compaction::Bounds;
 
 /// Where the identity of the model file comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -18,26 +18,26 @@ use crate::backend::{
     Backend, ChatError, ChatPrompt, ChatRequest, Grammar as CompiledGrammar, GrammarOptions, GrammarTrigger, ModelInfo,
     SpecialText, TokenizeError, TokenizeMode,
 };
-use crate::command::{Command, Reply, SessionInfo, Verified};
+use crate::calls::embedding::{Embedding, OpenEmbeddings};
+use crate::calls::event::Completion;
+use crate::calls::request::{Grammar, GrammarSource, Mode, ModelLimits, Request, RequestId, Trigger};
+use crate::calls::stream::{Stream, Streams};
+use crate::calls::tenant::Tenant;
 use crate::config::{Exactness, ModelConfig};
-use crate::detokenize::Utf8Stream;
-use crate::embed::embedding_rows;
-use crate::embedding::{Embedding, OpenEmbeddings};
 use crate::error::EngineError;
-use crate::event::Completion;
-use crate::file_watch::FileWatch;
-use crate::identity::FileIdentity;
-use crate::parts;
-use crate::queue_place::QueuePlace;
-use crate::readers::Readers;
-use crate::request::{Grammar, GrammarSource, Mode, ModelLimits, Request, RequestId, Trigger};
-use crate::running::Running;
-use crate::schema;
-use crate::shared::Shared;
-use crate::status::{Phase, Status, StatusReport};
-use crate::stream::{Stream, Streams};
-use crate::supervisor::Supervisor;
-use crate::tenant::Tenant;
+use crate::files::file_watch::FileWatch;
+use crate::files::parts;
+use crate::grammar::schema;
+use crate::reply::detokenize::Utf8Stream;
+use crate::schedule::queue_place::QueuePlace;
+use crate::state::identity::FileIdentity;
+use crate::state::segment_reader::Readers;
+use crate::worker::command::{Command, Reply, SessionInfo, Verified};
+use crate::worker::embed::embedding_rows;
+use crate::worker::running::Running;
+use crate::worker::shared::Shared;
+use crate::worker::status::{Phase, Status, StatusReport};
+use crate::worker::supervisor::Supervisor;
 
 /// Names of adapters are unique in the process.
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
@@ -400,7 +400,7 @@ impl Model {
         let (events, stream) = place.open(id);
         let command = Command::Submit { id, request: Box::new(request), grammar, events, submitted: Instant::now() };
         if let Err(error) = self.inner.supervisor.send(command) {
-            self.shared().end(id, crate::event::StreamEvent::Error(error.clone()));
+            self.shared().end(id, crate::calls::event::StreamEvent::Error(error.clone()));
             return Err(error);
         }
         Ok(stream)

@@ -1,9 +1,19 @@
 //! The worker: the one thread that owns a model's context.
 //!
 //! It takes commands between two ticks, admits requests to sequences, runs one decode call per tick, draws tokens, saves
-//! states and ends requests. `tick.rs` holds the decode call and its outcomes, `settle.rs` admission's other half (where a
-//! prompt is found, where a request ends), `extras.rs` the commands that are no requests. Nothing else may touch the
+//! states and ends requests. `tick.rs` holds the decode call and its outcomes, `lifecycle.rs` admission's other half (where a
+//! prompt is found, where a request ends), `commands.rs` the commands that are no requests. Nothing else may touch the
 //! context. A panic in here ends this worker only; its supervisor starts another.
+
+pub(crate) mod command;
+pub(crate) mod commands;
+pub(crate) mod embed;
+pub(crate) mod inbox;
+pub(crate) mod running;
+pub(crate) mod shared;
+pub(crate) mod status;
+pub(crate) mod supervisor;
+pub(crate) mod tick;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,30 +24,30 @@ use std::time::{Duration, Instant};
 use poncho_cache::Policy;
 
 use crate::adapters::{AdapterSet, ContextHashes};
-use crate::admission::{Admission, Next, Place, Submitted, Ticket};
 use crate::backend::{Batch, Context, Grammar, KvLayout};
-use crate::batch::{Budget, Plan, Work};
-use crate::command::Command;
-use crate::compactor::Compactor;
-use crate::embed::Embeds;
+use crate::calls::event::StreamEvent;
+use crate::calls::request::{Mode, Request, RequestId};
+use crate::calls::stream::EventSender;
 use crate::error::EngineError;
-use crate::estimate::Estimates;
-use crate::event::StreamEvent;
-use crate::exact::ExactFacts;
-use crate::identity::{context_hash, exact_context_hash};
-use crate::inbox::Inbox;
-use crate::live::LiveTable;
-use crate::parents::{LOOK_AGAIN, Orphan};
-use crate::reading::Restoring;
-use crate::request::{Mode, Request, RequestId};
-use crate::restore::Restorer;
-use crate::running::AbortFlag;
-use crate::save::Saver;
-use crate::shared::Shared;
-use crate::staging::{self, Staging};
-use crate::status::Phase;
-use crate::stream::EventSender;
-use crate::task::{End, Task};
+use crate::schedule::admission::{Admission, Next, Place, Submitted, Ticket};
+use crate::schedule::awaiting_parent::{LOOK_AGAIN, Orphan};
+use crate::schedule::batch::{Budget, Plan, Work};
+use crate::sequence::exact::ExactFacts;
+use crate::sequence::live::LiveTable;
+use crate::sequence::reading::Restoring;
+use crate::sequence::task::{End, Task};
+use crate::state::buffer_pool::{self, Staging};
+use crate::state::compaction::Compactor;
+use crate::state::cost::Estimates;
+use crate::state::identity::{context_hash, exact_context_hash};
+use crate::state::restore::Restorer;
+use crate::state::save::Saver;
+use crate::worker::command::Command;
+use crate::worker::embed::Embeds;
+use crate::worker::inbox::Inbox;
+use crate::worker::running::AbortFlag;
+use crate::worker::shared::Shared;
+use crate::worker::status::Phase;
 
 /// How often a worker that only waits for reads looks whether its callers still want them.
 const LOOK_AT_CALLERS: Duration = Duration::from_millis(10);
@@ -266,7 +276,7 @@ impl Worker {
         let info = self.context.info().clone();
         let rows = self.shared.cache.rows();
         let ours = rows.iter().filter(|row| self.adapters.may_have_namespace(&row.namespace));
-        let expected = staging::expected(ours.map(|row| (row.bytes, row.tokens)), &info);
+        let expected = buffer_pool::expected(ours.map(|row| (row.bytes, row.tokens)), &info);
         self.staging.prepare(&*self.shared.backend, expected);
     }
 
@@ -320,7 +330,7 @@ impl Worker {
             match self.admission.admit_next() {
                 Next::Admit(id, seq) => match self.waiting.remove(&id) {
                     Some(waiting) => self.start(id, waiting, Place::Fresh(seq)),
-                    None => drop(self.admission.release(seq, crate::admission::After::Free)),
+                    None => drop(self.admission.release(seq, crate::schedule::admission::After::Free)),
                 },
                 Next::ReleaseFirst(seq) => self.release_session(seq),
                 Next::Wait => break,
@@ -354,7 +364,7 @@ impl Worker {
 
     /// A request was cancelled before it got a sequence.
     fn end_unstarted(&self, id: RequestId, waiting: Waiting) {
-        let completion = crate::settle::never_started(*waiting.request, waiting.submitted.elapsed());
+        let completion = crate::sequence::lifecycle::never_started(*waiting.request, waiting.submitted.elapsed());
         self.shared.end(id, StreamEvent::Done(Box::new(completion)));
     }
 

@@ -3,8 +3,8 @@
 use poncho_engine::backend::MemoryKind;
 use poncho_engine::backend::stub::StubBackend;
 use poncho_engine::backend::stub::vocab::{EOS, THINK_CLOSE, THINK_OPEN, TOOL_CLOSE, TOOL_OPEN};
-use poncho_engine::markers::{MarkerSet, ThinkingMarkers, ToolMarkers};
-use poncho_engine::signature::SigningKey;
+use poncho_engine::reply::markers::{MarkerSet, ThinkingMarkers, ToolMarkers};
+use poncho_engine::reply::signature::SigningKey;
 use poncho_engine::{
     Completion, EngineError, FinishReason, Grammar, GrammarSource, ModelConfig, Request, Sampling, StreamEvent,
     Thinking,

@@ -12,7 +12,7 @@ use poncho_engine::backend::llama::LlamaBackend;
 use poncho_engine::backend::{
     Backend, Batch, BatchRow, Context, ContextOptions, DecodeOutcome, KvLayout, Model, ModelOptions, Restore, StatePart,
 };
-use poncho_engine::sample::argmax;
+use poncho_engine::reply::sampler::argmax;
 use poncho_testkit::{default_model_path, model_path};
 
 use crate::real::KINDS;

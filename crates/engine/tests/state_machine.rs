@@ -11,7 +11,7 @@ use poncho_engine::backend::stub::{DecodeFault, StubBackend, StubCall};
 use poncho_engine::backend::{
     Adapter, AdapterUse, Backend, Batch, BatchRow, Context, ContextOptions, DecodeOutcome, MemoryKind, ModelOptions,
 };
-use poncho_engine::sample::{Draw, Sampler};
+use poncho_engine::reply::sampler::{Draw, Sampler};
 use poncho_engine::{AdapterId, Completion, EngineError, FinishReason, Mode, ModelConfig, Request, Sampling, Stream};
 use tempfile::NamedTempFile;
 

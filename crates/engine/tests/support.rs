@@ -34,6 +34,7 @@ pub(crate) fn stub_config(id: &str) -> ModelConfig {
 }
 
 /// A model on the stub with a backend that the test keeps a hand on.
+#[cfg_attr(not(feature = "llama"), allow(dead_code, reason = "only tests on real models call it"))]
 pub(crate) fn stub_model(memory: MemoryKind, cache: &Arc<Cache>) -> (Model, StubBackend) {
     let backend = StubBackend::new(memory);
     let model = Model::load(stub_config("stub"), Arc::new(backend.clone()), Arc::clone(cache)).unwrap();

@@ -9,13 +9,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::browser::is_origin;
-use crate::hygiene::HygieneRule;
-use crate::keep_alive::KeepAlive;
-use crate::library::ModelLibrary;
-use crate::manager::budget::MemoryBudget;
-use crate::trace::export::Endpoint;
-use crate::uploads::UploadRules;
+use crate::chat::hygiene::HygieneRule;
+use crate::http::origin::is_origin;
+use crate::http::uploads::UploadRules;
+use crate::models::keep_alive::KeepAlive;
+use crate::models::library::ModelLibrary;
+use crate::models::manager::budget::MemoryBudget;
+use crate::telemetry::traces::export::Endpoint;
 
 /// Everything that can be set. `ServerConfig::default()` is right for a private server on the loopback.
 #[derive(Clone)]

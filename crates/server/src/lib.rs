@@ -52,61 +52,21 @@
 //! A request that names a model of the library ([`ModelLibrary`]) which is not loaded loads it, within a memory budget;
 //! models that were loaded so go when nobody used them for [`ServerConfig::keep_alive`], with their state saved.
 
-mod anthropic;
-mod app;
-mod auth;
-mod body;
-mod boundary;
-mod browser;
-mod cache_api;
-mod call;
 mod chat;
 mod config;
-mod defaults;
-mod embedding;
-mod error;
-mod explain;
-mod fair_lru;
-mod growing;
-mod hygiene;
-mod ids;
-mod keep_alive;
-mod library;
-mod manager;
-mod metrics;
-mod model_api;
+mod dialects;
+mod http;
 mod models;
-mod ndjson;
-mod ollama;
-mod openai;
-mod openapi;
-mod opening;
-mod poncho;
-mod pulls;
-mod registry_library;
-mod replay;
-mod reply;
-mod routes;
-mod scope;
-mod serve;
-mod served;
-mod sessions;
-mod sse;
-mod timed_stream;
-mod times;
-mod token_list;
-mod tools;
-mod trace;
-mod uploads;
+mod telemetry;
 
+pub use chat::hygiene::HygieneRule;
 pub use config::{ConfigError, ReplayScope, ServerConfig, check_bind};
-pub use hygiene::HygieneRule;
-pub use keep_alive::KeepAlive;
-pub use library::{
+pub use http::serve::serve;
+pub use http::uploads::UploadRules;
+pub use models::keep_alive::KeepAlive;
+pub use models::library::{
     LibraryError, LibraryFacts, LibraryModel, ModelDefaults, ModelLibrary, PullStep, Recipe, UploadLimits,
 };
-pub use manager::budget::MemoryBudget;
-pub use manager::load_model;
-pub use registry_library::{ModelSettings, RegistryLibrary};
-pub use serve::serve;
-pub use uploads::UploadRules;
+pub use models::manager::budget::MemoryBudget;
+pub use models::manager::load_model;
+pub use models::registry_library::{ModelSettings, RegistryLibrary};

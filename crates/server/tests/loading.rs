@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use hyper::Method;
 use poncho_cache::{Cache, CacheConfig};
+use poncho_engine::Engine;
 use poncho_engine::backend::stub::StubBackend;
-use poncho_engine::backend::{Backend, ContextOptions, HostBuffer, LoadError, MemoryKind, Model, ModelOptions};
-use poncho_engine::{Engine, FingerprintSource, ModelConfig};
+use poncho_engine::backend::{Backend, HostBuffer, LoadError, MemoryKind, Model, ModelOptions};
 use poncho_server::{KeepAlive, LibraryError, LibraryModel, MemoryBudget, ModelLibrary, ServerConfig};
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 
-use crate::support::{PATIENCE, Server, eventually};
+use crate::support::{PATIENCE, Server, eventually, small_config};
 
 /// Holds loads while it is shut, and counts them.
 #[derive(Clone, Default)]
@@ -57,13 +57,6 @@ impl Backend for GatedBackend {
     }
 }
 
-/// Settings for a model of the stub.
-pub(crate) fn stub_config(name: &str, path: &std::path::Path) -> ModelConfig {
-    let context = ContextOptions { n_ctx: 1024, n_seq_max: 2, ..ContextOptions::default() };
-    let fingerprint = FingerprintSource::FastUnsafe([7; 32]);
-    ModelConfig { context, fingerprint, ..ModelConfig::new(name, path) }
-}
-
 /// An engine on the stub, whose loads pass a gate.
 pub(crate) fn gated_engine(backend: StubBackend) -> (Arc<Engine>, Gate) {
     let gate = Gate::default();
@@ -83,7 +76,7 @@ impl Shelf {
         let models = names.iter().enumerate().map(|(at, name)| {
             let path = folder.path().join(at.to_string());
             std::fs::write(&path, format!("{at:<100}")).unwrap();
-            ((*name).to_owned(), LibraryModel::new(stub_config(name, &path)))
+            ((*name).to_owned(), LibraryModel::new(small_config(name, &path)))
         });
         Self { models: models.collect(), _folder: folder }
     }

@@ -1,8 +1,6 @@
 //! The server over real sockets, on stub models: every endpoint, every refusal, and what happens when somebody leaves.
 
 #[cfg(test)]
-mod adapters;
-#[cfg(test)]
 mod anthropic;
 #[cfg(test)]
 mod anthropic_errors;
@@ -35,9 +33,6 @@ mod limits;
 #[cfg(test)]
 mod loading;
 #[cfg(test)]
-#[path = "../../models/tests/loopback.rs"]
-mod loopback;
-#[cfg(test)]
 mod metrics;
 #[cfg(test)]
 mod mutations;
@@ -56,11 +51,7 @@ mod overload;
 #[cfg(test)]
 mod owners;
 #[cfg(test)]
-mod pulled;
-#[cfg(test)]
 mod pulling;
-#[cfg(test)]
-mod replaced;
 #[cfg(test)]
 mod replay;
 #[cfg(test)]
@@ -72,23 +63,13 @@ mod response_store;
 #[cfg(test)]
 mod responses;
 #[cfg(test)]
-mod restarts;
-#[cfg(test)]
 mod schemas;
 #[cfg(test)]
-mod scripted;
-#[cfg(test)]
 mod sessions;
-#[cfg(test)]
-mod sizes;
-#[cfg(test)]
-mod smollm2;
 #[cfg(test)]
 mod stalled;
 #[cfg(test)]
 mod support;
-#[cfg(test)]
-mod template_families;
 #[cfg(test)]
 mod tenants;
 #[cfg(test)]

@@ -4,18 +4,16 @@
 use std::sync::Arc;
 
 use hyper::Method;
-use poncho_cache::{Cache, CacheConfig};
 use poncho_engine::Engine;
 use poncho_engine::backend::MemoryKind;
-use poncho_engine::backend::llama::LlamaBackend;
 use poncho_engine::backend::stub::{StubBackend, vocab};
 use poncho_models::{ModelName, Registry, Sha256, ignore_progress};
 use poncho_server::{RegistryLibrary, ServerConfig};
 use poncho_testkit::{ModelKind, model_path};
 use serde_json::{Value, json};
 
-use crate::loading::{gated_engine, stub_config};
-use crate::support::{Answer, Server};
+use crate::loading::gated_engine;
+use crate::support::{Answer, Server, small_config};
 
 const PIRATE: &str =
     "<s><|im_start|>system\nTalk like a pirate.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n";
@@ -34,16 +32,11 @@ impl Home {
     }
 
     async fn with(engine: Arc<Engine>) -> Self {
-        Self::with_templates(engine, false).await
-    }
-
-    /// A server that takes templates of clients, or does not.
-    async fn with_templates(engine: Arc<Engine>, client_templates: bool) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let registry = Registry::open(folder.path()).unwrap();
         let base = ModelName::parse("base").unwrap();
         registry.import(&model_path(ModelKind::Attention), &base, &mut ignore_progress).unwrap();
-        let library = RegistryLibrary::new(registry, Box::new(stub_config)).with_client_templates(client_templates);
+        let library = RegistryLibrary::new(registry, Box::new(small_config));
         let config = ServerConfig { library: Some(Arc::new(library)), ..ServerConfig::default() };
         Self { server: Server::of(engine, config).await, folder }
     }
@@ -226,33 +219,6 @@ async fn clients_bring_their_own_files() {
     home.says("own").await;
     let nothing = json!({"model": "x", "files": {"model.gguf": format!("sha256:{}", "0".repeat(64))}});
     assert_eq!(home.server.post("/api/create", &nothing).await.status, 400);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_template_of_a_modelfile_stands_for_the_models_own() {
-    let cache = Arc::new(Cache::open(CacheConfig::in_memory(1 << 26)).unwrap());
-    let home = Home::with_templates(Arc::new(Engine::new(Arc::new(LlamaBackend), cache)), true).await;
-    let go = "{{ if .System }}[S]{{ .System }}[/S]\n{{ end }}[U]{{ .Prompt }}[/U]\n[A]{{ .Response }}[/A]\n";
-    home.create(&json!({"model": "go", "from": "base", "template": go})).await;
-    let jinja = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}<reply>";
-    home.create(&json!({"model": "jinja", "from": "base", "template": jinja, "system": "Sys."})).await;
-    let prompt = async |model: &str, messages: Value| {
-        let body = json!({"model": model, "messages": messages});
-        home.server.ask("/apply-template", &body).await["prompt"].as_str().unwrap().to_owned()
-    };
-    let user = |text: &str| json!({"role": "user", "content": text});
-    let assistant = |text: &str| json!({"role": "assistant", "content": text});
-    let system = json!({"role": "system", "content": "{{ Be }} kind"});
-    assert_eq!(prompt("go", json!([user("Hi")])).await, "[U]Hi[/U]\n[A]");
-    assert_eq!(
-        prompt("go", json!([system, user("a {{ b"), assistant("c"), user("d")])).await,
-        "[S]{{ Be }} kind[/S]\n[U]a {{ b[/U]\n[A]c[/A]\n[U]d[/U]\n[A]"
-    );
-    assert_eq!(prompt("jinja", json!([user("Hi")])).await, "<system>Sys.<user>Hi<reply>");
-    let generate = json!({"model": "go", "prompt": "Hi", "stream": false, "options": {"num_predict": 2}});
-    assert!(home.server.ask("/api/generate", &generate).await["done"].as_bool().unwrap());
-    let shown = home.server.ask("/api/show", &json!({"model": "jinja"})).await;
-    assert_eq!(shown["template"], jinja);
 }
 
 /// Hardening 14.14: a Jinja template is a program, and llama.cpp counts none of its steps.

@@ -12,7 +12,7 @@ use hyper_util::rt::TokioIo;
 use poncho_cache::{Cache, CacheConfig, Gates};
 use poncho_engine::backend::stub::{StubBackend, StubFaults, StubTemplate, vocab};
 use poncho_engine::backend::{ContextOptions, MemoryKind};
-use poncho_engine::signature::SigningKey;
+use poncho_engine::reply::signature::SigningKey;
 use poncho_engine::{Engine, FingerprintSource, Model, ModelConfig, RestoreRule};
 use poncho_server::{ConfigError, ServerConfig, serve};
 use serde_json::{Value, json};
@@ -371,4 +371,11 @@ pub(crate) async fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
 pub(crate) async fn wait_until_held(server: &Server) {
     let faults = server.faults.clone();
     assert!(tokio::task::spawn_blocking(move || faults.wait_until_held(PATIENCE)).await.unwrap());
+}
+
+/// Settings for a model of the stub.
+pub(crate) fn small_config(name: &str, path: &Path) -> ModelConfig {
+    let context = ContextOptions { n_ctx: 1024, n_seq_max: 2, ..ContextOptions::default() };
+    let fingerprint = FingerprintSource::FastUnsafe([7; 32]);
+    ModelConfig { context, fingerprint, ..ModelConfig::new(name, path) }
 }

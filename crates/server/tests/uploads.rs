@@ -9,8 +9,8 @@ use poncho_models::{Registry, Sha256};
 use poncho_server::{RegistryLibrary, ServerConfig, UploadRules};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::loading::{gated_engine, stub_config};
-use crate::support::{Answer, PATIENCE, Server};
+use crate::loading::gated_engine;
+use crate::support::{Answer, PATIENCE, Server, small_config};
 
 struct Home {
     server: Server,
@@ -20,7 +20,7 @@ struct Home {
 impl Home {
     async fn new(uploads: UploadRules) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let library = RegistryLibrary::new(Registry::open(folder.path()).unwrap(), Box::new(stub_config));
+        let library = RegistryLibrary::new(Registry::open(folder.path()).unwrap(), Box::new(small_config));
         let config = ServerConfig { library: Some(Arc::new(library)), uploads, ..ServerConfig::default() };
         let engine = gated_engine(StubBackend::new(MemoryKind::Attention)).0;
         Self { server: Server::of(engine, config).await, folder }

@@ -13,7 +13,7 @@ const LAYERS: [&str; 5] = ["poncho-models", "poncho-cache", "poncho-engine", "po
 
 /// The registry of models stands beside cache and engine: it uses none of ours, and only these use it.
 const MODELS: &str = "poncho-models";
-const USERS_OF_MODELS: [&str; 2] = ["poncho-server", "poncho"];
+const USERS_OF_MODELS: [&str; 3] = ["poncho-server", "poncho", "poncho-e2e"];
 
 /// Only this crate may name llama.cpp's bindings.
 const LLAMA_OWNER: &str = "poncho-engine";

@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, ValueEnum};
 use poncho_engine::backend::llama::{LlamaBackend, UncheckedLlamaBackend};
-use poncho_engine::probe::{Trial, end_with_parent, run_trial};
+use poncho_engine::files::probe::{Trial, end_with_parent, run_trial};
 use poncho_engine::{ProbeWhen, Prober};
 use rustix::process::{Resource, Rlimit, setrlimit};
 

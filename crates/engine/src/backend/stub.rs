@@ -17,7 +17,7 @@
 //! let rows = (0..).zip(prompt).map(|(pos, token)| BatchRow { token, pos, seq: 0, want_logits: pos == 4 }).collect();
 //! assert_eq!(context.decode(&Batch { rows }), DecodeOutcome::Done);
 //! let logits = context.logits(4).unwrap();
-//! assert_eq!(poncho_engine::sample::argmax(logits), Ok(u32::from(b' ')));
+//! assert_eq!(poncho_engine::reply::sampler::argmax(logits), Ok(u32::from(b' ')));
 //! ```
 
 use std::collections::BTreeMap;

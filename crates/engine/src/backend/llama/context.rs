@@ -13,12 +13,12 @@ use llama_cpp_sys_4 as sys;
 
 use super::adapter::LlamaAdapter;
 use super::buffer;
-use super::layout::{StateSamples, StateShape};
 use super::log;
 use super::model::ModelHandle;
 use super::params::{context_params, window_ring};
-use super::state::RestoreInProgress;
-use super::state_io;
+use crate::backend::llama::state::io;
+use crate::backend::llama::state::layout::{StateSamples, StateShape};
+use crate::backend::llama::state::sequence::RestoreInProgress;
 use crate::backend::{
     Adapter, AdapterError, AdapterUse, Batch, BatchRow, Context, ContextError, ContextInfo, ContextOptions,
     DecodeOutcome, HostBuffer, KvLayout, MemoryKind, ModelInfo, SegmentJoiner, SeqId, StateError, StatePart, StoredRow,
@@ -382,7 +382,7 @@ impl Context for LlamaContext {
             return true;
         }
         // SAFETY: the context is alive, and `&mut self` keeps others away.
-        let copied = unsafe { state_io::update_memory(self.context) };
+        let copied = unsafe { io::update_memory(self.context) };
         copied.inspect_err(|error| tracing::warn!(%error, "llama.cpp could not copy a sequence")).is_ok()
     }
 
@@ -462,7 +462,7 @@ impl Context for LlamaContext {
 
     fn joiner(&self) -> Option<Arc<dyn SegmentJoiner>> {
         let shape = self.shape.clone().filter(|shape| !shape.attention.is_empty())?;
-        Some(Arc::new(super::state::Joiner { shape }))
+        Some(Arc::new(crate::backend::llama::state::sequence::Joiner { shape }))
     }
 
     fn restore_finish(&mut self) -> Result<(), StateError> {

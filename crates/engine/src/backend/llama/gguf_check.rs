@@ -7,7 +7,7 @@
 //! `reader.rs` reads the container, `metadata.rs` holds what it found. The rules are in `sizes.rs` (the numbers that
 //! shape the model), `vocabulary.rs` and `tensors.rs`; `families.rs` lists the architectures that share a rule. A rule
 //! states what llama.cpp itself insists on, so that it never refuses a file which llama.cpp can use. What no rule
-//! covers is found by the probe (`crates/engine/src/probe.rs`). Nothing here allocates more than the file has bytes.
+//! covers is found by the probe (`crates/engine/src/files/probe.rs`). Nothing here allocates more than the file has bytes.
 
 mod families;
 mod metadata;

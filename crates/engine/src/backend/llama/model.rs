@@ -13,14 +13,14 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use llama_cpp_sys_4 as sys;
 
 use super::adapter::LlamaAdapter;
-use super::chat::Templates;
 use super::context::LlamaContext;
-use super::deep::on_deep_stack;
 use super::gguf_check::{self, GgufFacts};
-use super::grammar;
 use super::log;
-use super::matcher::{LlamaGrammar, Pieces};
-use super::tokenizer::Tokenizer;
+use crate::backend::llama::chat::matcher::{LlamaGrammar, Pieces};
+use crate::backend::llama::chat::schema;
+use crate::backend::llama::chat::template::Templates;
+use crate::backend::llama::text::deep::on_deep_stack;
+use crate::backend::llama::text::tokenizer::Tokenizer;
 use crate::backend::{
     Adapter, AdapterError, ChatError, ChatPrompt, ChatRequest, Context, ContextError, ContextOptions, FillTokens,
     Grammar, GrammarError, GrammarOptions, LoadError, MemoryKind, Model, ModelInfo, ModelOptions, SpecialText,
@@ -373,7 +373,7 @@ impl Model for LlamaModel {
     }
 
     fn json_schema_to_grammar(&self, schema: &str) -> Result<String, GrammarError> {
-        let converted = on_deep_stack(|| grammar::json_schema_to_grammar(schema));
+        let converted = on_deep_stack(|| schema::json_schema_to_grammar(schema));
         converted.map_err(|error| GrammarError::BadSchema { reason: error.reason() })?
     }
 

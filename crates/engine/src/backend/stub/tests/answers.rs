@@ -57,7 +57,7 @@ fn a_wanted_reply_is_given_to_its_own_prompt_only() {
         let mut context = context_of(&backend, &options());
         let mut logits = read(context.as_mut(), 0, 0, &prompt);
         for (pos, &token) in (3..).zip(&reply) {
-            assert_eq!(crate::sample::argmax(&logits), Ok(token));
+            assert_eq!(crate::reply::sampler::argmax(&logits), Ok(token));
             logits = read(context.as_mut(), 0, pos, &[token]);
         }
         assert_eq!(read(context.as_mut(), 1, 0, &vocab::tokens("tell")), cold(kind, &vocab::tokens("tell")));
@@ -71,7 +71,7 @@ fn replies_are_text_and_end_by_themselves() {
     let mut logits = read(context.as_mut(), 0, 0, &vocab::tokens("Tell me something"));
     let (mut bytes, mut ends) = (Vec::new(), 0);
     for pos in 17..2017 {
-        let token = crate::sample::argmax(&logits).unwrap();
+        let token = crate::reply::sampler::argmax(&logits).unwrap();
         ends += u32::from(token == vocab::EOS);
         vocab::token_bytes(token, crate::backend::SpecialText::Hide, &mut bytes);
         logits = read(context.as_mut(), 0, pos, &[token]);

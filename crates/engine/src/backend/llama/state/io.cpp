@@ -1,0 +1,320 @@
+// A sequence's state, taken from and given out in pieces that lie anywhere in memory.
+//
+// llama.cpp's C functions know a state as one block of bytes. Its own reading and writing goes through two small
+// interfaces, which are implemented here for blocks that lie scattered: a chain of stored rows is set without being joined
+// first, and of a long sequence only the bytes of some tokens are copied. `io.rs` is the only caller. No exception may
+// leave this file, and it must never write outside of the memory it is given.
+//
+// The interfaces are not part of llama.cpp's public headers. build.rs compiles this file against those of the version that is
+// linked, so a change of them is an error of the compiler.
+
+#include "llama-io.h"
+#include "llama-memory.h"
+
+#include "ggml-backend.h"
+#include "llama.h"
+
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <stdexcept>
+#include <vector>
+
+extern "C" {
+
+// Bytes of a state that are wanted: `size` from `from` on go to `to` of the caller's buffer.
+struct poncho_range {
+    size_t from;
+    size_t size;
+    size_t to;
+};
+
+// Where a refusal is told: text that ends with a zero, cut to the size.
+struct poncho_reason {
+    char * text;
+    size_t size;
+};
+
+}
+
+namespace {
+
+// What comes before the memory's own bytes in every sequence state: a mark, and a sequence id that means nothing.
+constexpr size_t   HEADER_SIZE = 8;
+constexpr uint32_t MAGIC       = 0xaf143cd8;
+
+// Larger pieces are copied to a device from where they lie.
+constexpr size_t WORTH_A_COPY = 128 * 1024;
+
+// Copies between tensors and one block of memory, made in one go: a device waits once for all of them.
+struct copies {
+    std::vector<ggml_tensor *> tensors;
+    std::vector<size_t>        offsets;
+    std::vector<size_t>        sizes;
+    std::vector<size_t>        places;
+
+    void add(ggml_tensor * tensor, size_t offset, size_t size, size_t place) {
+        // What lies side by side on both sides is one copy.
+        if (!tensors.empty() && tensors.back() == tensor && offsets.back() + sizes.back() == offset &&
+            places.back() + sizes.back() == place) {
+            sizes.back() += size;
+            return;
+        }
+        tensors.push_back(tensor);
+        offsets.push_back(offset);
+        sizes.push_back(size);
+        places.push_back(place);
+    }
+
+    void set(const uint8_t * from) {
+        if (!tensors.empty()) {
+            ggml_backend_tensor_set_n(tensors.data(), from, offsets.data(), sizes.data(), places.data(), tensors.size());
+        }
+        *this = {};
+    }
+
+    void get(uint8_t * to) const {
+        if (!tensors.empty()) {
+            const std::vector<const ggml_tensor *> from(tensors.begin(), tensors.end());
+            ggml_backend_tensor_get_n(from.data(), to, offsets.data(), sizes.data(), places.data(), from.size());
+        }
+    }
+};
+
+// A place in a state that lies in pieces.
+struct cursor {
+    const iovec * piece;
+    const iovec * end;
+    size_t        used;
+
+    // Hands out the next `size` bytes, piece by piece.
+    template <typename F> void take(size_t size, F && use) {
+        while (size > 0) {
+            if (piece == end) {
+                throw std::runtime_error("the pieces of the state end too soon");
+            }
+            const size_t some = std::min(size, piece->iov_len - used);
+            use(static_cast<const uint8_t *>(piece->iov_base) + used, some);
+            used += some;
+            size -= some;
+            if (used == piece->iov_len) {
+                piece++;
+                used = 0;
+            }
+        }
+    }
+};
+
+struct pieces_reader final : llama_io_read_i {
+    pieces_reader(const iovec * pieces, size_t count) : at{ pieces, pieces + count, 0 } {}
+
+    void read(void * dst, size_t size) override {
+        auto * to = static_cast<uint8_t *>(dst);
+        at.take(size, [&](const uint8_t * from, size_t some) {
+            memcpy(to, from, some);
+            to += some;
+        });
+        taken += size;
+    }
+
+    // Copied by apply(), when all of the state has been found to be right.
+    void read_tensor(ggml_tensor * tensor, size_t offset, size_t size) override {
+        stretches.push_back({ tensor, offset, size, at });
+        at.take(size, [](const uint8_t *, size_t) {});
+        taken += size;
+    }
+
+    void discard() override { stretches.clear(); }
+
+    size_t n_bytes() override { return taken; }
+
+    // With scratch memory small pieces go through it, as many at a time as it holds.
+    void apply(uint8_t * scratch, size_t scratch_size) {
+        copies gathered;
+        size_t filled = 0;
+        for (stretch & here : stretches) {
+            size_t offset = here.offset;
+            here.from.take(here.size, [&](const uint8_t * from, size_t size) {
+                if (size >= std::min(WORTH_A_COPY, scratch_size)) {
+                    ggml_backend_tensor_set(here.tensor, from, offset, size);
+                } else {
+                    if (size > scratch_size - filled) {
+                        gathered.set(scratch);
+                        filled = 0;
+                    }
+                    memcpy(scratch + filled, from, size);
+                    gathered.add(here.tensor, offset, size, filled);
+                    filled += size;
+                }
+                offset += size;
+            });
+        }
+        gathered.set(scratch);
+    }
+
+  private:
+    // Bytes of a tensor, and where in the state they lie.
+    struct stretch {
+        ggml_tensor * tensor;
+        size_t        offset;
+        size_t        size;
+        cursor        from;
+    };
+
+    cursor               at;
+    size_t               taken = 0;
+    std::vector<stretch> stretches;
+};
+
+void tell(poncho_reason reason, const char * what) {
+    if (reason.size > 0) {
+        snprintf(reason.text, reason.size, "%s", what);
+    }
+}
+
+// Runs `call`; what it throws is told, and `otherwise` returned.
+template <typename T, typename F> T caught(poncho_reason reason, T otherwise, F && call) {
+    try {
+        return call();
+    } catch (const std::exception & error) {
+        tell(reason, error.what());
+    } catch (...) {
+        tell(reason, "an exception without a word");
+    }
+    return otherwise;
+}
+
+}
+
+// A state as it stands in a context: everything but the tensors' bytes, and where those lie.
+struct poncho_state final : llama_io_write_i {
+    void write(const void * src, size_t size) override {
+        const auto * from = static_cast<const uint8_t *>(src);
+        frame.insert(frame.end(), from, from + size);
+        written += size;
+    }
+
+    void write_tensor(ggml_tensor * tensor, size_t offset, size_t size) override {
+        stretches.push_back({ tensor, offset, written, size });
+        written += size;
+    }
+
+    size_t n_bytes() override { return written; }
+
+    // Copies what the ranges and the tensors have in common; both are in the order of the state.
+    size_t copy(const poncho_range * range, const poncho_range * end, uint8_t * out) const {
+        copies wanted;
+        size_t copied = 0;
+        for (const stretch & here : stretches) {
+            const size_t until = here.from + here.size;
+            while (range != end && range->from < until) {
+                const size_t begin = std::max(here.from, range->from);
+                const size_t stop  = std::min(until, range->from + range->size);
+                if (begin < stop) {
+                    const size_t offset = here.offset + (begin - here.from);
+                    wanted.add(here.tensor, offset, stop - begin, range->to + (begin - range->from));
+                    copied += stop - begin;
+                }
+                if (range->from + range->size > until) {
+                    break;
+                }
+                range++;
+            }
+        }
+        wanted.get(out);
+        return copied;
+    }
+
+    std::vector<uint8_t> frame;
+
+  private:
+    // Bytes of a tensor, from `offset` on, that are the state's from `from` on.
+    struct stretch {
+        ggml_tensor * tensor;
+        size_t        offset;
+        size_t        from;
+        size_t        size;
+    };
+
+    std::vector<stretch> stretches;
+    size_t               written = 0;
+};
+
+extern "C" {
+
+// Sets a sequence to the state that the pieces, none of them empty, are one after the other. Returns the bytes that were
+// read; 0 if the state was refused. `scratch` may be empty.
+size_t poncho_state_set_pieces(llama_context * context, llama_seq_id seq, llama_state_seq_flags flags,
+                               const iovec * pieces, size_t count, uint8_t * scratch, size_t scratch_size,
+                               poncho_reason reason) {
+    return caught(reason, size_t(0), [&]() -> size_t {
+        llama_synchronize(context);
+        pieces_reader io(pieces, count);
+        uint8_t       header[HEADER_SIZE];
+        io.read(header, sizeof(header));
+        llama_memory_i * memory = llama_get_memory(context);
+        if (memory == nullptr) {
+            throw std::runtime_error("the context has no memory");
+        }
+        memory->state_read(io, seq, flags);
+        io.apply(scratch, scratch_size);
+        return io.n_bytes();
+    });
+}
+
+// Looks at the state of a sequence; null if it cannot be had. It is good until something happens to the context, and must be closed.
+poncho_state * poncho_state_open(llama_context * context, llama_seq_id seq, llama_state_seq_flags flags,
+                                 poncho_reason reason) {
+    return caught(reason, static_cast<poncho_state *>(nullptr), [&]() -> poncho_state * {
+        auto state = std::make_unique<poncho_state>();
+        llama_synchronize(context);
+        state->write(&MAGIC, sizeof(MAGIC));
+        state->write(&seq, sizeof(seq));
+        if (const llama_memory_i * memory = llama_get_memory(context)) {
+            memory->state_write(*state, seq, flags);
+        }
+        return state.release();
+    });
+}
+
+// The state without the bytes of its tensors.
+iovec poncho_state_frame(const poncho_state * state) {
+    return { const_cast<uint8_t *>(state->frame.data()), state->frame.size() };
+}
+
+// Copies ranges of the tensors' bytes, which are in order and do not overlap, to `out`. Returns the bytes that were copied.
+size_t poncho_state_copy(const poncho_state * state, const poncho_range * ranges, size_t count, uint8_t * out,
+                         poncho_reason reason) {
+    return caught(reason, size_t(0), [&]() -> size_t { return state->copy(ranges, ranges + count, out); });
+}
+
+void poncho_state_close(poncho_state * state) {
+    delete state;
+}
+
+// Copies between the cells of sequences are put off until the next decode, and would overwrite what is restored before that.
+// Makes them now. False if that failed.
+bool poncho_memory_update(llama_context * context, poncho_reason reason) {
+    return caught(reason, false, [&]() -> bool {
+        llama_memory_i * memory = llama_get_memory(context);
+        if (memory == nullptr) {
+            return true;
+        }
+        const auto update = memory->init_update(context, false);
+        switch (update->get_status()) {
+            case LLAMA_MEMORY_STATUS_NO_UPDATE:
+                return true;
+            case LLAMA_MEMORY_STATUS_SUCCESS:
+                return update->apply();
+            default:
+                return false;
+        }
+    });
+}
+
+}

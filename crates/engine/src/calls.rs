@@ -1,0 +1,7 @@
+//! What callers say and receive: requests, events, streams, embeddings.
+
+pub(crate) mod embedding;
+pub mod event;
+pub mod request;
+pub(crate) mod stream;
+pub mod tenant;

@@ -1,0 +1,322 @@
+//! One request in flight: its tokens, how far they are computed, and how its next token is drawn.
+//!
+//! Owned by the worker, from admission to the last event. It knows its own sequence number and nothing of other
+//! requests; it must never touch the context.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use poncho_cache::{HitKind, Namespace};
+
+use crate::adapters::AdapterSet;
+use crate::backend::{GrammarError, Model, SeqId, SpecialText};
+use crate::calls::event::{CacheDelta, Completion, FinishReason, StreamEvent, TokenLogprob, TokenProbability};
+use crate::calls::request::{Mode, Request, RequestId};
+use crate::calls::stream::EventSender;
+use crate::error::EngineError;
+use crate::reply::logprobs::logprobs;
+use crate::reply::markers::SamplingMode;
+use crate::reply::output::Output;
+use crate::reply::sampler::{Draw, SampleError, Sampler};
+use crate::schedule::batch::Work;
+use crate::schedule::prefix_sharing::Follow;
+use crate::sequence::exact::Grid;
+
+/// Why a request is over.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum End {
+    /// With its facts.
+    Finished {
+        /// Why.
+        reason: FinishReason,
+        /// The stop sequence that ended it, by its place in the request.
+        stop: Option<usize>,
+    },
+    /// With an error.
+    Failed(EngineError),
+}
+
+impl End {
+    pub(crate) const CANCELLED: Self = Self::Finished { reason: FinishReason::Cancelled, stop: None };
+}
+
+/// See the module.
+pub(crate) struct Task {
+    pub(crate) id: RequestId,
+    pub(crate) seq: SeqId,
+    pub(crate) request: Request,
+    pub(crate) events: EventSender,
+    /// Prompt and drawn tokens.
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) prompt_len: usize,
+    /// How many of `tokens` the sequence holds.
+    pub(crate) n_past: usize,
+    /// Logits that are kept for a save or for the next request.
+    pub(crate) logits: Vec<f32>,
+    /// How many tokens the sequence held when `logits` came out.
+    pub(crate) logits_for: usize,
+    pub(crate) namespace: Namespace,
+    pub(crate) adapters: Arc<AdapterSet>,
+    pub(crate) hit: HitKind,
+    /// Tokens that were there already.
+    pub(crate) read: usize,
+    /// How much of the prompt its tenant has sent before, where it may hear of nothing else.
+    pub(crate) own_reach: Option<usize>,
+    /// Positions, ascending, at which the prefill pauses for a save. For models that cannot be cut.
+    pub(crate) stops: Vec<usize>,
+    /// Tokens held at the last save.
+    pub(crate) last_save: usize,
+    /// Set once the saves at the end of the prompt were made.
+    pub(crate) prompt_saved: bool,
+    /// The request that reads a part of the prompt for this one; nothing is computed meanwhile.
+    pub(crate) follow: Option<Follow>,
+    pub(crate) end: Option<End>,
+    generation_limit: usize,
+    sampler: Sampler,
+    output: Output,
+    logprobs: Vec<TokenLogprob>,
+    submitted: Instant,
+    admitted: Instant,
+    /// What finding and putting back its prompt took.
+    pub(crate) restore_time: Duration,
+    first_logits: Option<Instant>,
+}
+
+/// What a task is made from.
+pub(crate) struct NewTask {
+    pub(crate) id: RequestId,
+    pub(crate) seq: SeqId,
+    pub(crate) request: Request,
+    pub(crate) events: EventSender,
+    pub(crate) namespace: Namespace,
+    pub(crate) adapters: Arc<AdapterSet>,
+    pub(crate) sampler: Sampler,
+    pub(crate) output: Output,
+    pub(crate) submitted: Instant,
+    /// When it got its sequence.
+    pub(crate) admitted: Instant,
+}
+
+impl Task {
+    pub(crate) fn new(new: NewTask) -> Self {
+        let tokens = new.request.tokens.clone();
+        Self {
+            id: new.id,
+            seq: new.seq,
+            prompt_len: tokens.len(),
+            tokens,
+            n_past: 0,
+            logits: Vec::new(),
+            logits_for: 0,
+            namespace: new.namespace,
+            adapters: new.adapters,
+            hit: HitKind::Cold,
+            read: 0,
+            own_reach: None,
+            stops: Vec::new(),
+            last_save: 0,
+            prompt_saved: false,
+            follow: None,
+            end: None,
+            generation_limit: 0,
+            sampler: new.sampler,
+            output: new.output,
+            logprobs: Vec::new(),
+            submitted: new.submitted,
+            admitted: new.admitted,
+            restore_time: Duration::ZERO,
+            first_logits: None,
+            events: new.events,
+            request: new.request,
+        }
+    }
+
+    pub(crate) fn set_generation_limit(&mut self, limit: usize) {
+        self.generation_limit = limit;
+    }
+
+    /// When it got its sequence.
+    pub(crate) fn admitted(&self) -> Instant {
+        self.admitted
+    }
+
+    /// Since it was submitted.
+    pub(crate) fn waited(&self) -> Duration {
+        self.submitted.elapsed()
+    }
+
+    pub(crate) fn generated(&self) -> usize {
+        self.tokens.len().saturating_sub(self.prompt_len)
+    }
+
+    /// Whether the prompt is not wholly computed yet.
+    pub(crate) fn is_prefilling(&self) -> bool {
+        self.n_past < self.prompt_len
+    }
+
+    /// Whether nobody waits for it.
+    pub(crate) fn is_background(&self) -> bool {
+        self.events.is_to_nobody()
+    }
+
+    /// What it wants of the next tick. On a grid, the prompt is read chunk by chunk, and tokens that were generated are
+    /// computed one by one, as they were the first time.
+    pub(crate) fn work(&self, grid: Option<Grid>) -> Work {
+        let end = if grid.is_some() && self.is_prefilling() { self.prompt_len } else { self.tokens.len() };
+        let remaining = end.saturating_sub(self.n_past);
+        if !self.is_prefilling() && (remaining <= 1 || grid.is_some()) {
+            return Work::Decode;
+        }
+        let pause = self.stops.iter().find(|stop| **stop > self.n_past).copied().unwrap_or(usize::MAX);
+        let remaining = remaining.min(pause - self.n_past);
+        Work::Prefill { position: self.n_past, remaining, grid: grid.map(|grid| grid.0) }
+    }
+
+    /// The most of its first `count` tokens that may be saved: on a grid, a boundary within the prompt or all of it.
+    pub(crate) fn savable(&self, count: usize, grid: Option<Grid>) -> usize {
+        let Some(grid) = grid else { return count };
+        let read = count.min(self.prompt_len);
+        if read == self.prompt_len && self.logits_for == read && !self.logits.is_empty() {
+            read
+        } else {
+            grid.floor(read)
+        }
+    }
+
+    /// Whether logits of the last row are wanted when the sequence holds `n_past` tokens: at the end of what there is,
+    /// and where a row will be saved.
+    pub(crate) fn wants_logits_at(&self, n_past: usize) -> bool {
+        n_past == self.tokens.len() || self.stops.contains(&n_past)
+    }
+
+    /// The kept logits, if they belong to the first `count` tokens.
+    pub(crate) fn logits_at(&self, count: usize) -> &[f32] {
+        if self.logits_for == count { &self.logits } else { &[] }
+    }
+
+    /// Keeps logits that came out after `n_past` tokens.
+    pub(crate) fn keep_logits(&mut self, logits: Vec<f32>) {
+        self.logits = logits;
+        self.logits_for = self.n_past;
+    }
+
+    /// The same, from the context's own buffer.
+    pub(crate) fn copy_logits(&mut self, logits: &[f32]) {
+        self.logits.clear();
+        self.logits.extend_from_slice(logits);
+        self.logits_for = self.n_past;
+    }
+
+    /// Draws the next token from these logits and sends what follows from it.
+    pub(crate) fn draw(&mut self, logits: &[f32], model: &dyn Model) {
+        let now = Instant::now();
+        self.first_logits.get_or_insert(now);
+        if self.request.mode == Mode::PrefillOnly {
+            self.finish(FinishReason::Length, None);
+            return;
+        }
+        let drawn = match self.output.forced_token() {
+            Some(token) => Ok(token),
+            None => self.sampler.sample(
+                logits,
+                match self.output.sampling_mode() {
+                    SamplingMode::Request => Draw::Own,
+                    SamplingMode::Greedy => Draw::Greedy,
+                },
+            ),
+        };
+        let token = match drawn {
+            Ok(token) => token,
+            // The grammar is complete or can go nowhere: the reply ends here.
+            Err(SampleError::GrammarStuck) => {
+                self.finish(FinishReason::Stop, None);
+                return;
+            }
+            Err(SampleError::GrammarTooCostly(error)) => {
+                self.end = Some(End::Failed(EngineError::GrammarTooCostly { reason: error.to_string() }));
+                return;
+            }
+            Err(error) => {
+                let error = EngineError::Backend { call: "sample".to_owned(), reason: error.to_string() };
+                self.end = Some(End::Failed(error));
+                return;
+            }
+        };
+        let logprob = self.request.logprobs.and_then(|top| token_logprob(model, logits, token, top));
+        self.tokens.push(token);
+        self.events.send(StreamEvent::Token { id: token, logprob: logprob.clone() });
+        self.logprobs.extend(logprob);
+        if model.is_eog(token) && !self.request.ignore_eos {
+            self.finish(FinishReason::Stop, None);
+            return;
+        }
+        let accepted = self.sampler.accept(token);
+        let stuck = accepted.is_err();
+        let stop = self.output.push(token, model, &self.events);
+        if let (Err(error @ GrammarError::TooCostly), None) = (accepted, stop) {
+            self.end = Some(End::Failed(EngineError::GrammarTooCostly { reason: error.to_string() }));
+        } else if stop.is_some() {
+            self.finish(FinishReason::Stop, stop);
+        } else if stuck {
+            self.finish(FinishReason::Stop, None);
+        } else if self.generated() >= self.generation_limit {
+            self.finish(FinishReason::Length, None);
+        }
+    }
+
+    /// What its caller hears of how the prompt was found, and how much of it: nothing of what others have sent.
+    pub(crate) fn told(&self) -> (HitKind, usize) {
+        match self.own_reach {
+            Some(0) if self.read > 0 => (HitKind::Cold, 0),
+            Some(own) if own < self.read => (HitKind::Partial, own),
+            _ => (self.hit, self.read),
+        }
+    }
+
+    fn finish(&mut self, reason: FinishReason, stop: Option<usize>) {
+        self.end = Some(End::Finished { reason, stop });
+    }
+
+    /// The facts of a finished request; sends what the output still held back.
+    pub(crate) fn complete(
+        &mut self,
+        reason: FinishReason,
+        stop: Option<usize>,
+        finish_key: Option<poncho_cache::Key>,
+        model: &dyn Model,
+    ) -> Completion {
+        self.output.finish(stop.is_some(), model, &self.events);
+        let now = Instant::now();
+        let first = self.first_logits.unwrap_or(now);
+        let generated = self.tokens.get(self.prompt_len..).unwrap_or(&[]).to_vec();
+        let (hit, read) = self.told();
+        Completion {
+            reply: self.output.take_reply(),
+            completion_tokens: generated.len(),
+            generated,
+            committed_tokens: self.n_past,
+            finish_key,
+            hit,
+            cache_delta: CacheDelta { read, created: self.n_past.saturating_sub(read) },
+            finish_reason: reason,
+            stop_sequence: stop.and_then(|place| self.request.stop.get(place)).cloned(),
+            queue_time: self.admitted.duration_since(self.submitted),
+            restore_time: self.restore_time,
+            prefill_time: first.duration_since(self.submitted),
+            generation_time: now.duration_since(first),
+            prompt_tokens: self.prompt_len,
+            logprobs: std::mem::take(&mut self.logprobs),
+            context_tokens: self.tokens.clone(),
+        }
+    }
+}
+
+fn token_logprob(model: &dyn Model, logits: &[f32], token: u32, top: u8) -> Option<TokenLogprob> {
+    let found = logprobs(logits, token, top)?;
+    let named = |ranked: crate::reply::logprobs::Ranked| {
+        let mut bytes = Vec::new();
+        model.token_bytes(ranked.token, SpecialText::Render, &mut bytes);
+        TokenProbability { id: ranked.token, bytes, logprob: ranked.logprob }
+    };
+    Some(TokenLogprob { token: named(found.chosen), top: found.top.into_iter().map(named).collect() })
+}

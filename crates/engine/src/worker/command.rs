@@ -1,0 +1,75 @@
+//! What reaches a worker: requests and the other commands of a model, as plain owned data.
+//!
+//! Made by the model's handle, taken by the worker between two ticks. The channels inside only carry the answer back.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use poncho_cache::Key;
+use tokio::sync::oneshot;
+
+use crate::adapters::{AdapterId, AdapterInfo};
+use crate::backend::{Adapter, Grammar};
+use crate::calls::request::{Request, RequestId};
+use crate::calls::stream::EventSender;
+use crate::error::EngineError;
+
+/// Where an answer goes.
+pub(crate) type Reply<T> = oneshot::Sender<Result<T, EngineError>>;
+
+/// See the module.
+pub(crate) enum Command {
+    /// A checked request.
+    Submit {
+        id: RequestId,
+        request: Box<Request>,
+        grammar: Option<Box<dyn Grammar>>,
+        events: EventSender,
+        /// When the caller handed it over: what it waits for the worker is part of its wait.
+        submitted: Instant,
+    },
+    /// Forget a session.
+    EndSession { name: String, reply: Reply<bool> },
+    /// Sessions that hold a sequence.
+    Sessions { reply: Reply<Vec<SessionInfo>> },
+    /// Embeddings of some inputs; answered through the model's open calls.
+    Embed { id: RequestId, inputs: Vec<Vec<u32>> },
+    /// How many draft tokens the model agrees with.
+    Verify { prefix: Vec<u32>, draft: Vec<u32>, reply: Reply<Verified> },
+    /// The model's own next tokens.
+    Draft { prefix: Vec<u32>, count: usize, reply: Reply<Vec<u32>> },
+    /// Attach an adapter.
+    LoadAdapter { info: AdapterInfo, adapter: Arc<dyn Adapter>, reply: Reply<AdapterId> },
+    /// Detach an adapter.
+    UnloadAdapter { id: AdapterId, reply: Reply<()> },
+    /// Change an adapter's strength.
+    ScaleAdapter { id: AdapterId, scale: f32, reply: Reply<()> },
+    /// The attached adapters.
+    Adapters { reply: Reply<Vec<AdapterInfo>> },
+    /// Save every idle session and give its sequence back.
+    Evict { reply: Reply<usize> },
+    /// Stored rows were read: look at them.
+    Wake,
+    /// Save what there is and end.
+    Shutdown { reply: Reply<()> },
+}
+
+/// A session that holds a sequence.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SessionInfo {
+    /// The caller's name for it.
+    pub name: String,
+    /// Tokens that its sequence holds.
+    pub tokens: usize,
+    /// The row of those tokens, whether or not it is saved.
+    pub key: Key,
+}
+
+/// The answer of `verify`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Verified {
+    /// Leading draft tokens that the model would have drawn itself.
+    pub accepted: usize,
+    /// The model's own next token after those.
+    pub next: u32,
+}

@@ -1,0 +1,179 @@
+//! Embeddings between the decode calls of requests: one input at a time, in a context of their own.
+//!
+//! Part of the worker, which calls `embed_next` once in each round. Calls take turns, input by input, and while requests
+//! are in flight all of them together get at most as much time as the requests do. Every input is a watched decode call
+//! that ends soon when its caller leaves. A failure here costs one call, and never a request.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::backend::{Batch, BatchRow, Context, ContextOptions, DecodeOutcome, KvLayout, Pooling};
+use crate::calls::embedding::Vectors;
+use crate::calls::request::RequestId;
+use crate::error::EngineError;
+use crate::worker::Worker;
+
+/// Shorter inputs share one size of context.
+const SMALLEST: u32 = 512;
+
+/// The batch of a context that embeds inputs of up to `longest` tokens: an input has to fit into one computation. Rounded
+/// up, so that slightly longer inputs need no other context.
+pub(crate) fn embedding_rows(longest: usize, limit: usize) -> u32 {
+    let limit = u32::try_from(limit).unwrap_or(u32::MAX);
+    let rows = longest.checked_next_power_of_two().and_then(|rows| u32::try_from(rows).ok()).unwrap_or(limit);
+    rows.clamp(SMALLEST.min(limit), limit)
+}
+
+/// The settings of such a context.
+pub(crate) fn embedding_options(base: &ContextOptions, pooling: Pooling, rows: u32) -> ContextOptions {
+    ContextOptions {
+        embeddings: true,
+        pooling,
+        n_ctx: rows,
+        n_batch: rows,
+        n_ubatch: rows,
+        n_seq_max: 1,
+        n_cells: None,
+        kv: KvLayout::Split,
+        ..base.clone()
+    }
+}
+
+/// One call and how far it is.
+struct Job {
+    id: RequestId,
+    /// Inputs that are not computed yet.
+    inputs: VecDeque<Vec<u32>>,
+    vectors: Vectors,
+}
+
+/// The calls in a worker's hands.
+#[derive(Default)]
+pub(crate) struct Embeds {
+    /// Whose turn it is comes first.
+    jobs: VecDeque<Job>,
+    /// A second context, made when it is first needed.
+    context: Option<Box<dyn Context>>,
+    /// Time that the requests in flight get before the next input.
+    owed: Duration,
+}
+
+impl Embeds {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.jobs.is_empty()
+    }
+
+    /// Requests had their share for so long.
+    pub(crate) fn requests_ran(&mut self, time: Duration) {
+        self.owed = self.owed.saturating_sub(time);
+    }
+}
+
+impl Worker {
+    /// Takes a call over. Its inputs were checked against the model's limits.
+    pub(crate) fn start_embedding(&mut self, id: RequestId, inputs: Vec<Vec<u32>>) {
+        self.stop_rereads();
+        let vectors = Vec::with_capacity(inputs.len());
+        self.embeds.jobs.push_back(Job { id, inputs: inputs.into(), vectors });
+    }
+
+    /// Computes the next input, unless it is the turn of the requests.
+    pub(crate) fn embed_next(&mut self) {
+        let Self { embeds, shared, .. } = self;
+        embeds.jobs.retain(|job| shared.embeddings.is_open(job.id));
+        if self.tasks.is_empty() {
+            self.embeds.owed = Duration::ZERO;
+        } else if !self.embeds.owed.is_zero() {
+            return;
+        }
+        let Some(mut job) = self.embeds.jobs.pop_front() else { return };
+        let Some(input) = job.inputs.pop_front() else {
+            return self.shared.embeddings.answer(job.id, Ok(job.vectors));
+        };
+        let began = Instant::now();
+        match self.embed_one(job.id, &input) {
+            Ok(vector) => job.vectors.push(vector),
+            Err(error) => return self.shared.embeddings.answer(job.id, Err(error)),
+        }
+        self.embeds.owed = began.elapsed();
+        // What follows is no overhead of the requests.
+        self.decoded_at = None;
+        if job.inputs.is_empty() {
+            self.shared.embeddings.answer(job.id, Ok(job.vectors));
+        } else {
+            self.embeds.jobs.push_back(job);
+        }
+    }
+
+    /// The vector of one input. Each input is computed alone, so that many give the same vectors as one by one.
+    fn embed_one(&mut self, id: RequestId, input: &[u32]) -> Result<Vec<f32>, EngineError> {
+        let mut context = self.embedding_context(input.len())?;
+        context.clear();
+        let rows = (0_u32..).zip(input).map(|(pos, token)| BatchRow { token: *token, pos, seq: 0, want_logits: true });
+        let batch = Batch { rows: rows.collect() };
+        let began = Instant::now();
+        self.shared.running.begin(&self.abort, Some(id));
+        let outcome = context.decode(&batch);
+        if outcome == DecodeOutcome::Done {
+            context.synchronize();
+        }
+        let is_overdue = self.shared.running.end(&self.abort);
+        let failed = |code| Err(EngineError::Decode { code });
+        match outcome {
+            DecodeOutcome::Done => {
+                let vector = context.sequence_embedding(0).map(<[f32]>::to_vec);
+                self.embeds.context = Some(context);
+                vector.ok_or_else(|| EngineError::Unsupported { what: "embedding".to_owned() })
+            }
+            // The context is dropped: what a call that was stopped left in it is not worth a thought.
+            DecodeOutcome::Aborted if is_overdue => {
+                let model = self.shared.config.id.clone();
+                Err(EngineError::Watchdog { model, waited: began.elapsed() })
+            }
+            // Nobody waits for this answer: only the caller itself can abort the call.
+            DecodeOutcome::Aborted => failed(2),
+            DecodeOutcome::NoRoom => Err(EngineError::NoRoom { needed: input.len(), free: 0 }),
+            DecodeOutcome::Invalid => failed(-1),
+            DecodeOutcome::Fatal(code) => failed(code),
+        }
+    }
+
+    /// The context for an input of that length: the last one if it is large enough, else another in its place.
+    fn embedding_context(&mut self, tokens: usize) -> Result<Box<dyn Context>, EngineError> {
+        if let Some(context) = self.embeds.context.take()
+            && context.info().n_ubatch as usize >= tokens
+        {
+            return Ok(context);
+        }
+        // One that was too small is gone by now: two at once would take more than was reserved.
+        let rows = embedding_rows(tokens, self.shared.limits.context);
+        let options = embedding_options(&self.shared.config.context, self.pooling(), rows);
+        let call = "creating a context for embeddings".to_owned();
+        self.shared
+            .model
+            .new_context(&options, Arc::clone(&self.abort))
+            .map_err(|error| EngineError::Backend { call, reason: error.to_string() })
+    }
+
+    /// The model's own pooling if its file names one, else the mean.
+    fn pooling(&self) -> Pooling {
+        let model = &self.shared.model;
+        let stated = model.metadata(&format!("{}.pooling_type", model.info().architecture));
+        if stated.is_some_and(|value| value.trim() != "0") { Pooling::FromModel } else { Pooling::Mean }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_context_fits_its_input_and_never_exceeds_the_models() {
+        let cases = [(1, 8192, 512), (512, 8192, 512), (513, 8192, 1024), (5000, 6000, 6000), (10, 100, 100)];
+        for (longest, limit, rows) in cases {
+            assert_eq!(embedding_rows(longest, limit), rows, "{longest} of {limit}");
+        }
+        assert_eq!(embedding_rows(usize::MAX, 4096), 4096);
+    }
+}

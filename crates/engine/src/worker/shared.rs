@@ -1,0 +1,108 @@
+//! What a model's handle, its worker, its supervisor and its watchdog share.
+//!
+//! Everything here is read-only after loading or synchronised by itself; nobody waits for the worker to read it.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use poncho_cache::Cache;
+
+use crate::adapters::AdapterSet;
+use crate::backend::{Backend, Context, Model};
+use crate::calls::embedding::OpenEmbeddings;
+use crate::calls::event::StreamEvent;
+use crate::calls::request::{ModelLimits, RequestId};
+use crate::calls::stream::Streams;
+use crate::config::ModelConfig;
+use crate::error::EngineError;
+use crate::files::file_watch::FileWatch;
+use crate::state::buffer_pool::Staging;
+use crate::state::cost::Estimates;
+use crate::state::identity::FileIdentity;
+use crate::state::restore::Restorer;
+use crate::state::segment_reader::{Buffers, Readers};
+use crate::worker::running::Running;
+use crate::worker::status::Status;
+
+/// See the module.
+pub(crate) struct Shared {
+    pub(crate) config: ModelConfig,
+    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) model: Arc<dyn Model>,
+    pub(crate) cache: Arc<Cache>,
+    pub(crate) file: FileIdentity,
+    /// Whether its files are still those.
+    pub(crate) watch: FileWatch,
+    pub(crate) limits: ModelLimits,
+    pub(crate) status: Status,
+    pub(crate) streams: Arc<Streams>,
+    /// Calls for embeddings without an answer.
+    pub(crate) embeddings: OpenEmbeddings,
+    /// The decode call that runs, and the right to abort it.
+    pub(crate) running: Running,
+    /// The threads that read stored rows.
+    pub(crate) readers: Readers,
+    /// Told by the first worker: only a context knows the layout of its state.
+    pub(crate) context_hash: OnceLock<[u8; 32]>,
+    /// What requests that are admitted now get; kept here because it outlives a worker. `None` until one is attached.
+    pub(crate) adapters: Mutex<Option<Arc<AdapterSet>>>,
+}
+
+impl Shared {
+    /// What restoring needs, with what is the worker's own.
+    pub(crate) fn restorer<'a>(
+        &'a self,
+        context: &'a mut dyn Context,
+        estimates: &'a mut Estimates,
+        staging: &Staging,
+    ) -> Restorer<'a> {
+        Restorer {
+            context,
+            cache: &self.cache,
+            estimates,
+            readers: &self.readers,
+            buffers: Buffers { backend: Arc::clone(&self.backend), staging: staging.clone() },
+            read_wait: self.config.read_wait,
+            n_vocab: self.limits.vocab,
+        }
+    }
+
+    /// Gives a request its last event.
+    pub(crate) fn end(&self, id: RequestId, last: StreamEvent) {
+        if let Some(sender) = self.streams.close(id) {
+            // Counted first: a caller that has read the event may send the next request at once.
+            self.status.depth.fetch_sub(1, Ordering::Relaxed);
+            sender.send(last);
+        }
+    }
+
+    /// Ends every open request and every open call for embeddings with an error.
+    pub(crate) fn fail_all(&self, error: &EngineError) {
+        // Both are closed before anybody hears of it: what a caller starts after its error is for the next worker.
+        let (open, embeddings) = (self.streams.close_all(), self.embeddings.close_all());
+        self.status.depth.fetch_sub(open.len(), Ordering::Relaxed);
+        open.iter().for_each(|sender| sender.send(StreamEvent::Error(error.clone())));
+        for reply in embeddings {
+            let _ = reply.send(Err(error.clone()));
+        }
+    }
+
+    /// The adapters of a worker that starts now.
+    pub(crate) fn adapters(&self) -> Option<Arc<AdapterSet>> {
+        self.adapters.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Remembers the adapters for workers to come.
+    pub(crate) fn set_adapters(&self, set: Arc<AdapterSet>) {
+        *self.adapters.lock().unwrap_or_else(PoisonError::into_inner) = Some(set);
+    }
+
+    /// Cancels a request; a decode call that works for it alone stops soon.
+    pub(crate) fn cancel(&self, id: RequestId) -> bool {
+        let found = self.streams.cancel(id);
+        if found {
+            self.running.cancel(id);
+        }
+        found
+    }
+}

@@ -1,0 +1,90 @@
+//! What generate and chat do alike: read the shared fields, start the reply, stream it or wait for it.
+//!
+//! Used by `generate.rs` and `chat.rs`.
+
+use axum::http::HeaderMap;
+use axum::response::{IntoResponse, Response};
+use poncho_engine::calls::request::MAX_TOP_LOGPROBS;
+
+use super::capabilities::Capabilities;
+use super::lines::{Endpoint, ReplyLines};
+use super::options::Options;
+use super::types::{Shared, Think};
+use crate::chat::turn::{Generation, Prepared};
+use crate::dialects::shared::{Origin, poncho_header, session_header};
+use crate::http::app::SharedApp;
+use crate::http::body::Json;
+use crate::http::error::ApiError;
+use crate::http::ndjson;
+use crate::models::served::ServedModel;
+
+/// A request that was understood.
+pub(crate) struct Call {
+    pub(crate) origin: Origin,
+    pub(crate) lines: ReplyLines,
+    pub(crate) stream: bool,
+}
+
+impl Call {
+    pub(crate) fn new(
+        origin: Origin,
+        name: &str,
+        endpoint: Endpoint,
+        shared: &Shared<'_>,
+        headers: &HeaderMap,
+    ) -> Self {
+        let lines = ReplyLines::new(name, endpoint, origin.arrived)
+            .with_logprobs(shared.logprobs)
+            .with_poncho(shared.poncho || poncho_header(headers));
+        Self { origin, lines, stream: shared.stream }
+    }
+
+    /// The answer to a request without a prompt: the model is loaded.
+    pub(crate) fn idle(&self) -> Response {
+        Json(self.lines.idle("load")).into_response()
+    }
+
+    /// Prepares the prompt, and answers with the reply to it.
+    pub(crate) async fn answer(
+        self,
+        prepare: impl FnOnce(&ServedModel) -> Result<Prepared, ApiError> + Send + 'static,
+    ) -> Result<Response, ApiError> {
+        let mut replies = self.origin.start(1, 1, move |model| Ok(vec![prepare(model)?])).await?;
+        let reply = replies.pop().ok_or(ApiError::Internal { doing: "started a reply" })?;
+        if self.stream {
+            return ndjson::respond(reply, self.lines).await;
+        }
+        let finished = reply.finish().await?;
+        Ok(Json(self.lines.whole(finished)).into_response())
+    }
+}
+
+/// The answer to a request without a prompt that wants the model to go. One that is not loaded is not loaded for it.
+pub(crate) async fn unload(app: &SharedApp, lines: ReplyLines) -> Result<Response, ApiError> {
+    app.models.unload(lines.name()).await?;
+    Ok(Json(lines.idle("unload")).into_response())
+}
+
+/// Limits, sampling and session.
+pub(crate) fn generation(shared: &Shared<'_>, headers: &HeaderMap, base: &Generation) -> Result<Generation, ApiError> {
+    if shared.top_logprobs > MAX_TOP_LOGPROBS {
+        let reason = format!("it is {} and may be at most {MAX_TOP_LOGPROBS}", shared.top_logprobs);
+        return Err(ApiError::field("top_logprobs", reason));
+    }
+    let session_id = match shared.session_id {
+        Some(name) => Some(name.to_owned()),
+        None => session_header(headers)?,
+    };
+    let defaults = Options::default();
+    let generation = shared.options.unwrap_or(&defaults).generation(base)?;
+    Ok(Generation { logprobs: shared.logprobs.then_some(shared.top_logprobs), session_id, ..generation })
+}
+
+/// Refuses thinking where there is none; it renders, so it runs where the prompt is prepared.
+pub(crate) fn check_thinking(model: &ServedModel, name: &str, think: Option<Think>) -> Result<(), ApiError> {
+    let is_wanted = matches!(think, Some(Think::On | Think::Level(_)));
+    if is_wanted && !Capabilities::of(model).thinking {
+        return Err(ApiError::field("think", format!("{name:?} does not support thinking; leave it out")));
+    }
+    Ok(())
+}

@@ -1,0 +1,61 @@
+//! `POST /api/chat`: a conversation, tools, structured output, thinking.
+
+use axum::Extension;
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::response::Response;
+use tokio::time::Instant;
+
+use super::call::{Call, check_thinking, generation, unload};
+use super::convert::{messages, schema, thinking};
+use super::lines::{Endpoint, ReplyLines};
+use super::names;
+use super::types::ChatBody;
+use crate::chat::turn::{ChatTurn, Choice, Tool, prepare_chat};
+use crate::dialects::openai::convert::tool_json;
+use crate::dialects::shared::Origin;
+use crate::http::app::SharedApp;
+use crate::http::auth::Owner;
+use crate::http::body::Json;
+use crate::http::error::ApiError;
+use crate::models::keep_alive::KeepAlive;
+
+/// Answers a conversation; without messages it only loads or unloads the model.
+pub(crate) async fn create(
+    State(app): State<SharedApp>,
+    Extension(owner): Extension<Owner>,
+    headers: HeaderMap,
+    Json(body): Json<ChatBody>,
+) -> Result<Response, ApiError> {
+    let arrived = Instant::now();
+    let name = names::required(body.model.as_deref())?.to_owned();
+    let shared = body.shared();
+    let unloads = shared.keep_alive.is_some_and(KeepAlive::is_over);
+    if unloads && body.messages.as_deref().unwrap_or_default().is_empty() {
+        return unload(&app, ReplyLines::new(&name, Endpoint::Chat, arrived)).await;
+    }
+    let model = app.models.resolve_keeping(&name, shared.keep_alive).await?;
+    let tools = body.tools.iter().flatten().enumerate().map(|(at, tool)| tool_json(at, tool));
+    let think = shared.think;
+    let (thinking, template_kwargs) = thinking(think);
+    let turn = ChatTurn {
+        messages: messages(body.messages.as_deref().unwrap_or_default())?,
+        tools: tools.collect::<Result<Vec<Tool>, ApiError>>()?,
+        choice: Choice::Auto,
+        parallel_calls: true,
+        json_schema: schema(shared.format)?,
+        template_kwargs,
+        thinking,
+        reply_start: String::new(),
+        generation: generation(&shared, &headers, model.defaults().generation())?,
+    };
+    let call = Call::new(Origin { app, model, owner, arrived }, &name, Endpoint::Chat, &shared, &headers);
+    if turn.messages.is_empty() {
+        return Ok(call.idle());
+    }
+    call.answer(move |model| {
+        check_thinking(model, &name, think)?;
+        prepare_chat(model, &turn)
+    })
+    .await
+}

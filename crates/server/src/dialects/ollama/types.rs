@@ -1,0 +1,345 @@
+//! What goes over the wire in Ollama's dialect, field by field.
+//!
+//! Requests are read leniently: fields that are not listed are ignored, `null` is absent. Answers are written exactly.
+//! Nothing here decides anything; `convert.rs` and the endpoints do.
+
+use std::fmt;
+
+use serde::de::{self, Deserialize, Deserializer, Visitor};
+use serde::{Deserialize as DeserializeDerive, Serialize};
+use serde_json::value::RawValue;
+use serde_json::{Map, Value};
+
+use super::options::{Integer, Options};
+use crate::dialects::openai::types::{Texts, ToolDefinition};
+use crate::dialects::shared::PonchoFacts;
+use crate::http::body::Object;
+use crate::http::token_list::TokenList;
+use crate::models::keep_alive::KeepAlive;
+
+/// Adds the fields that generate and chat share to a request, and a way to read them alike.
+macro_rules! reply_request {
+    ($(#[$doc:meta])+ $name:ident { $($field:ident: $type:ty,)+ }) => {
+        $(#[$doc])+
+        #[derive(Debug, DeserializeDerive)]
+        pub(crate) struct $name {
+            pub(crate) model: Option<String>,
+            $(pub(crate) $field: $type,)+
+            stream: Option<bool>,
+            format: Option<Box<RawValue>>,
+            options: Option<Object<Options>>,
+            keep_alive: Option<KeepAlive>,
+            think: Option<Think>,
+            logprobs: Option<bool>,
+            top_logprobs: Option<u8>,
+            session_id: Option<String>,
+            poncho: Option<bool>,
+        }
+
+        impl $name {
+            /// The fields that generate and chat share.
+            pub(crate) fn shared(&self) -> Shared<'_> {
+                Shared {
+                    stream: self.stream.unwrap_or(true),
+                    format: self.format.as_deref(),
+                    options: self.options.as_deref(),
+                    keep_alive: self.keep_alive,
+                    think: self.think,
+                    logprobs: self.logprobs.unwrap_or(false),
+                    top_logprobs: self.top_logprobs.unwrap_or(0),
+                    session_id: self.session_id.as_deref(),
+                    poncho: self.poncho.unwrap_or(false),
+                }
+            }
+        }
+    };
+}
+
+/// The fields that generate and chat share, borrowed from either.
+pub(crate) struct Shared<'r> {
+    pub(crate) stream: bool,
+    pub(crate) format: Option<&'r RawValue>,
+    pub(crate) options: Option<&'r Options>,
+    pub(crate) keep_alive: Option<KeepAlive>,
+    pub(crate) think: Option<Think>,
+    pub(crate) logprobs: bool,
+    pub(crate) top_logprobs: u8,
+    pub(crate) session_id: Option<&'r str>,
+    pub(crate) poncho: bool,
+}
+
+reply_request! {
+    /// `POST /api/generate`.
+    GenerateBody {
+        prompt: Option<String>,
+        suffix: Option<String>,
+        images: Option<Vec<String>>,
+        system: Option<String>,
+        template: Option<String>,
+        context: Option<TokenList>,
+        raw: Option<bool>,
+    }
+}
+
+reply_request! {
+    /// `POST /api/chat`.
+    ChatBody {
+        messages: Option<Vec<Object<MessageBody>>>,
+        tools: Option<Vec<Object<ToolDefinition>>>,
+    }
+}
+
+/// A message as it comes.
+#[derive(Debug, DeserializeDerive)]
+pub(crate) struct MessageBody {
+    pub(crate) role: String,
+    pub(crate) content: Option<String>,
+    pub(crate) thinking: Option<String>,
+    pub(crate) images: Option<Vec<String>>,
+    pub(crate) tool_calls: Option<Vec<Object<CallBody>>>,
+    /// Whose answer a tool's message is.
+    pub(crate) tool_name: Option<String>,
+    pub(crate) tool_call_id: Option<String>,
+}
+
+/// A tool call that the assistant made earlier.
+#[derive(Debug, DeserializeDerive)]
+pub(crate) struct CallBody {
+    pub(crate) id: Option<String>,
+    pub(crate) function: Object<CalledBody>,
+}
+
+/// What was called. The arguments stay text, so that their order stays what it was.
+#[derive(Debug, DeserializeDerive)]
+pub(crate) struct CalledBody {
+    pub(crate) name: String,
+    pub(crate) arguments: Option<Box<RawValue>>,
+}
+
+/// Whether and how much a model may think.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Think {
+    Off,
+    On,
+    /// With this effort.
+    Level(&'static str),
+}
+
+struct ThinkVisitor;
+
+impl Visitor<'_> for ThinkVisitor {
+    type Value = Think;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("true, false, \"low\", \"medium\", \"high\" or \"max\"")
+    }
+
+    fn visit_bool<E: de::Error>(self, on: bool) -> Result<Think, E> {
+        Ok(if on { Think::On } else { Think::Off })
+    }
+
+    fn visit_str<E: de::Error>(self, level: &str) -> Result<Think, E> {
+        let known = ["low", "medium", "high", "max"].into_iter().find(|known| *known == level);
+        known.map(Think::Level).ok_or_else(|| E::invalid_value(de::Unexpected::Str(level), &self))
+    }
+}
+
+impl<'de> Deserialize<'de> for Think {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(ThinkVisitor)
+    }
+}
+
+/// `POST /api/embed`.
+#[derive(Debug, DeserializeDerive)]
+pub(crate) struct EmbedBody {
+    pub(crate) model: Option<String>,
+    pub(crate) input: Option<Texts>,
+    pub(crate) truncate: Option<bool>,
+    pub(crate) dimensions: Option<Integer>,
+    #[expect(dead_code, reason = "read so that a wrong type is refused")]
+    pub(crate) options: Option<Object<Options>>,
+    pub(crate) keep_alive: Option<KeepAlive>,
+}
+
+/// `POST /api/embeddings`, which older clients use.
+#[derive(Debug, DeserializeDerive)]
+pub(crate) struct EmbeddingsBody {
+    pub(crate) model: Option<String>,
+    pub(crate) prompt: Option<String>,
+    #[expect(dead_code, reason = "read so that a wrong type is refused")]
+    pub(crate) options: Option<Object<Options>>,
+    pub(crate) keep_alive: Option<KeepAlive>,
+}
+
+/// `POST /api/show`.
+#[derive(Debug, DeserializeDerive)]
+pub(crate) struct ShowBody {
+    pub(crate) model: Option<String>,
+    /// What older clients call it.
+    pub(crate) name: Option<String>,
+    pub(crate) verbose: Option<bool>,
+}
+
+/// A whole answer of generate or chat, or a line of their streams.
+#[derive(Debug, Serialize)]
+pub(crate) struct Line<'a> {
+    pub(crate) model: &'a str,
+    pub(crate) created_at: String,
+    #[serde(flatten)]
+    pub(crate) said: Said,
+    pub(crate) done: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) done_reason: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) context: Option<Vec<u32>>,
+    #[serde(flatten)]
+    pub(crate) timings: Option<Timings>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) logprobs: Vec<LogprobOut>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) poncho: Option<PonchoFacts>,
+}
+
+/// Where the text stands in an answer.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+pub(crate) enum Said {
+    Chat {
+        message: MessageOut,
+    },
+    Generate {
+        response: String,
+        #[serde(skip_serializing_if = "String::is_empty")]
+        thinking: String,
+    },
+}
+
+/// The assistant's message.
+#[derive(Debug, Serialize)]
+pub(crate) struct MessageOut {
+    pub(crate) role: &'static str,
+    pub(crate) content: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) thinking: String,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) tool_calls: Vec<CallOut>,
+}
+
+/// A tool call.
+#[derive(Debug, Serialize)]
+pub(crate) struct CallOut {
+    pub(crate) id: String,
+    pub(crate) function: CalledOut,
+}
+
+/// What is called.
+#[derive(Debug, Serialize)]
+pub(crate) struct CalledOut {
+    pub(crate) index: usize,
+    pub(crate) name: String,
+    pub(crate) arguments: Box<RawValue>,
+}
+
+/// What a reply cost; times in nanoseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub(crate) struct Timings {
+    pub(crate) total_duration: u64,
+    pub(crate) load_duration: u64,
+    pub(crate) prompt_eval_count: usize,
+    pub(crate) prompt_eval_duration: u64,
+    pub(crate) eval_count: usize,
+    pub(crate) eval_duration: u64,
+}
+
+/// A drawn token with its log probability.
+#[derive(Debug, Serialize)]
+pub(crate) struct LogprobOut {
+    #[serde(flatten)]
+    pub(crate) token: TokenOut,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) top_logprobs: Vec<TokenOut>,
+}
+
+/// A token that was or could have been drawn.
+#[derive(Debug, Serialize)]
+pub(crate) struct TokenOut {
+    pub(crate) token: String,
+    pub(crate) logprob: f32,
+    pub(crate) bytes: Vec<u8>,
+}
+
+/// The answer of `/api/embed`.
+#[derive(Debug, Serialize)]
+pub(crate) struct EmbedAnswer<'a> {
+    pub(crate) model: &'a str,
+    pub(crate) embeddings: Vec<Vec<f32>>,
+    pub(crate) total_duration: u64,
+    pub(crate) load_duration: u64,
+    pub(crate) prompt_eval_count: usize,
+}
+
+/// What a model is.
+#[derive(Debug, Serialize)]
+pub(crate) struct Details {
+    pub(crate) parent_model: &'static str,
+    pub(crate) format: &'static str,
+    pub(crate) family: String,
+    pub(crate) families: Vec<String>,
+    pub(crate) parameter_size: String,
+    pub(crate) quantization_level: String,
+}
+
+/// A model that can be asked for.
+#[derive(Debug, Serialize)]
+pub(crate) struct ListedOut {
+    pub(crate) name: String,
+    pub(crate) model: String,
+    pub(crate) modified_at: String,
+    pub(crate) size: u64,
+    pub(crate) digest: String,
+    pub(crate) details: Details,
+}
+
+/// A model that is loaded.
+#[derive(Debug, Serialize)]
+pub(crate) struct LoadedOut {
+    pub(crate) name: String,
+    pub(crate) model: String,
+    pub(crate) size: u64,
+    pub(crate) digest: String,
+    pub(crate) details: Details,
+    pub(crate) expires_at: String,
+    pub(crate) size_vram: u64,
+    pub(crate) context_length: usize,
+    /// Ours: `loading`, `loaded` or `unloading`.
+    pub(crate) state: &'static str,
+    /// Ours: requests that use it or wait for it.
+    pub(crate) requests: usize,
+    /// Ours: how far a load is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) progress: Option<ProgressOut>,
+}
+
+/// How far a load is; both 0 while nothing of the file has to be read.
+#[derive(Debug, Serialize)]
+pub(crate) struct ProgressOut {
+    pub(crate) completed: u64,
+    pub(crate) total: u64,
+}
+
+/// All about a model.
+#[derive(Debug, Serialize)]
+pub(crate) struct ShowAnswer {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) license: Option<String>,
+    pub(crate) modelfile: String,
+    pub(crate) parameters: String,
+    pub(crate) template: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) system: Option<String>,
+    pub(crate) details: Details,
+    pub(crate) model_info: Map<String, Value>,
+    pub(crate) capabilities: Vec<&'static str>,
+    pub(crate) modified_at: String,
+}

@@ -1,0 +1,14 @@
+//! OpenAI's dialect: models, chat completions, completions, responses and embeddings.
+//!
+//! `types` holds what goes over the wire, `convert` turns requests into turns and generations, and each endpoint has
+//! its own file. Nothing outside of this folder knows a field name of OpenAI.
+
+pub(crate) mod call;
+pub(crate) mod chat;
+pub(crate) mod completions;
+pub(crate) mod convert;
+pub(crate) mod embeddings;
+mod fill;
+pub(crate) mod models;
+pub(crate) mod prompt;
+pub(crate) mod types;

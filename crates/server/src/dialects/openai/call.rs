@@ -1,0 +1,70 @@
+//! What both kinds of completions do alike: start the call's replies, wait for them, sum them up.
+//!
+//! Used by `chat.rs` and `completions.rs`.
+
+use futures_util::future::try_join_all;
+
+use super::types::Usage;
+use crate::chat::reply::{Finished, Reply};
+use crate::chat::turn::Prepared;
+use crate::dialects::shared::{Origin, PonchoFacts};
+use crate::http::error::ApiError;
+use crate::models::served::ServedModel;
+
+/// What a call says beside its sampling.
+pub(crate) struct Call {
+    pub(crate) origin: Origin,
+    /// Replies to each prompt.
+    pub(crate) n: u32,
+    /// Whether the `poncho` object is wanted.
+    pub(crate) poncho: bool,
+    pub(crate) include_usage: bool,
+}
+
+/// The name of the model, which every request must say.
+pub(crate) fn model_name(name: Option<&str>) -> Result<&str, ApiError> {
+    name.ok_or_else(|| ApiError::field("model", "missing field `model`; name one of /v1/models"))
+}
+
+impl Call {
+    /// Prepares the prompts and submits all replies, those to the first prompt first.
+    pub(crate) async fn start(
+        &self,
+        prompts: usize,
+        prepare: impl FnOnce(&ServedModel) -> Result<Vec<Prepared>, ApiError> + Send + 'static,
+    ) -> Result<Vec<Reply>, ApiError> {
+        self.origin.start(self.n, prompts, prepare).await
+    }
+
+    /// Whether the reply with this number is the first to its prompt.
+    pub(crate) fn is_first(&self, index: usize) -> bool {
+        usize::try_from(self.n).is_ok_and(|n| index.is_multiple_of(n))
+    }
+
+    /// Waits for all replies and sums up what they cost.
+    pub(crate) async fn collect(&self, replies: Vec<Reply>) -> Result<(Vec<Finished>, Totals), ApiError> {
+        let finished = try_join_all(replies.into_iter().map(Reply::finish)).await?;
+        let mut totals = Totals::default();
+        for (index, reply) in finished.iter().enumerate() {
+            totals.add(self, index, reply);
+        }
+        Ok((finished, totals))
+    }
+}
+
+/// What the replies of a call cost together.
+#[derive(Default)]
+pub(crate) struct Totals {
+    pub(crate) usage: Usage,
+    /// Of the first reply, if they are wanted.
+    pub(crate) poncho: Option<PonchoFacts>,
+}
+
+impl Totals {
+    pub(crate) fn add(&mut self, call: &Call, index: usize, reply: &Finished) {
+        self.usage.add(&reply.completion, call.is_first(index));
+        if index == 0 && call.poncho {
+            self.poncho = Some(reply.into());
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! `POST /v1/chat/completions`: the handler, the whole answer, and the pieces of a stream.
+
+use std::collections::BTreeSet;
+
+use axum::Extension;
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::response::{IntoResponse, Response};
+use tokio::time::Instant;
+
+use super::call::{Call, Totals, model_name};
+use super::convert::{chat_logprobs, chat_turn, choices, envelope};
+use super::types::{
+    Answer, AssistantMessage, CallOut, ChatChoice, ChatRequestBody, ChunkChoice, ChunkDelta, Envelope, FunctionOut,
+};
+use crate::chat::reply::{Delta, Finished};
+use crate::chat::turn::prepare_chat;
+use crate::dialects::shared::{Origin, poncho_header, session_header};
+use crate::http::app::SharedApp;
+use crate::http::auth::Owner;
+use crate::http::body::Json;
+use crate::http::error::{ApiError, Family};
+use crate::http::sse::{self, Events, Frame};
+
+/// Answers a conversation.
+pub(crate) async fn create(
+    State(app): State<SharedApp>,
+    Extension(owner): Extension<Owner>,
+    headers: HeaderMap,
+    Json(mut body): Json<ChatRequestBody>,
+) -> Result<Response, ApiError> {
+    let arrived = Instant::now();
+    if body.session_id.is_none() {
+        body.session_id = session_header(&headers)?;
+    }
+    let model = app.models.resolve(model_name(body.model.as_deref())?).await?;
+    let n = choices(body.n, body.session_id.as_deref())?;
+    let turn = chat_turn(&body, model.defaults().generation())?;
+    let wants_logprobs = turn.generation.logprobs.is_some();
+    let include_usage = body.stream_options.as_ref().and_then(|options| options.include_usage).unwrap_or(false);
+    let poncho = body.poncho.unwrap_or(false) || poncho_header(&headers);
+    let call = Call { origin: Origin { app, model, owner, arrived }, n, poncho, include_usage };
+    let replies = call.start(1, move |model| Ok(vec![prepare_chat(model, &turn)?])).await?;
+    if body.stream.unwrap_or(false) {
+        let keep_alive = call.origin.app.config.stream_keep_alive;
+        let envelope = envelope(&call.origin.model, "chatcmpl-", "chat.completion.chunk");
+        let left = replies.len();
+        let opened = BTreeSet::new();
+        let events = ChatEvents { call, envelope, wants_logprobs, opened, left, totals: Totals::default() };
+        return sse::respond(replies, events, keep_alive).await;
+    }
+    let (finished, totals) = call.collect(replies).await?;
+    let envelope = envelope(&call.origin.model, "chatcmpl-", "chat.completion");
+    let choices: Vec<ChatChoice> =
+        finished.into_iter().enumerate().map(|(index, reply)| choice(index, reply, wants_logprobs)).collect();
+    let answer = Answer {
+        envelope: &envelope,
+        choices: &choices,
+        usage: Some(Some(totals.usage)),
+        poncho: totals.poncho.as_ref(),
+    };
+    Ok(Json(answer).into_response())
+}
+
+fn choice(index: usize, reply: Finished, wants_logprobs: bool) -> ChatChoice {
+    let tool_calls: Vec<CallOut> = reply
+        .output
+        .tool_calls
+        .into_iter()
+        .map(|call| CallOut {
+            index: None,
+            id: Some(call.id),
+            kind: Some("function"),
+            function: FunctionOut { name: Some(call.name), arguments: call.arguments },
+        })
+        .collect();
+    let content = reply.output.content;
+    let message = AssistantMessage {
+        role: "assistant",
+        // A reply that only calls tools says nothing.
+        content: Some(content).filter(|content| !content.is_empty() || tool_calls.is_empty()),
+        refusal: None,
+        reasoning_content: Some(reply.output.reasoning).filter(|reasoning| !reasoning.is_empty()),
+        tool_calls,
+    };
+    let logprobs = wants_logprobs.then(|| chat_logprobs(&reply.logprobs));
+    ChatChoice { index, message, logprobs, finish_reason: reply.finish.as_openai() }
+}
+
+/// The pieces of a stream.
+struct ChatEvents {
+    call: Call,
+    envelope: Envelope,
+    wants_logprobs: bool,
+    /// Replies that have said whose they are.
+    opened: BTreeSet<usize>,
+    /// Replies that have not ended.
+    left: usize,
+    totals: Totals,
+}
+
+impl ChatEvents {
+    fn chunk(&self, choices: &[ChunkChoice], is_last: bool) -> String {
+        let answer = Answer {
+            envelope: &self.envelope,
+            choices,
+            usage: self.call.include_usage.then_some(Some(self.totals.usage).filter(|_| choices.is_empty())),
+            poncho: self.totals.poncho.as_ref().filter(|_| is_last),
+        };
+        serde_json::to_string(&answer).unwrap_or_default()
+    }
+
+    fn opening(&mut self, index: usize) -> Option<String> {
+        let is_new = self.opened.insert(index);
+        is_new.then(|| {
+            let delta = ChunkDelta { role: Some("assistant"), content: Some(String::new()), ..ChunkDelta::default() };
+            self.chunk(&[ChunkChoice { index, delta, logprobs: None, finish_reason: None }], false)
+        })
+    }
+
+    fn piece(&self, index: usize, delta: Delta) -> String {
+        let logprobs = Some(&delta.logprobs).filter(|all| self.wants_logprobs && !all.is_empty());
+        let logprobs = logprobs.map(|all| chat_logprobs(all));
+        let delta = ChunkDelta {
+            role: None,
+            content: Some(delta.content).filter(|content| !content.is_empty()),
+            reasoning_content: Some(delta.reasoning).filter(|reasoning| !reasoning.is_empty()),
+            tool_calls: delta.calls.into_iter().map(CallOut::from).collect(),
+        };
+        self.chunk(&[ChunkChoice { index, delta, logprobs, finish_reason: None }], false)
+    }
+}
+
+impl Events for ChatEvents {
+    fn delta(&mut self, index: usize, delta: Delta) -> Vec<Frame> {
+        let opening = self.opening(index);
+        opening.into_iter().chain([self.piece(index, delta)]).map(Frame::from).collect()
+    }
+
+    fn done(&mut self, index: usize, finished: Box<Finished>) -> Vec<Frame> {
+        self.totals.add(&self.call, index, &finished);
+        self.left = self.left.saturating_sub(1);
+        let mut written: Vec<Frame> = self.opening(index).into_iter().map(Frame::from).collect();
+        let finish_reason = Some(finished.finish.as_openai());
+        if !finished.rest.is_empty() {
+            written.push(self.piece(index, finished.rest).into());
+        }
+        let end = ChunkChoice { index, delta: ChunkDelta::default(), logprobs: None, finish_reason };
+        written.push(self.chunk(&[end], self.left == 0 && !self.call.include_usage).into());
+        written
+    }
+
+    fn end(&mut self) -> Vec<Frame> {
+        let usage = self.call.include_usage.then(|| self.chunk(&[], true));
+        usage.into_iter().chain(["[DONE]".to_owned()]).map(Frame::from).collect()
+    }
+
+    fn failed(&mut self, error: &ApiError) -> Vec<Frame> {
+        vec![error.body(Family::OpenAi).to_string().into()]
+    }
+}

@@ -1,0 +1,211 @@
+//! `POST /v1/completions`: prompts that are used as they are, without a template.
+//!
+//! A text prompt is tokenized with special tokens recognised: whoever writes a whole prompt writes its marks too. With
+//! a `suffix` the marks are ours, and the prompt is only text.
+
+use std::collections::BTreeMap;
+
+use axum::Extension;
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::response::{IntoResponse, Response};
+use poncho_engine::TokenLogprob;
+use poncho_engine::backend::TokenizeMode;
+use tokio::time::Instant;
+
+use super::call::{Call, Totals, model_name};
+use super::convert::{choices, envelope, finite, generation, token_text};
+use super::fill::Fill;
+use super::prompt::{Prompt, PromptForm};
+use super::types::{Answer, CompletionRequestBody, Envelope, TextChoice, TextLogprobs};
+use crate::chat::reply::{Delta, Finished};
+use crate::chat::turn::prepare_text;
+use crate::dialects::shared::{Origin, poncho_header, session_header};
+use crate::http::app::SharedApp;
+use crate::http::auth::Owner;
+use crate::http::body::Json;
+use crate::http::error::{ApiError, Family};
+use crate::http::sse::{self, Events, Frame};
+use crate::models::served::ServedModel;
+
+/// Whoever writes a whole prompt writes its marks too.
+const WRITTEN: TokenizeMode = TokenizeMode { add_special: true, parse_special: true };
+/// What OpenAI's reference says.
+const DEFAULT_MAX_TOKENS: u32 = 16;
+/// Each prompt is a request of its own; more of them belong into more calls.
+const MAX_PROMPTS: usize = 64;
+/// The most alternatives of this endpoint, as OpenAI's reference has it.
+const MAX_LOGPROBS: u8 = 5;
+
+/// Goes on with some prompts.
+pub(crate) async fn create(
+    State(app): State<SharedApp>,
+    Extension(owner): Extension<Owner>,
+    headers: HeaderMap,
+    Json(mut body): Json<CompletionRequestBody>,
+) -> Result<Response, ApiError> {
+    let arrived = Instant::now();
+    if body.session_id.is_none() {
+        body.session_id = session_header(&headers)?;
+    }
+    let model = app.models.resolve(model_name(body.model.as_deref())?).await?;
+    let n = choices(body.n, body.session_id.as_deref())?;
+    check_options(&body)?;
+    let suffix = body.suffix.take().filter(|suffix| !suffix.is_empty());
+    let form = PromptForm { field: "prompt", most: MAX_PROMPTS, may_be_empty: suffix.is_some() };
+    let prompts = form.read(std::mem::take(&mut body.prompt))?;
+    if prompts.len() > 1 && body.session_id.is_some() {
+        return Err(ApiError::field("prompt", "a session holds one prompt; send one or leave the session out"));
+    }
+    let mut generation = generation(&body.shared(), model.defaults().generation())?;
+    generation.max_tokens = Some(generation.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS));
+    generation.logprobs = body.logprobs;
+    let echo: Vec<String> = if body.echo.unwrap_or(false) {
+        prompts.iter().map(|prompt| prompt.text(&model)).collect()
+    } else {
+        Vec::new()
+    };
+    let include_usage = body.stream_options.as_ref().and_then(|options| options.include_usage).unwrap_or(false);
+    let poncho = body.poncho.unwrap_or(false) || poncho_header(&headers);
+    let call = Call { origin: Origin { app, model, owner, arrived }, n, poncho, include_usage };
+    let count = prompts.len();
+    let prepare = move |model: &ServedModel| {
+        let fill = suffix.map(|suffix| Fill::new(model, &suffix)).transpose()?;
+        let tokens = |prompt: &Prompt| match &fill {
+            Some(fill) => fill.tokens(model, prompt),
+            None => prompt.tokens(model, WRITTEN),
+        };
+        let tokens = |prompt: &Prompt| tokens(prompt).map_err(|error| error.in_field("prompt"));
+        prompts.iter().map(|prompt| Ok(prepare_text(tokens(prompt)?, &generation))).collect()
+    };
+    let replies = call.start(count, prepare).await?;
+    let texts = Texts { echo, n: usize::try_from(n).unwrap_or(1), wants_logprobs: body.logprobs.is_some() };
+    let envelope = envelope(&call.origin.model, "cmpl-", "text_completion");
+    if body.stream.unwrap_or(false) {
+        let keep_alive = call.origin.app.config.stream_keep_alive;
+        let left = replies.len();
+        let offsets = BTreeMap::new();
+        let events = TextEvents { call, envelope, texts, offsets, left, totals: Totals::default() };
+        return sse::respond(replies, events, keep_alive).await;
+    }
+    let (finished, totals) = call.collect(replies).await?;
+    let choices: Vec<TextChoice> = finished
+        .iter()
+        .enumerate()
+        .map(|(index, reply)| TextChoice {
+            index,
+            text: format!("{}{}", texts.echo(index), reply.output.content),
+            logprobs: texts.wants_logprobs.then(|| text_logprobs(&reply.logprobs, &mut 0)),
+            finish_reason: Some(reply.finish.as_openai()),
+        })
+        .collect();
+    let answer = Answer {
+        envelope: &envelope,
+        choices: &choices,
+        usage: Some(Some(totals.usage)),
+        poncho: totals.poncho.as_ref(),
+    };
+    Ok(Json(answer).into_response())
+}
+
+fn check_options(body: &CompletionRequestBody) -> Result<(), ApiError> {
+    if body.best_of.is_some_and(|best_of| best_of != body.n.unwrap_or(1)) {
+        return Err(ApiError::field("best_of", "replies are not ranked; leave it out or set it to n"));
+    }
+    if body.logprobs.is_some_and(|count| count > MAX_LOGPROBS) {
+        return Err(ApiError::field("logprobs", format!("it may be at most {MAX_LOGPROBS}")));
+    }
+    if body.logprobs.is_some() && body.echo.unwrap_or(false) {
+        return Err(ApiError::field(
+            "echo",
+            "log probabilities of the prompt are not kept; leave echo or logprobs out",
+        ));
+    }
+    Ok(())
+}
+
+/// What the choices' texts are made of.
+struct Texts {
+    /// The prompts, if they are wanted before the replies.
+    echo: Vec<String>,
+    n: usize,
+    wants_logprobs: bool,
+}
+
+impl Texts {
+    fn echo(&self, index: usize) -> &str {
+        index.checked_div(self.n).and_then(|prompt| self.echo.get(prompt)).map_or("", String::as_str)
+    }
+}
+
+/// Log probabilities in the shape of completions; `offset` counts characters of the text.
+fn text_logprobs(logprobs: &[TokenLogprob], offset: &mut usize) -> TextLogprobs {
+    let mut out = TextLogprobs::default();
+    for logprob in logprobs {
+        let token = token_text(&logprob.token);
+        out.text_offset.push(*offset);
+        *offset += token.chars().count();
+        out.tokens.push(token);
+        out.token_logprobs.push(finite(logprob.token.logprob));
+        out.top_logprobs.push(logprob.top.iter().map(|top| (token_text(top), finite(top.logprob))).collect());
+    }
+    out
+}
+
+/// The pieces of a stream.
+struct TextEvents {
+    call: Call,
+    envelope: Envelope,
+    texts: Texts,
+    /// Characters sent of each reply.
+    offsets: BTreeMap<usize, usize>,
+    /// Replies that have not ended.
+    left: usize,
+    totals: Totals,
+}
+
+impl TextEvents {
+    fn chunk(&self, choices: &[TextChoice], is_last: bool) -> String {
+        let answer = Answer {
+            envelope: &self.envelope,
+            choices,
+            usage: self.call.include_usage.then_some(Some(self.totals.usage).filter(|_| choices.is_empty())),
+            poncho: self.totals.poncho.as_ref().filter(|_| is_last),
+        };
+        serde_json::to_string(&answer).unwrap_or_default()
+    }
+
+    fn piece(&mut self, index: usize, delta: &Delta) -> TextChoice {
+        let is_new = !self.offsets.contains_key(&index);
+        let echo = if is_new { self.texts.echo(index) } else { "" };
+        let text = format!("{echo}{}", delta.content);
+        let offset = self.offsets.entry(index).or_default();
+        let wanted = self.texts.wants_logprobs && !delta.logprobs.is_empty();
+        let logprobs = wanted.then(|| text_logprobs(&delta.logprobs, offset));
+        TextChoice { index, text, logprobs, finish_reason: None }
+    }
+}
+
+impl Events for TextEvents {
+    fn delta(&mut self, index: usize, delta: Delta) -> Vec<Frame> {
+        let piece = self.piece(index, &delta);
+        vec![self.chunk(&[piece], false).into()]
+    }
+
+    fn done(&mut self, index: usize, finished: Box<Finished>) -> Vec<Frame> {
+        self.totals.add(&self.call, index, &finished);
+        self.left = self.left.saturating_sub(1);
+        let mut last = self.piece(index, &finished.rest);
+        last.finish_reason = Some(finished.finish.as_openai());
+        vec![self.chunk(&[last], self.left == 0 && !self.call.include_usage).into()]
+    }
+
+    fn end(&mut self) -> Vec<Frame> {
+        let usage = self.call.include_usage.then(|| self.chunk(&[], true));
+        usage.into_iter().chain(["[DONE]".to_owned()]).map(Frame::from).collect()
+    }
+
+    fn failed(&mut self, error: &ApiError) -> Vec<Frame> {
+        vec![error.body(Family::OpenAi).to_string().into()]
+    }
+}

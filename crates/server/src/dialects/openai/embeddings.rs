@@ -1,0 +1,123 @@
+//! `POST /v1/embeddings`: texts or tokens in, vectors of length 1 out, in the same order.
+//!
+//! Each input is computed by itself (`embedding.rs`): replies in flight go on between two of them, and a client that goes
+//! away ends the work.
+
+use axum::extract::State;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use poncho_engine::backend::TokenizeMode;
+use serde::{Deserialize, Serialize};
+
+use super::call::model_name;
+use super::prompt::{PromptForm, Prompts};
+use crate::dialects::embedding::{self, Inputs};
+use crate::http::app::SharedApp;
+use crate::http::body::Json;
+use crate::http::error::ApiError;
+use crate::models::served::ServedModel;
+
+/// Texts of a client never become special tokens; the model's own stand at their ends.
+const PLAIN: TokenizeMode = TokenizeMode { add_special: true, parse_special: false };
+/// What OpenAI's reference says.
+const INPUT: PromptForm = PromptForm { field: "input", most: 2048, may_be_empty: false };
+
+/// What comes in.
+#[derive(Debug, Deserialize)]
+pub(crate) struct EmbeddingsBody {
+    model: Option<String>,
+    /// A text, texts, tokens or lists of tokens.
+    input: Prompts,
+    encoding_format: Option<String>,
+    dimensions: Option<u32>,
+    /// Who asks; accepted and not used.
+    #[expect(dead_code, reason = "read so that a wrong type is refused")]
+    user: Option<String>,
+}
+
+/// What goes out.
+#[derive(Debug, Serialize)]
+pub(crate) struct EmbeddingsOut {
+    object: &'static str,
+    data: Vec<EmbeddingOut>,
+    model: String,
+    usage: EmbeddingUsage,
+}
+
+#[derive(Debug, Serialize)]
+struct EmbeddingOut {
+    object: &'static str,
+    index: usize,
+    embedding: Encoded,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum Encoded {
+    Floats(Vec<f32>),
+    Base64(String),
+}
+
+#[derive(Debug, Serialize)]
+struct EmbeddingUsage {
+    prompt_tokens: usize,
+    total_tokens: usize,
+}
+
+/// How a vector is written.
+#[derive(Debug, Clone, Copy)]
+enum Encoding {
+    Floats,
+    Base64,
+}
+
+impl Encoding {
+    fn read(word: Option<&str>) -> Result<Self, ApiError> {
+        match word {
+            None | Some("float") => Ok(Self::Floats),
+            Some("base64") => Ok(Self::Base64),
+            Some(other) => {
+                Err(ApiError::field("encoding_format", format!("it is {other:?} and must be float or base64")))
+            }
+        }
+    }
+
+    fn write(self, vector: Vec<f32>) -> Encoded {
+        match self {
+            Self::Floats => Encoded::Floats(vector),
+            Self::Base64 => {
+                let bytes: Vec<u8> = vector.iter().flat_map(|value| value.to_le_bytes()).collect();
+                Encoded::Base64(STANDARD.encode(bytes))
+            }
+        }
+    }
+}
+
+/// Embeds some inputs.
+pub(crate) async fn create(
+    State(app): State<SharedApp>,
+    Json(body): Json<EmbeddingsBody>,
+) -> Result<Json<EmbeddingsOut>, ApiError> {
+    let model = app.models.resolve(model_name(body.model.as_deref())?).await?;
+    let encoding = Encoding::read(body.encoding_format.as_deref())?;
+    let width = model.info().n_embd_out;
+    if let Some(dimensions) = body.dimensions.filter(|dimensions| *dimensions != width) {
+        let reason = format!("it is {dimensions} and this model makes vectors of {width}; leave it out");
+        return Err(ApiError::field("dimensions", reason));
+    }
+    let prompts = INPUT.read(body.input)?;
+    let id = model.id().to_owned();
+    let inputs = Inputs {
+        count: prompts.len(),
+        tokens: Box::new(move |model: &ServedModel, at: usize| match prompts.get(at) {
+            Some(prompt) => prompt.tokens(model, PLAIN).map_err(|error| error.in_field(INPUT.field)),
+            None => Err(ApiError::Internal { doing: "counted the inputs" }),
+        }),
+    };
+    let embedded = embedding::embed(&app, model, inputs, true).await?;
+    let usage = EmbeddingUsage { prompt_tokens: embedded.tokens, total_tokens: embedded.tokens };
+    let vectors = embedded.vectors.into_iter().enumerate();
+    let data =
+        vectors.map(|(index, vector)| EmbeddingOut { object: "embedding", index, embedding: encoding.write(vector) });
+    Ok(Json(EmbeddingsOut { object: "list", data: data.collect(), model: id, usage }))
+}

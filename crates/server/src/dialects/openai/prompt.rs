@@ -1,0 +1,263 @@
+//! A text, texts, tokens or lists of tokens: the four shapes in which prompts and inputs of embeddings come.
+//!
+//! Used by `completions.rs` and `embeddings.rs`, and by what explains a prompt. Every refusal names the field, down to the
+//! element. Tokens are read as tokens, never as JSON values, and counted while they are read.
+
+use std::fmt;
+
+use poncho_engine::Model;
+use poncho_engine::backend::{SpecialText, TokenizeMode};
+use serde::de::{self, Deserialize, DeserializeSeed, Deserializer, SeqAccess, Visitor};
+
+use crate::http::error::ApiError;
+use crate::http::token_list::{TokenList, token_of};
+
+/// The most prompts of any field.
+const MOST_PROMPTS: usize = 2048;
+
+/// A prompt as it came.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Prompt {
+    Text(String),
+    Tokens(Vec<u32>),
+}
+
+impl Prompt {
+    /// Its tokens; `mode` is for texts only.
+    pub(crate) fn tokens(&self, model: &Model, mode: TokenizeMode) -> Result<Vec<u32>, ApiError> {
+        match self {
+            Self::Text(text) => Ok(model.tokenize_within(text, mode, model.limits().context)?),
+            Self::Tokens(tokens) => Ok(tokens.clone()),
+        }
+    }
+
+    /// Its text.
+    pub(crate) fn text(&self, model: &Model) -> String {
+        match self {
+            Self::Text(text) => text.clone(),
+            Self::Tokens(tokens) => model.detokenize(tokens, SpecialText::Render),
+        }
+    }
+
+    fn token_count(&self) -> usize {
+        match self {
+            Self::Text(_) => 0,
+            Self::Tokens(tokens) => tokens.len(),
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        match self {
+            Self::Text(text) => text.is_empty(),
+            Self::Tokens(tokens) => tokens.is_empty(),
+        }
+    }
+}
+
+/// What a field may hold.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PromptForm {
+    /// Its name.
+    pub(crate) field: &'static str,
+    /// The most prompts.
+    pub(crate) most: usize,
+    /// Whether a prompt without text makes sense.
+    pub(crate) may_be_empty: bool,
+}
+
+impl PromptForm {
+    /// Checks what came.
+    pub(crate) fn read(self, Prompts { prompts, is_list }: Prompts) -> Result<Vec<Prompt>, ApiError> {
+        let field = self.field;
+        if prompts.is_empty() {
+            return Err(ApiError::field(field, "it is empty"));
+        }
+        if prompts.len() > self.most {
+            let reason = format!("it has {} elements and may have {}", prompts.len(), self.most);
+            return Err(ApiError::field(field, reason));
+        }
+        match prompts.iter().position(Prompt::is_empty).filter(|_| !self.may_be_empty) {
+            Some(at) if is_list => Err(ApiError::field(format!("{field}[{at}]"), "it is empty")),
+            Some(_) => Err(ApiError::field(field, "it is empty")),
+            None => Ok(prompts),
+        }
+    }
+}
+
+/// Prompts in any of the four shapes.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Prompts {
+    prompts: Vec<Prompt>,
+    /// Whether they came as a list of prompts.
+    is_list: bool,
+}
+
+impl Prompts {
+    /// The prompt, if one came and no list of them.
+    pub(crate) fn one(self) -> Option<Prompt> {
+        self.prompts.into_iter().next().filter(|_| !self.is_list)
+    }
+
+    fn single(prompt: Prompt) -> Self {
+        Self { prompts: vec![prompt], is_list: false }
+    }
+}
+
+impl<'de> Deserialize<'de> for Prompts {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(PromptsVisitor)
+    }
+}
+
+struct PromptsVisitor;
+
+impl<'de> Visitor<'de> for PromptsVisitor {
+    type Value = Prompts;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("a string, a list of strings, a list of tokens or a list of token lists")
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Prompts, E> {
+        self.visit_string(text.to_owned())
+    }
+
+    fn visit_string<E: de::Error>(self, text: String) -> Result<Prompts, E> {
+        Ok(Prompts::single(Prompt::Text(text)))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Prompts, A::Error> {
+        // The first element says what the others must be.
+        let first = match list.next_element_seed(Element { read: 0, takes_token: true })? {
+            None => return Ok(Prompts::default()),
+            Some(Item::Token(token)) => {
+                let TokenList(tokens) = TokenList::read_rest(vec![token], 0, &mut list)?;
+                return Ok(Prompts::single(Prompt::Tokens(tokens)));
+            }
+            Some(Item::Prompt(prompt)) => prompt,
+        };
+        let mut read = first.token_count();
+        let mut prompts = vec![first];
+        while let Some(item) = list.next_element_seed(Element { read, takes_token: false })? {
+            let Item::Prompt(prompt) = item else { continue };
+            if prompts.len() >= MOST_PROMPTS {
+                return Err(de::Error::custom(format_args!("it has more than {MOST_PROMPTS} elements; send fewer")));
+            }
+            read += prompt.token_count();
+            prompts.push(prompt);
+        }
+        Ok(Prompts { prompts, is_list: true })
+    }
+}
+
+/// How an element of a list is read.
+#[derive(Clone, Copy)]
+struct Element {
+    /// Tokens of the elements before it.
+    read: usize,
+    /// Whether it may be a token.
+    takes_token: bool,
+}
+
+enum Item {
+    Token(u32),
+    Prompt(Prompt),
+}
+
+impl<'de> DeserializeSeed<'de> for Element {
+    type Value = Item;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Item, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Element {
+    type Value = Item;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(if self.takes_token {
+            "a string, a token or a list of tokens"
+        } else {
+            "a string or a list of tokens"
+        })
+    }
+
+    fn visit_u64<E: de::Error>(self, number: u64) -> Result<Item, E> {
+        if !self.takes_token {
+            return Err(E::invalid_type(de::Unexpected::Unsigned(number), &self));
+        }
+        token_of(number).map(Item::Token)
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Item, E> {
+        self.visit_string(text.to_owned())
+    }
+
+    fn visit_string<E: de::Error>(self, text: String) -> Result<Item, E> {
+        Ok(Item::Prompt(Prompt::Text(text)))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Item, A::Error> {
+        let TokenList(tokens) = TokenList::read_rest(Vec::new(), self.read, &mut list)?;
+        Ok(Item::Prompt(Prompt::Tokens(tokens)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[derive(Debug, serde::Deserialize)]
+    struct Body {
+        prompt: Prompts,
+    }
+
+    fn body(prompt: &Value) -> Result<Prompts, ApiError> {
+        crate::http::body::parse::<Body>(json!({"prompt": prompt}).to_string().as_bytes()).map(|body| body.prompt)
+    }
+
+    const FORM: PromptForm = PromptForm { field: "prompt", most: 64, may_be_empty: false };
+
+    #[test]
+    fn a_prompt_has_four_shapes_and_no_other() {
+        let read = |value: &Value| FORM.read(body(value)?);
+        assert_eq!(read(&json!("a")).unwrap(), [Prompt::Text("a".into())]);
+        assert_eq!(read(&json!(["a", "b"])).unwrap().len(), 2);
+        assert_eq!(read(&json!([1, 2])).unwrap(), [Prompt::Tokens(vec![1, 2])]);
+        assert_eq!(read(&json!([[1], "b"])).unwrap(), [Prompt::Tokens(vec![1]), Prompt::Text("b".into())]);
+        for (wrong, field) in [
+            (json!(5), "prompt: "),
+            (json!([]), "prompt: "),
+            (json!(""), "prompt: "),
+            (json!([[]]), "prompt[0]: "),
+            (json!(["a", ""]), "prompt[1]: "),
+            (json!([1, -2]), "prompt[1]: "),
+            (json!([1, "a"]), "prompt[1]: "),
+            (json!(["a", {}]), "prompt[1]: "),
+            (json!([[1, 2.5]]), "prompt[0][1]: "),
+            (json!([4_294_967_296_u64]), "prompt[0]: "),
+            (json!(vec!["a"; 65]), "prompt: "),
+        ] {
+            let said = read(&wrong).unwrap_err().to_string();
+            assert!(said.starts_with(field), "{wrong}: {said}");
+        }
+        let lenient = PromptForm { may_be_empty: true, ..FORM };
+        assert_eq!(lenient.read(body(&json!("")).unwrap()).unwrap(), [Prompt::Text(String::new())]);
+        assert_eq!(body(&json!([1, 2])).unwrap().one(), Some(Prompt::Tokens(vec![1, 2])));
+        assert_eq!(body(&json!(["a"])).unwrap().one(), None);
+    }
+
+    /// Hardening 13: lists of lists are counted together.
+    #[test]
+    fn the_tokens_of_all_lists_are_counted_while_they_are_read() {
+        let half = vec![1; crate::http::token_list::MOST_TOKENS / 2];
+        assert!(body(&json!([half, half])).is_ok());
+        let refused = body(&json!([half, half, [1]])).unwrap_err().to_string();
+        assert!(refused.starts_with("prompt[2]: it has more than 4194304 tokens"), "{refused}");
+        let refused = body(&json!(vec!["a"; MOST_PROMPTS + 1])).unwrap_err().to_string();
+        assert!(refused.contains("more than 2048 elements"), "{refused}");
+    }
+}

@@ -1,0 +1,439 @@
+//! What goes over the wire in OpenAI's dialect, field by field.
+//!
+//! Requests are read leniently: fields that are not listed are ignored, `null` is absent. Answers are written exactly.
+//! Nothing here decides anything; `convert.rs` does.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::de::{self, Deserialize, Deserializer, SeqAccess, Visitor};
+use serde::{Deserialize as DeserializeDerive, Serialize, Serializer};
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use super::prompt::Prompts;
+use crate::dialects::shared::PonchoFacts;
+use crate::http::body::Object;
+
+/// Adds the fields that both kinds of completions share to a request, and a way to read them alike.
+macro_rules! completion_request {
+    ($(#[$doc:meta])+ $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty,)+ }) => {
+        $(#[$doc])+
+        #[derive(Debug, DeserializeDerive)]
+        pub(crate) struct $name {
+            pub(crate) model: Option<String>,
+            $($(#[$field_doc])* pub(crate) $field: $type,)+
+            pub(crate) max_tokens: Option<u32>,
+            pub(crate) temperature: Option<f32>,
+            pub(crate) top_p: Option<f32>,
+            pub(crate) top_k: Option<u32>,
+            pub(crate) min_p: Option<f32>,
+            pub(crate) repetition_penalty: Option<f32>,
+            pub(crate) presence_penalty: Option<f32>,
+            pub(crate) frequency_penalty: Option<f32>,
+            pub(crate) logit_bias: Option<BTreeMap<String, f32>>,
+            pub(crate) seed: Option<i64>,
+            pub(crate) stop: Option<Texts>,
+            pub(crate) n: Option<u32>,
+            pub(crate) stream: Option<bool>,
+            pub(crate) stream_options: Option<Object<StreamOptions>>,
+            /// Who asks; accepted and not used.
+            #[expect(dead_code, reason = "read so that a wrong type is refused")]
+            pub(crate) user: Option<String>,
+            pub(crate) session_id: Option<String>,
+            pub(crate) exact: Option<bool>,
+            pub(crate) ignore_eos: Option<bool>,
+            /// Asks for the `poncho` object.
+            pub(crate) poncho: Option<bool>,
+        }
+
+        impl $name {
+            /// The fields that both kinds of completions share.
+            pub(crate) fn shared(&self) -> Shared<'_> {
+                Shared {
+                    max_tokens: self.max_tokens,
+                    temperature: self.temperature,
+                    top_p: self.top_p,
+                    top_k: self.top_k,
+                    min_p: self.min_p,
+                    repetition_penalty: self.repetition_penalty,
+                    presence_penalty: self.presence_penalty,
+                    frequency_penalty: self.frequency_penalty,
+                    logit_bias: self.logit_bias.as_ref(),
+                    seed: self.seed,
+                    stop: self.stop.as_ref(),
+                    session_id: self.session_id.as_deref(),
+                    exact: self.exact.unwrap_or(false),
+                    ignore_eos: self.ignore_eos.unwrap_or(false),
+                }
+            }
+        }
+    };
+}
+
+/// The fields that both kinds of completions share, borrowed from either.
+pub(crate) struct Shared<'r> {
+    pub(crate) max_tokens: Option<u32>,
+    pub(crate) temperature: Option<f32>,
+    pub(crate) top_p: Option<f32>,
+    pub(crate) top_k: Option<u32>,
+    pub(crate) min_p: Option<f32>,
+    pub(crate) repetition_penalty: Option<f32>,
+    pub(crate) presence_penalty: Option<f32>,
+    pub(crate) frequency_penalty: Option<f32>,
+    pub(crate) logit_bias: Option<&'r BTreeMap<String, f32>>,
+    pub(crate) seed: Option<i64>,
+    pub(crate) stop: Option<&'r Texts>,
+    pub(crate) session_id: Option<&'r str>,
+    pub(crate) exact: bool,
+    pub(crate) ignore_eos: bool,
+}
+
+completion_request! {
+    /// `POST /v1/chat/completions`.
+    ChatRequestBody {
+        messages: Vec<Object<Message>>,
+        max_completion_tokens: Option<u32>,
+        logprobs: Option<bool>,
+        top_logprobs: Option<u8>,
+        tools: Option<Vec<Object<ToolDefinition>>>,
+        tool_choice: Option<Value>,
+        parallel_tool_calls: Option<bool>,
+        response_format: Option<Object<ResponseFormat>>,
+        reasoning_effort: Option<String>,
+        chat_template_kwargs: Option<BTreeMap<String, Value>>,
+    }
+}
+
+completion_request! {
+    /// `POST /v1/completions`.
+    CompletionRequestBody {
+        /// A text, texts, tokens or lists of tokens.
+        prompt: Prompts,
+        echo: Option<bool>,
+        suffix: Option<String>,
+        best_of: Option<u32>,
+        logprobs: Option<u8>,
+    }
+}
+
+/// `stream_options`.
+#[derive(Debug, DeserializeDerive)]
+pub(crate) struct StreamOptions {
+    pub(crate) include_usage: Option<bool>,
+}
+
+/// A message as it comes.
+#[derive(Debug, DeserializeDerive)]
+pub(crate) struct Message {
+    pub(crate) role: String,
+    pub(crate) content: Option<Content>,
+    pub(crate) name: Option<String>,
+    pub(crate) tool_calls: Option<Vec<Object<ToolCallBody>>>,
+    pub(crate) tool_call_id: Option<String>,
+    pub(crate) reasoning_content: Option<String>,
+}
+
+/// A tool call that the assistant made earlier.
+#[derive(Debug, DeserializeDerive)]
+pub(crate) struct ToolCallBody {
+    pub(crate) id: String,
+    pub(crate) function: Object<CalledFunction>,
+}
+
+/// What was called.
+#[derive(Debug, DeserializeDerive)]
+pub(crate) struct CalledFunction {
+    pub(crate) name: String,
+    /// A JSON text; some clients send the object itself.
+    pub(crate) arguments: Option<Value>,
+}
+
+/// A tool that may be called.
+#[derive(Debug, DeserializeDerive)]
+pub(crate) struct ToolDefinition {
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+    pub(crate) function: Object<FunctionDefinition>,
+}
+
+/// The function of a tool. Its parameters stay text, so that their order stays what it was.
+#[derive(Debug, DeserializeDerive)]
+pub(crate) struct FunctionDefinition {
+    pub(crate) name: String,
+    pub(crate) description: Option<String>,
+    pub(crate) parameters: Option<Box<RawValue>>,
+}
+
+/// `response_format`.
+#[derive(Debug, DeserializeDerive)]
+pub(crate) struct ResponseFormat {
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+    pub(crate) json_schema: Option<Object<SchemaFormat>>,
+}
+
+/// `response_format.json_schema`; the schema stays text for the same reason.
+#[derive(Debug, DeserializeDerive)]
+pub(crate) struct SchemaFormat {
+    pub(crate) schema: Option<Box<RawValue>>,
+}
+
+/// One text or several.
+#[derive(Debug)]
+pub(crate) struct Texts(pub(crate) Vec<String>);
+
+/// The content of a message.
+#[derive(Debug)]
+pub(crate) enum Content {
+    Text(String),
+    Parts(Vec<Object<Part>>),
+}
+
+/// A part of a content.
+#[derive(Debug, DeserializeDerive)]
+pub(crate) struct Part {
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+    pub(crate) text: Option<String>,
+    pub(crate) refusal: Option<String>,
+}
+
+/// Reads a text or a list; both go through a visitor so that errors name the element.
+pub(crate) struct TextOrList<T>(PhantomData<T>);
+
+impl<T> Default for TextOrList<T> {
+    fn default() -> Self {
+        Self(PhantomData)
+    }
+}
+
+/// What it read.
+pub(crate) enum Either<T> {
+    Text(String),
+    List(Vec<T>),
+}
+
+impl<T> TextOrList<T> {
+    /// Reads one.
+    pub(crate) fn read<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Either<T>, D::Error>
+    where
+        T: Deserialize<'de>,
+    {
+        deserializer.deserialize_any(Self(PhantomData))
+    }
+}
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for TextOrList<T> {
+    type Value = Either<T>;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("a string or a list")
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Self::Value, E> {
+        Ok(Either::Text(text.to_owned()))
+    }
+
+    fn visit_string<E: de::Error>(self, text: String) -> Result<Self::Value, E> {
+        Ok(Either::Text(text))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+        let mut all = Vec::new();
+        while let Some(item) = list.next_element()? {
+            all.push(item);
+        }
+        Ok(Either::List(all))
+    }
+}
+
+impl<'de> Deserialize<'de> for Texts {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Ok(Self(match TextOrList::<String>::read(deserializer)? {
+            Either::Text(text) => vec![text],
+            Either::List(texts) => texts,
+        }))
+    }
+}
+
+impl<'de> Deserialize<'de> for Content {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Ok(match TextOrList::<Object<Part>>::read(deserializer)? {
+            Either::Text(text) => Self::Text(text),
+            Either::List(parts) => Self::Parts(parts),
+        })
+    }
+}
+
+/// What a request cost.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct Usage {
+    pub(crate) prompt_tokens: usize,
+    pub(crate) completion_tokens: usize,
+    pub(crate) total_tokens: usize,
+    pub(crate) prompt_tokens_details: PromptDetails,
+}
+
+/// Where the prompt came from.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct PromptDetails {
+    pub(crate) cached_tokens: usize,
+}
+
+/// The fields that every answer of an endpoint starts with.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Envelope {
+    pub(crate) id: String,
+    pub(crate) object: &'static str,
+    pub(crate) created: u64,
+    pub(crate) model: String,
+    pub(crate) system_fingerprint: String,
+}
+
+/// A whole answer, or a piece of a stream.
+#[derive(Debug, Serialize)]
+pub(crate) struct Answer<'a, C> {
+    #[serde(flatten)]
+    pub(crate) envelope: &'a Envelope,
+    pub(crate) choices: &'a [C],
+    /// Absent, `null` or the numbers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) usage: Option<Option<Usage>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) poncho: Option<&'a PonchoFacts>,
+}
+
+/// A choice of a whole chat answer.
+#[derive(Debug, Serialize)]
+pub(crate) struct ChatChoice {
+    pub(crate) index: usize,
+    pub(crate) message: AssistantMessage,
+    pub(crate) logprobs: Option<ChatLogprobs>,
+    pub(crate) finish_reason: &'static str,
+}
+
+/// The assistant's message.
+#[derive(Debug, Serialize)]
+pub(crate) struct AssistantMessage {
+    pub(crate) role: &'static str,
+    pub(crate) content: Option<String>,
+    pub(crate) refusal: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) reasoning_content: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) tool_calls: Vec<CallOut>,
+}
+
+/// A tool call, whole or in pieces.
+#[derive(Debug, Serialize)]
+pub(crate) struct CallOut {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) index: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) id: Option<String>,
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    pub(crate) kind: Option<&'static str>,
+    pub(crate) function: FunctionOut,
+}
+
+/// What is called.
+#[derive(Debug, Serialize)]
+pub(crate) struct FunctionOut {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) name: Option<String>,
+    pub(crate) arguments: String,
+}
+
+/// A choice of a piece of a chat stream.
+#[derive(Debug, Serialize)]
+pub(crate) struct ChunkChoice {
+    pub(crate) index: usize,
+    pub(crate) delta: ChunkDelta,
+    pub(crate) logprobs: Option<ChatLogprobs>,
+    pub(crate) finish_reason: Option<&'static str>,
+}
+
+/// What a piece adds.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct ChunkDelta {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) role: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) content: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) reasoning_content: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) tool_calls: Vec<CallOut>,
+}
+
+/// Log probabilities of a chat reply.
+#[derive(Debug, Serialize)]
+pub(crate) struct ChatLogprobs {
+    pub(crate) content: Vec<TokenOut>,
+    pub(crate) refusal: Option<Vec<TokenOut>>,
+}
+
+/// A token with its log probability.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct TokenOut {
+    pub(crate) token: String,
+    #[serde(serialize_with = "shortest")]
+    pub(crate) logprob: f32,
+    pub(crate) bytes: Vec<u8>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) top_logprobs: Option<Vec<TokenOut>>,
+}
+
+/// Writes a number with its own digits, also where it goes through a JSON value, which would widen it to 64 bits.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands fields over by reference")]
+fn shortest<S: Serializer>(number: &f32, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(number.to_string().parse().unwrap_or_else(|_| (*number).into()))
+}
+
+/// A choice of a completion, whole or in pieces.
+#[derive(Debug, Serialize)]
+pub(crate) struct TextChoice {
+    pub(crate) index: usize,
+    pub(crate) text: String,
+    pub(crate) logprobs: Option<TextLogprobs>,
+    pub(crate) finish_reason: Option<&'static str>,
+}
+
+/// Log probabilities of a completion.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct TextLogprobs {
+    pub(crate) tokens: Vec<String>,
+    pub(crate) token_logprobs: Vec<f32>,
+    pub(crate) top_logprobs: Vec<BTreeMap<String, f32>>,
+    pub(crate) text_offset: Vec<usize>,
+}
+
+/// A model in a list.
+#[derive(Debug, Serialize)]
+pub(crate) struct ModelOut {
+    pub(crate) id: String,
+    pub(crate) object: &'static str,
+    pub(crate) created: u64,
+    pub(crate) owned_by: &'static str,
+    pub(crate) meta: ModelMeta,
+}
+
+/// What else is known of a model.
+#[derive(Debug, Serialize)]
+pub(crate) struct ModelMeta {
+    /// The full name of the model; differs for an alias.
+    pub(crate) model: String,
+    /// Whether it is in memory; else the next request loads it.
+    pub(crate) loaded: bool,
+    pub(crate) architecture: String,
+    pub(crate) n_ctx: usize,
+    pub(crate) n_ctx_train: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) n_vocab: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) n_embd: Option<u32>,
+    pub(crate) n_params: u64,
+    pub(crate) size: u64,
+}

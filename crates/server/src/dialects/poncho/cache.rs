@@ -1,0 +1,160 @@
+//! The cache over HTTP: its rows, why a prompt misses, and giving bytes back.
+//!
+//! Handlers of `/api/cache/*`. Errors have OpenAI's shape. Whatever frees something takes a JSON body, so that a page
+//! in a browser cannot ask for it unnoticed. No prompt text but the caller's own surroundings leaves here.
+
+use axum::Extension;
+use axum::extract::State;
+use axum::http::Uri;
+use poncho_cache::{RowInfo, Tier};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::dialects::openai::prompt::{Prompt, Prompts};
+use crate::dialects::poncho::explain::{Asked, explain};
+use crate::dialects::shared::{blocking, preparing};
+use crate::http::app::SharedApp;
+use crate::http::auth::Owner;
+use crate::http::body::{Json, JsonBytes, parse};
+use crate::http::error::ApiError;
+
+/// Rows of a page if nobody says.
+const PAGE: usize = 100;
+/// The most rows of a page.
+const MOST_ROWS: usize = 1000;
+
+/// `GET /api/cache/rows?offset=0&limit=100`: the rows by key. With several API keys each sees its own rows only.
+pub(crate) async fn rows(
+    State(app): State<SharedApp>,
+    Extension(owner): Extension<Owner>,
+    uri: Uri,
+) -> Result<Json<Value>, ApiError> {
+    let offset = number(&uri, "offset")?.unwrap_or(0);
+    let limit = number(&uri, "limit")?.unwrap_or(PAGE);
+    if !(1..=MOST_ROWS).contains(&limit) {
+        return Err(ApiError::field("limit", format!("it is {limit} and must lie in 1..={MOST_ROWS}")));
+    }
+    blocking("listed the rows", move || {
+        let cache = app.models.engine().cache();
+        let own = app.keys.narrowed(owner);
+        let all = own.map_or_else(|| cache.rows(), |own| cache.rows_of(own));
+        let rows: Vec<Value> = all.iter().skip(offset).take(limit).map(|one| row(one, own.is_some())).collect();
+        let next = offset.saturating_add(rows.len());
+        let next = Some(next).filter(|next| *next < all.len() && !rows.is_empty());
+        Ok(Json(json!({"total": all.len(), "offset": offset, "rows": rows, "next_offset": next})))
+    })
+    .await
+}
+
+/// A row; a narrowed view leaves out what others' use of it would change.
+fn row(row: &RowInfo, is_narrowed: bool) -> Value {
+    let unless_narrowed = |number: u64| (!is_narrowed).then_some(number);
+    json!({
+        "key": row.key.to_string(),
+        "parent": row.parent.map(|key| key.to_string()),
+        "fingerprint": poncho_cache::to_hex(&row.namespace.fingerprint),
+        "tokens": row.tokens,
+        "start": row.start,
+        "children": row.children,
+        "tiers": row.tiers.iter().map(|tier| tier.as_str()).collect::<Vec<_>>(),
+        "pending": row.pending,
+        "bytes": row.bytes,
+        "hits": unless_narrowed(row.hits.into()),
+        "created": row.created,
+        "last_used": unless_narrowed(row.last_used),
+        "reason": row.reason.as_str(),
+    })
+}
+
+/// A number of the query.
+fn number(uri: &Uri, name: &str) -> Result<Option<usize>, ApiError> {
+    let pairs = uri.query().unwrap_or_default().split('&').filter_map(|pair| pair.split_once('='));
+    let value = pairs.filter(|(found, _)| *found == name).map(|(_, value)| value).next();
+    value.map(|value| value.parse().map_err(|_| ApiError::field(name, "it must be a whole number"))).transpose()
+}
+
+/// `POST /api/cache/evict`.
+#[derive(Deserialize)]
+pub(crate) struct EvictBody {
+    /// How much to free.
+    bytes: u64,
+    /// Where; everywhere if it is left out.
+    tiers: Option<Vec<String>>,
+}
+
+/// Frees at least that many bytes, oldest rows first. With several API keys each frees only what is its own alone.
+pub(crate) async fn evict(
+    State(app): State<SharedApp>,
+    Extension(owner): Extension<Owner>,
+    Json(body): Json<EvictBody>,
+) -> Result<Json<Value>, ApiError> {
+    let known = |(at, name): (usize, &String)| {
+        let known = "it must be ram, ram_file or disk";
+        Tier::from_name(name).ok_or_else(|| ApiError::field(format!("tiers[{at}]"), known))
+    };
+    let tiers: Vec<Tier> = match &body.tiers {
+        Some(names) => names.iter().enumerate().map(known).collect::<Result<_, _>>()?,
+        None => Tier::ALL.to_vec(),
+    };
+    blocking("evicted rows", move || {
+        let cache = app.models.engine().cache();
+        let freed = match app.keys.narrowed(owner) {
+            Some(own) => cache.evict_bytes_of(own, body.bytes, &tiers),
+            None => cache.evict_bytes(body.bytes, &tiers),
+        };
+        Ok(Json(json!({"freed_bytes": freed})))
+    })
+    .await
+}
+
+/// `POST /api/cache/gc`: nothing has to be said.
+#[derive(Deserialize)]
+pub(crate) struct GcBody {}
+
+/// Drops every row that nobody holds. With several API keys each drops only what is its own alone.
+pub(crate) async fn gc(
+    State(app): State<SharedApp>,
+    Extension(owner): Extension<Owner>,
+    Json(GcBody {}): Json<GcBody>,
+) -> Result<Json<Value>, ApiError> {
+    blocking("dropped the rows", move || {
+        let cache = app.models.engine().cache();
+        let freed = match app.keys.narrowed(owner) {
+            Some(own) => cache.evict_bytes_of(own, u64::MAX, &Tier::ALL),
+            None => cache.gc(),
+        };
+        Ok(Json(json!({"freed_bytes": freed})))
+    })
+    .await
+}
+
+/// What tells the two kinds of questions apart.
+#[derive(Deserialize)]
+struct Kind {
+    model: Option<String>,
+    messages: Option<serde::de::IgnoredAny>,
+    prompt: Option<Prompts>,
+}
+
+/// `POST /api/cache/explain`: where a prompt, or the prompt of a chat request, leaves the best cached one; of several API
+/// keys each hears of its own rows only.
+pub(crate) async fn explain_miss(
+    State(app): State<SharedApp>,
+    Extension(owner): Extension<Owner>,
+    body: JsonBytes,
+) -> Result<Json<Value>, ApiError> {
+    let kind: Kind = parse(&body.0)?;
+    let model = app.models.resolve_or_only(kind.model.as_deref()).await?;
+    let asked = match (kind.messages, kind.prompt) {
+        (Some(_), None) => Asked::chat(&parse(&body.0)?)?,
+        (None, Some(prompts)) => match prompts.one() {
+            Some(Prompt::Text(text)) => Asked::Text(text),
+            Some(Prompt::Tokens(tokens)) => Asked::Tokens(tokens),
+            None => return Err(ApiError::field("prompt", "it must be a text or a list of tokens")),
+        },
+        (Some(_), Some(_)) => return Err(ApiError::field("prompt", "send a prompt or messages, not both")),
+        (None, None) => return Err(ApiError::field("messages", "send the messages of a chat, or a prompt")),
+    };
+    let model = model.asked_by(app.keys.tenant(owner));
+    preparing("explained a prompt", move || explain(&model, &asked).map(Json)).await
+}

@@ -1,0 +1,197 @@
+//! Poncho's own endpoints: health, metrics, the cache, tokens and templates.
+//!
+//! Errors have OpenAI's shape. Where a `model` can be left out, it means the only one that is loaded.
+
+use axum::Extension;
+use axum::extract::State;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use poncho_cache::PressureWatcher;
+use poncho_engine::backend::{SpecialText, TokenizeMode};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::chat::hygiene;
+use crate::chat::turn::{self, most_counted};
+use crate::dialects::openai::convert::chat_turn;
+use crate::dialects::openai::types::ChatRequestBody;
+use crate::dialects::shared::preparing;
+use crate::http::app::SharedApp;
+use crate::http::auth::Owner;
+use crate::http::body::Json;
+use crate::http::error::ApiError;
+use crate::http::token_list::TokenList;
+use crate::telemetry::metrics::Surroundings;
+
+/// `GET /health`: the process is up.
+pub(crate) async fn health() -> Json<Value> {
+    Json(json!({"status": "ok"}))
+}
+
+/// `GET /health/ready`: a request would be taken.
+pub(crate) async fn ready(State(app): State<SharedApp>) -> Response {
+    let status = if app.life.is_draining() {
+        "shutting_down"
+    } else if app.models.any_serves() {
+        return Json(json!({"status": "ready"})).into_response();
+    } else {
+        "no_model"
+    };
+    (StatusCode::SERVICE_UNAVAILABLE, Json(json!({"status": status}))).into_response()
+}
+
+/// `GET /metrics`.
+pub(crate) async fn metrics(
+    State(app): State<SharedApp>,
+    Extension(owner): Extension<Owner>,
+) -> Result<Response, ApiError> {
+    app.keys.check_sees_sums(owner)?;
+    let engine = app.models.engine();
+    let page = app.metrics.render(&Surroundings {
+        cache: engine.cache(),
+        models: &engine.models(),
+        in_flight: app.life.count(),
+        spans: app.exporter.as_ref().map_or((0, 0), |exporter| exporter.counts()),
+    });
+    let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+    Ok(([(header::CONTENT_TYPE, kind)], page).into_response())
+}
+
+/// `GET /api/version`.
+pub(crate) async fn version() -> Json<Value> {
+    Json(json!({"version": env!("CARGO_PKG_VERSION")}))
+}
+
+/// `GET /api/hygiene`: the rules, what they do, and which are on.
+pub(crate) async fn hygiene(State(app): State<SharedApp>) -> Json<Value> {
+    Json(hygiene::list(&app.config.hygiene))
+}
+
+/// `GET /api/cache`: counters, tiers and their health.
+pub(crate) async fn cache(
+    State(app): State<SharedApp>,
+    Extension(owner): Extension<Owner>,
+) -> Result<Json<Value>, ApiError> {
+    app.keys.check_sees_sums(owner)?;
+    let cache = app.models.engine().cache();
+    let snapshot = cache.counters();
+    let counters: serde_json::Map<String, Value> =
+        snapshot.fields().map(|(name, value)| (name.to_owned(), value.into())).collect();
+    let health = cache.health();
+    let tiers: Vec<Value> = snapshot
+        .tiers()
+        .map(|(tier, bytes, rows)| {
+            let health = health.iter().find(|health| health.tier == tier);
+            let off = health.and_then(|health| health.off.clone());
+            let slow = health.and_then(|health| health.slow.clone());
+            let quota = cache.config().quota(tier);
+            json!({"tier": tier.as_str(), "bytes": bytes, "quota": quota, "rows": rows, "on": quota > 0 && off.is_none(), "off_because": off, "slow_because": slow})
+        })
+        .collect();
+    Ok(Json(json!({
+        "counters": counters,
+        "tiers": tiers,
+        "rows": cache.len(),
+        "pinned_rows": cache.pinned_rows(),
+        "write_queue": cache.queue_depth(),
+        "index_bytes": cache.index_bytes(),
+        "pressure": pressure(cache.pressure()),
+    })))
+}
+
+/// What the pressure watcher has seen and done.
+fn pressure(watcher: &PressureWatcher) -> Value {
+    let report = watcher.report();
+    json!({
+        "on": watcher.is_enabled(),
+        "samples": report.samples,
+        "evictions": report.evictions,
+        "held_back": report.held_back,
+        "last_sample": report.last_sample.map(|sample| json!({"used": sample.used, "total": sample.total})),
+        "last_action": report.last_action.map(|action| json!({"wanted": action.wanted, "freed": action.freed})),
+        "last_error": report.last_error.map(|error| error.to_string()),
+    })
+}
+
+/// `POST /tokenize`.
+#[derive(Deserialize)]
+pub(crate) struct TokenizeBody {
+    model: Option<String>,
+    content: String,
+    /// Add what the model wants at the ends of a text.
+    add_special: Option<bool>,
+    /// Recognise the text of special tokens.
+    parse_special: Option<bool>,
+    /// Also send the text of each token.
+    with_pieces: Option<bool>,
+}
+
+/// The tokens of a text.
+pub(crate) async fn tokenize(
+    State(app): State<SharedApp>,
+    Json(body): Json<TokenizeBody>,
+) -> Result<Json<Value>, ApiError> {
+    let model = app.models.resolve_or_only(body.model.as_deref()).await?;
+    let mode = TokenizeMode {
+        add_special: body.add_special.unwrap_or(false),
+        parse_special: body.parse_special.unwrap_or(false),
+    };
+    preparing("tokenized", move || {
+        let tokens = model.tokenize_within(&body.content, mode, most_counted(&model));
+        let tokens = tokens.map_err(|error| ApiError::from(error).in_field("content"))?;
+        if !body.with_pieces.unwrap_or(false) {
+            return Ok(Json(json!({"tokens": tokens})));
+        }
+        let piece = |token: &u32| {
+            let bytes = model.token_bytes(*token);
+            match String::from_utf8(bytes) {
+                Ok(text) => json!({"id": token, "piece": text}),
+                // A part of a character has no text of its own.
+                Err(error) => json!({"id": token, "piece": error.into_bytes()}),
+            }
+        };
+        Ok(Json(json!({"tokens": tokens.iter().map(piece).collect::<Vec<Value>>()})))
+    })
+    .await
+}
+
+/// `POST /detokenize`.
+#[derive(Deserialize)]
+pub(crate) struct DetokenizeBody {
+    model: Option<String>,
+    tokens: TokenList,
+    /// Write the text of special tokens.
+    special: Option<bool>,
+}
+
+/// The text of some tokens.
+pub(crate) async fn detokenize(
+    State(app): State<SharedApp>,
+    Json(body): Json<DetokenizeBody>,
+) -> Result<Json<Value>, ApiError> {
+    let model = app.models.resolve_or_only(body.model.as_deref()).await?;
+    let vocab = model.limits().vocab;
+    if let Some(at) = body.tokens.0.iter().position(|token| *token >= vocab) {
+        let reason = format!("the vocabulary has {vocab} tokens; tokenize with this model");
+        return Err(ApiError::field(format!("tokens[{at}]"), reason));
+    }
+    let special = if body.special.unwrap_or(true) { SpecialText::Render } else { SpecialText::Hide };
+    preparing("detokenized", move || Ok(Json(json!({"content": model.detokenize(&body.tokens.0, special)})))).await
+}
+
+/// `POST /apply-template`: a chat request as the model would read it.
+pub(crate) async fn apply_template(
+    State(app): State<SharedApp>,
+    Extension(owner): Extension<Owner>,
+    Json(body): Json<ChatRequestBody>,
+) -> Result<Json<Value>, ApiError> {
+    let model = app.models.resolve_or_only(body.model.as_deref()).await?.asked_by(app.keys.tenant(owner));
+    let turn = chat_turn(&body, model.defaults().generation())?;
+    preparing("rendered", move || {
+        let rendered = turn::render(&model, &turn)?;
+        Ok(Json(json!({
+            "prompt": rendered.prompt.text, "tokens": rendered.tokens, "boundaries": rendered.boundaries,
+        })))
+    })
+    .await
+}

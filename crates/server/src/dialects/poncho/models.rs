@@ -1,0 +1,59 @@
+//! `POST /api/models/load` and `/api/models/unload`: what is in memory, changed by hand; and the greeting at `/`.
+//!
+//! Requests load models by themselves; these are for warming one up and for making room. Errors have OpenAI's shape.
+
+use axum::extract::State;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use crate::http::app::SharedApp;
+use crate::http::body::Json;
+use crate::http::error::ApiError;
+use crate::models::keep_alive::KeepAlive;
+use crate::models::manager::Unloaded;
+
+/// `POST /api/models/load`.
+#[derive(Deserialize)]
+pub(crate) struct LoadBody {
+    model: String,
+    /// How long it stays after its last request.
+    keep_alive: Option<KeepAlive>,
+}
+
+/// Loads a model and says when it is there.
+pub(crate) async fn load(State(app): State<SharedApp>, Json(body): Json<LoadBody>) -> Result<Json<Value>, ApiError> {
+    let begun = Instant::now();
+    let model = app.models.resolve_keeping(&body.model, body.keep_alive).await?;
+    let context = model.limits().context;
+    let milliseconds = begun.elapsed().as_secs_f64() * 1000.0;
+    Ok(Json(json!({"model": model.id(), "state": "loaded", "n_ctx": context, "load_ms": milliseconds})))
+}
+
+/// `POST /api/models/unload`.
+#[derive(Deserialize)]
+pub(crate) struct UnloadBody {
+    model: String,
+}
+
+/// Saves what a model holds and unloads it, at once or when its last request has ended.
+pub(crate) async fn unload(
+    State(app): State<SharedApp>,
+    Json(body): Json<UnloadBody>,
+) -> Result<Json<Value>, ApiError> {
+    let (id, unloaded) = app.models.unload(&body.model).await?;
+    let state = match unloaded {
+        Unloaded::Gone | Unloaded::NotLoaded => "unloaded",
+        Unloaded::WhenIdle => "unloading",
+        Unloaded::Kept => {
+            let reason = "it was loaded by the program that runs this server and could not be loaded again; it stays";
+            return Err(ApiError::field("model", reason));
+        }
+    };
+    Ok(Json(json!({"model": id, "state": state})))
+}
+
+/// `GET /`: what Ollama's clients look for before they begin.
+pub(crate) async fn running() -> &'static str {
+    "Poncho is running"
+}

@@ -1,0 +1,160 @@
+//! What all handlers share: the models, the settings, the counters, and whether the server is going down.
+//!
+//! Made once by `serve`. It holds no state of any inference; a request in flight is only counted here, so that a
+//! shutdown knows when the last one has ended.
+
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+
+use axum::body::{Body, Bytes};
+use http_body::{Frame, SizeHint};
+use poncho_engine::Engine;
+use tokio::sync::{Semaphore, watch};
+
+use crate::chat::replay::Replay;
+use crate::config::ServerConfig;
+use crate::dialects::responses::ResponseStore;
+use crate::http::auth::Keys;
+use crate::http::origin::Gate;
+use crate::http::uploads;
+use crate::models::names::Models;
+use crate::models::pulls::Pulls;
+use crate::models::served::Conversations;
+use crate::telemetry::metrics::Metrics;
+use crate::telemetry::traces::export::Exporter;
+
+/// How handlers hold it.
+pub(crate) type SharedApp = Arc<App>;
+
+/// See the module.
+pub(crate) struct App {
+    /// Names to models.
+    pub(crate) models: Models,
+    /// The checked settings.
+    pub(crate) config: ServerConfig,
+    /// Who may come in.
+    pub(crate) keys: Keys,
+    /// What was measured.
+    pub(crate) metrics: Arc<Metrics>,
+    /// Downloads that are going on.
+    pub(crate) pulls: Pulls,
+    /// Files that may arrive at the same time.
+    pub(crate) uploads: Semaphore,
+    /// Whose pages and names may come in.
+    pub(crate) gate: Gate,
+    /// Where spans go, if somebody collects them.
+    pub(crate) exporter: Option<Arc<Exporter>>,
+    /// Past responses of `/v1/responses`.
+    pub(crate) responses: ResponseStore,
+    /// Shutdown and the requests it waits for.
+    pub(crate) life: Life,
+}
+
+impl App {
+    pub(crate) async fn new(
+        engine: Arc<Engine>,
+        config: ServerConfig,
+        address: Option<SocketAddr>,
+        exporter: Option<Arc<Exporter>>,
+    ) -> Self {
+        let replay = Replay::open(config.replay_file.as_deref(), config.replay);
+        let conversations = Arc::new(Conversations::new(replay, config.hygiene.clone()));
+        Self {
+            models: Models::new(engine, conversations, &config).await,
+            keys: Keys::new(&config),
+            metrics: Arc::default(),
+            pulls: Pulls::default(),
+            uploads: uploads::places(&config.uploads),
+            gate: Gate::new(&config, address),
+            exporter,
+            responses: ResponseStore::default(),
+            life: Life::default(),
+            config,
+        }
+    }
+}
+
+/// Whether work is taken, and how much of it is in flight.
+pub(crate) struct Life {
+    draining: AtomicBool,
+    in_flight: Arc<watch::Sender<usize>>,
+}
+
+impl Default for Life {
+    fn default() -> Self {
+        Self { draining: AtomicBool::new(false), in_flight: Arc::new(watch::Sender::new(0)) }
+    }
+}
+
+impl Life {
+    /// From now on no work is taken.
+    pub(crate) fn begin_shutdown(&self) {
+        self.draining.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether shutdown began.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::SeqCst)
+    }
+
+    /// Counts a request until the value is dropped.
+    pub(crate) fn enter(&self) -> InFlight {
+        self.in_flight.send_modify(|count| *count += 1);
+        InFlight(Arc::clone(&self.in_flight))
+    }
+
+    /// Requests in flight.
+    pub(crate) fn count(&self) -> usize {
+        *self.in_flight.borrow()
+    }
+
+    /// Waits until no request is in flight.
+    pub(crate) async fn idle(&self) {
+        // The sender lives as long as `self`, so waiting cannot fail.
+        let _ = self.in_flight.subscribe().wait_for(|count| *count == 0).await;
+    }
+}
+
+/// A request in flight.
+pub(crate) struct InFlight(Arc<watch::Sender<usize>>);
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.send_modify(|count| *count = count.saturating_sub(1));
+    }
+}
+
+/// A body that holds something until it was sent or given up, such as its request in flight.
+pub(crate) struct HoldingBody<G> {
+    body: Body,
+    _held: G,
+}
+
+impl<G: Send + Unpin + 'static> HoldingBody<G> {
+    pub(crate) fn wrap(body: Body, held: G) -> Body {
+        Body::new(Self { body, _held: held })
+    }
+}
+
+impl<G: Unpin> http_body::Body for HoldingBody<G> {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

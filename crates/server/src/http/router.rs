@@ -1,0 +1,173 @@
+//! The table of paths and handlers, and the layers around them.
+//!
+//! From outside in: request id, trace, log line and error shape; names and origins; the key; the count of requests in
+//! flight; the handler. The document of the API and health probes pass without a key, and are answered until the very
+//! end.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, header};
+use axum::middleware::{self, Next};
+use axum::response::Response;
+use axum::routing::{any, delete, get, head, post};
+use tokio::time::Instant;
+use tracing::Instrument;
+
+use crate::dialects::anthropic::messages;
+use crate::dialects::openai::{chat, completions, embeddings, models};
+use crate::dialects::poncho::{cache as cache_api, endpoints as poncho, models as model_api, sessions};
+use crate::dialects::responses::{create, stored};
+use crate::dialects::{ollama, openapi};
+use crate::http::app::{HoldingBody, SharedApp};
+use crate::http::auth::authorize;
+use crate::http::error::{ApiError, Family};
+use crate::http::origin::guard;
+use crate::http::request_id::request_id;
+use crate::http::scope::Scope;
+use crate::telemetry::timing::micros;
+use crate::telemetry::traces::{Attribute, RequestSpan, Trace};
+
+/// Paths that clients of a family may try and that say so instead of "not found".
+pub(crate) const NOT_BUILT: [&str; 1] = ["/api/push"];
+
+/// All of the server.
+pub(crate) fn router(app: &SharedApp) -> Router {
+    let work = Router::new()
+        .route("/v1/chat/completions", post(chat::create))
+        .route("/v1/completions", post(completions::create))
+        .route("/v1/responses", post(create::create))
+        .route("/v1/embeddings", post(embeddings::create))
+        .route("/v1/messages", post(messages::create))
+        .route("/v1/messages/count_tokens", post(messages::count_tokens))
+        .route("/api/generate", post(ollama::generate::create))
+        .route("/api/chat", post(ollama::chat::create))
+        .route("/api/embed", post(ollama::embed::embed))
+        .route("/api/embeddings", post(ollama::embed::embeddings))
+        .route("/tokenize", post(poncho::tokenize))
+        .route("/detokenize", post(poncho::detokenize))
+        .route("/apply-template", post(poncho::apply_template))
+        .route("/api/cache/explain", post(cache_api::explain_miss))
+        .route("/api/cache/evict", post(cache_api::evict))
+        .route("/api/cache/gc", post(cache_api::gc))
+        .route("/api/sessions/{*id}", delete(sessions::end))
+        .route("/api/pull", post(ollama::library::pull))
+        .route("/api/copy", post(ollama::library::copy))
+        .route("/api/delete", delete(ollama::library::remove))
+        .route("/api/create", post(ollama::library::create))
+        .route("/api/blobs/{digest}", head(ollama::library::has_blob).post(ollama::library::add_blob))
+        .route("/api/models/load", post(model_api::load))
+        .route("/api/models/unload", post(model_api::unload))
+        .route_layer(middleware::from_fn_with_state(app.clone(), admit));
+    let read = Router::new()
+        .route("/v1/models", get(models::list))
+        .route("/v1/models/{*id}", get(models::get))
+        .route("/v1/responses/{id}", get(stored::get).delete(stored::delete))
+        .route("/v1/responses/{id}/input_items", get(stored::input_items))
+        .route("/v1/responses/{id}/cancel", post(stored::cancel))
+        .route("/api/tags", get(ollama::models::tags))
+        .route("/api/ps", get(ollama::models::ps))
+        .route("/api/show", post(ollama::models::show))
+        .route("/metrics", get(poncho::metrics))
+        .route("/api/cache", get(poncho::cache))
+        .route("/api/cache/rows", get(cache_api::rows))
+        .route("/api/hygiene", get(poncho::hygiene))
+        .route("/api/sessions", get(sessions::list))
+        .route("/api/version", get(poncho::version));
+    let not_built = NOT_BUILT.into_iter().fold(Router::new(), |router, path| router.route(path, any(not_built)));
+    let guarded = work.merge(read).merge(not_built).route_layer(middleware::from_fn_with_state(app.clone(), authorize));
+    Router::new()
+        .route("/", get(model_api::running))
+        .route("/health", get(poncho::health))
+        .route("/health/ready", get(poncho::ready))
+        .route("/openapi.json", get(openapi::get))
+        .merge(guarded)
+        .fallback(unknown_path)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(middleware::from_fn_with_state(app.clone(), guard))
+        .layer(middleware::from_fn_with_state(app.clone(), outermost))
+        .with_state(app.clone())
+}
+
+async fn not_built(uri: Uri) -> ApiError {
+    ApiError::NotBuilt { path: uri.path().to_owned() }
+}
+
+async fn unknown_path(uri: Uri) -> ApiError {
+    ApiError::Path { path: uri.path().to_owned() }
+}
+
+async fn wrong_method(method: Method, uri: Uri) -> ApiError {
+    ApiError::Method { method: method.to_string(), path: uri.path().to_owned() }
+}
+
+/// Counts work in flight, and takes no more of it once shutdown began.
+async fn admit(State(app): State<SharedApp>, request: Request, next: Next) -> Result<Response, ApiError> {
+    let in_flight = app.life.enter();
+    // Looked at after entering: a shutdown that was not seen here sees this request.
+    if app.life.is_draining() {
+        return Err(ApiError::ShuttingDown);
+    }
+    Ok(next.run(request).await.map(|body| HoldingBody::wrap(body, in_flight)))
+}
+
+/// Gives every answer an id and every error the shape of its family; writes the log line and ends the trace.
+///
+/// The log line has no word of the request but its path: what an error says may quote a prompt, so only its code is told.
+async fn outermost(State(app): State<SharedApp>, request: Request, next: Next) -> Response {
+    let started = Instant::now();
+    let id = request_id(request.headers());
+    let method = request.method().clone();
+    let path = request.uri().path().to_owned();
+    let route = request.extensions().get::<MatchedPath>().map_or("unknown", MatchedPath::as_str).to_owned();
+    let trace = app.exporter.as_ref().and_then(|exporter| Trace::begin(exporter, request.headers()));
+    let scope = Arc::new(Scope { id: id.clone(), trace });
+    let span = tracing::info_span!("answer", request = %id);
+    let mut response = Arc::clone(&scope).around(next.run(request)).instrument(span).await;
+    let family = Family::of_path(&path);
+    let error = response.extensions_mut().remove::<ApiError>();
+    if let Some(error) = &error
+        && family != Family::OpenAi
+    {
+        response = in_family(error, family, &id, response.headers());
+    }
+    if let Ok(value) = HeaderValue::from_str(&id) {
+        if family == Family::Anthropic {
+            response.headers_mut().insert(HeaderName::from_static("request-id"), value.clone());
+        }
+        response.headers_mut().insert(HeaderName::from_static("x-request-id"), value);
+    }
+    let status = response.status().as_u16();
+    app.metrics.answered(&route, status);
+    let code = error.as_ref().and_then(ApiError::code);
+    tracing::info!(
+        request = %id, %method, path = %path, status, us = micros(started.elapsed()), code, "answered"
+    );
+    if let Some(error) = error {
+        tracing::debug!(request = %id, %error, "refused");
+    }
+    if scope.trace.is_none() {
+        return response;
+    }
+    let attributes = vec![
+        Attribute::text("http.request.method", method.as_str()),
+        Attribute::text("http.route", &route),
+        Attribute::number("http.response.status_code", i64::from(status)),
+        Attribute::text("poncho.request_id", &id),
+    ];
+    let ended = RequestSpan { scope, name: format!("{method} {route}"), attributes, is_error: status >= 500 };
+    response.map(|body| HoldingBody::wrap(body, ended))
+}
+
+/// An error as its family writes it, with what the layers inside put beside it.
+fn in_family(error: &ApiError, family: Family, id: &str, headers: &HeaderMap) -> Response {
+    let mut response = error.respond(family, Some(id));
+    let own = response.headers_mut();
+    for (name, value) in headers {
+        if !own.contains_key(name) && name != header::CONTENT_LENGTH {
+            own.insert(name.clone(), value.clone());
+        }
+    }
+    response
+}

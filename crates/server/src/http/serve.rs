@@ -1,0 +1,155 @@
+//! The accept loop and the shutdown.
+//!
+//! Readiness turns off first; then new work is refused while what is in flight may end; then connections are closed;
+//! what is still open after the grace is dropped, and dropping a reply cancels it. Loads and unloads under way may end
+//! too. Models are not unloaded here: the caller owns the engine and saves what it holds when this returns.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
+use poncho_engine::Engine;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout_at};
+
+use crate::config::{ConfigError, ServerConfig};
+use crate::http::app::{App, SharedApp};
+use crate::http::router;
+use crate::http::uploads;
+use crate::http::write_timeout::TimedStream;
+use crate::telemetry::traces::export::{Endpoint, Exporter};
+
+/// Bytes at a time that a connection reads. A head that did not end within two of them, more than any honest client sends,
+/// is answered with 431; so are more than a hundred headers, which is the limit of the HTTP library.
+const READ_BUFFER: usize = 32 << 10;
+
+/// A process without free file descriptors cannot accept; a moment later it may.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Serves until `shutdown` is ready and the requests in flight have ended or used up their grace.
+///
+/// Models may be loaded and unloaded meanwhile, by requests and by the caller. When it returns, no request is in flight
+/// any more; unload the models then ([`Engine::unload_all`]), so that their state is saved. Use [`check_bind`](crate::check_bind) before binding the listener.
+///
+/// # Errors
+/// A setting cannot be used. Failing connections are logged and end alone.
+pub async fn serve(
+    listener: TcpListener,
+    engine: Arc<Engine>,
+    config: ServerConfig,
+    shutdown: impl Future<Output = ()> + Send,
+) -> Result<(), ConfigError> {
+    config.check()?;
+    let (exporter, sending) = match config.otlp_endpoint.as_deref().map(Endpoint::read).transpose()? {
+        Some(endpoint) => Some(Exporter::start(endpoint)).unzip(),
+        None => (None, None),
+    };
+    let app: SharedApp = Arc::new(App::new(engine, config, listener.local_addr().ok(), exporter).await);
+    let mut connections = Connections::new(&app);
+    let mut background = JoinSet::new();
+    if let Some(library) = app.models.manager().library() {
+        background.spawn(uploads::sweep(Arc::clone(library), app.config.uploads.sweep_every));
+    }
+    let mut shutdown = pin!(shutdown);
+    tokio::select! {
+        () = connections.accept(&listener) => {}
+        () = &mut shutdown => {}
+    }
+    app.life.begin_shutdown();
+    tracing::info!(in_flight = app.life.count(), "shutdown began");
+    let end = tokio::time::Instant::now() + app.config.shutdown_grace;
+    tokio::select! {
+        () = connections.accept(&listener) => {}
+        // Probes still reach the server while it waits.
+        ended = timeout_at(end, app.life.idle()) => {
+            if ended.is_err() {
+                tracing::warn!(in_flight = app.life.count(), "requests did not end within the grace and are cancelled");
+            }
+        }
+    }
+    drop(listener);
+    connections.close(end).await;
+    background.shutdown().await;
+    app.models.close(end).await;
+    if let Some(sending) = sending {
+        sending.stop().await;
+    }
+    Ok(())
+}
+
+struct Connections {
+    router: Router,
+    http: http1::Builder,
+    write_timeout: Duration,
+    places: Arc<Semaphore>,
+    graceful: GracefulShutdown,
+    tasks: JoinSet<()>,
+}
+
+impl Connections {
+    fn new(app: &SharedApp) -> Self {
+        let mut http = http1::Builder::new();
+        http.timer(TokioTimer::new()).header_read_timeout(app.config.header_timeout).max_buf_size(READ_BUFFER);
+        Self {
+            router: router::router(app),
+            http,
+            write_timeout: app.config.write_timeout,
+            places: Arc::new(Semaphore::new(app.config.max_connections.min(Semaphore::MAX_PERMITS))),
+            graceful: GracefulShutdown::new(),
+            tasks: JoinSet::new(),
+        }
+    }
+
+    /// Accepts connections until it is dropped.
+    async fn accept(&mut self, listener: &TcpListener) {
+        loop {
+            let Ok(place) = Arc::clone(&self.places).acquire_owned().await else { return };
+            let stream = match listener.accept().await {
+                Ok((stream, _)) => stream,
+                Err(error) => {
+                    tracing::warn!(%error, "a connection was not accepted");
+                    sleep(ACCEPT_PAUSE).await;
+                    continue;
+                }
+            };
+            self.start(stream, place);
+            // What ended meanwhile is forgotten.
+            while self.tasks.try_join_next().is_some() {}
+        }
+    }
+
+    fn start(&mut self, stream: TcpStream, place: tokio::sync::OwnedSemaphorePermit) {
+        if let Err(error) = stream.set_nodelay(true) {
+            tracing::debug!(%error, "small packets may be delayed");
+        }
+        let service = TowerToHyperService::new(self.router.clone());
+        let stream = TimedStream::new(stream, self.write_timeout);
+        let connection = self.http.serve_connection(TokioIo::new(stream), service);
+        let connection = self.graceful.watch(connection);
+        self.tasks.spawn(async move {
+            if let Err(error) = connection.await {
+                tracing::debug!(%error, "a connection ended badly");
+            }
+            drop(place);
+        });
+    }
+
+    /// Closes idle connections at once and the others when they are done or when the time is over.
+    async fn close(self, end: tokio::time::Instant) {
+        // Also with no grace left, idle connections get the chance to close in order.
+        let end = end.max(tokio::time::Instant::now() + ACCEPT_PAUSE);
+        if timeout_at(end, self.graceful.shutdown()).await.is_err() {
+            tracing::warn!("connections did not end within the grace and are dropped");
+        }
+        let mut tasks = self.tasks;
+        tasks.shutdown().await;
+    }
+}

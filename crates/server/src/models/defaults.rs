@@ -1,0 +1,143 @@
+//! What a model created from a Modelfile answers with where a request says nothing: system prompt, first messages,
+//! template, sampling, stops.
+//!
+//! Read once when the model is loaded and shared by all its requests. It must never replace what a request says.
+
+use std::borrow::Cow;
+
+use serde_json::{Value, json};
+
+use crate::chat::turn::{ChatTurn, Generation};
+use crate::dialects::ollama::options::Options;
+use crate::dialects::ollama::template::Template;
+use crate::http::error::ApiError;
+use crate::models::library::ModelDefaults;
+
+/// See the module.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct ServedDefaults {
+    system: Option<String>,
+    messages: Vec<Value>,
+    /// In the language of chat templates, whatever the Modelfile had.
+    template: Option<String>,
+    generation: Generation,
+}
+
+impl ServedDefaults {
+    /// Checks what a library says about a model.
+    pub(crate) fn new(defaults: &ModelDefaults) -> Result<Self, ApiError> {
+        let options: Options = serde_json::from_value(Value::Object(defaults.parameters.clone()))
+            .map_err(|error| ApiError::field("parameters", error.to_string()))?;
+        let messages = defaults.messages.iter().map(|(role, content)| json!({"role": role, "content": content}));
+        let template = defaults.template.as_deref().filter(|template| !template.trim().is_empty());
+        Ok(Self {
+            system: defaults.system.clone().filter(|system| !system.is_empty()),
+            messages: messages.collect(),
+            template: template.map(chat_template).transpose()?,
+            generation: options.generation(&Generation::default())?,
+        })
+    }
+
+    /// Sampling, stops and length.
+    pub(crate) fn generation(&self) -> &Generation {
+        &self.generation
+    }
+
+    /// The system prompt.
+    pub(crate) fn system(&self) -> Option<&str> {
+        self.system.as_deref()
+    }
+
+    /// The chat template that stands for the model's own.
+    pub(crate) fn template(&self) -> Option<&str> {
+        self.template.as_deref()
+    }
+
+    /// The turn with what it leaves out.
+    pub(crate) fn complete<'t>(&self, turn: &'t ChatTurn) -> Cow<'t, ChatTurn> {
+        let has_system = turn.messages.iter().any(|message| message.get("role") == Some(&json!("system")));
+        let system = self.system.as_ref().filter(|_| !has_system);
+        if system.is_none() && self.messages.is_empty() {
+            return Cow::Borrowed(turn);
+        }
+        let mut completed = turn.clone();
+        let is_system = |message: &&Value| message.get("role") == Some(&json!("system"));
+        let place = turn.messages.iter().take_while(is_system).count();
+        completed.messages.splice(place..place, self.messages.iter().cloned());
+        if let Some(system) = system {
+            completed.messages.insert(0, json!({"role": "system", "content": system}));
+        }
+        Cow::Owned(completed)
+    }
+}
+
+/// Whether a template is in Jinja, which has loops and macros; Go's, as far as it is taken, has neither.
+pub(crate) fn is_program(template: &str) -> bool {
+    template.contains("{%")
+}
+
+/// A template of a Modelfile as a chat template: Go's are rewritten, those of GGUF files are taken as they are.
+fn chat_template(template: &str) -> Result<String, ApiError> {
+    if is_program(template) {
+        return Ok(template.to_owned());
+    }
+    Ok(Template::parse(template)?.to_chat_template())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Map;
+
+    use super::*;
+
+    fn defaults(parameters: &Value) -> ModelDefaults {
+        let parameters: Map<String, Value> = parameters.as_object().unwrap().clone();
+        let messages = vec![("user".to_owned(), "Hi".to_owned()), ("assistant".to_owned(), "Ho".to_owned())];
+        ModelDefaults { system: Some("Be kind.".to_owned()), template: None, messages, parameters }
+    }
+
+    fn turn(messages: &Value) -> ChatTurn {
+        ChatTurn { messages: messages.as_array().unwrap().clone(), ..ChatTurn::default() }
+    }
+
+    #[test]
+    fn only_what_is_missing_is_added() {
+        let served = ServedDefaults::new(&defaults(&json!({}))).unwrap();
+        let roles = |turn: &ChatTurn| -> Vec<String> {
+            turn.messages.iter().map(|message| message["role"].as_str().unwrap().to_owned()).collect()
+        };
+        let plain = turn(&json!([{"role": "user", "content": "x"}]));
+        let completed = served.complete(&plain);
+        assert_eq!(roles(&completed), ["system", "user", "assistant", "user"]);
+        assert_eq!(completed.messages[0]["content"], "Be kind.");
+        let own = turn(&json!([{"role": "system", "content": "Be rude."}, {"role": "user", "content": "x"}]));
+        let completed = served.complete(&own);
+        assert_eq!(roles(&completed), ["system", "user", "assistant", "user"]);
+        assert_eq!(completed.messages[0]["content"], "Be rude.");
+        assert!(matches!(ServedDefaults::default().complete(&plain), Cow::Borrowed(_)));
+    }
+
+    #[test]
+    fn parameters_become_sampling_and_stops() {
+        let parameters = json!({"temperature": 0.25, "top_k": 7, "stop": ["END"], "num_predict": 9, "num_ctx": 512});
+        let served = ServedDefaults::new(&defaults(&parameters)).unwrap();
+        let generation = served.generation();
+        assert_eq!((generation.sampling.temperature, generation.sampling.top_k), (0.25, 7));
+        assert_eq!((generation.max_tokens, generation.stop.as_slice()), (Some(9), ["END".to_owned()].as_slice()));
+        for wrong in [json!({"temperature": "hot"}), json!({"temperature": -1}), json!({"num_ctx": "x"})] {
+            assert!(ServedDefaults::new(&defaults(&wrong)).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_template_is_rewritten_or_refused() {
+        let with = |template: &str| {
+            ServedDefaults::new(&ModelDefaults { template: Some(template.to_owned()), ..ModelDefaults::default() })
+        };
+        let jinja = "{% for message in messages %}{{ message.content }}{% endfor %}";
+        assert_eq!(with(jinja).unwrap().template(), Some(jinja));
+        assert!(with("{{ .Prompt }}").unwrap().template().unwrap().contains("for message in messages"));
+        assert!(with("{{ range .Messages }}{{ end }}").is_err());
+        assert_eq!(with(" ").unwrap().template(), None);
+    }
+}

@@ -1,0 +1,277 @@
+//! Which model a name means: loaded models, installed ones, and the aliases of the settings.
+//!
+//! Used by every endpoint that takes a `model`; the manager loads what is not loaded. A name is only ever compared or
+//! handed to the library; it must never become a path, and a name that nobody knows must never silently mean another
+//! model unless the settings say so.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use poncho_engine::{Engine, EngineError, Model, Phase};
+use tokio::time::Instant;
+
+use crate::config::ServerConfig;
+use crate::dialects::ollama::names::other_form;
+use crate::dialects::shared::{blocking, preparing};
+use crate::http::error::ApiError;
+use crate::http::request_id::unix_seconds;
+use crate::models::keep_alive::KeepAlive;
+use crate::models::library::LibraryModel;
+use crate::models::manager::{Found, InMemory, Manager, ManagerSettings, Unloaded};
+use crate::models::served::{Conversations, ServedModel};
+
+/// See the module.
+pub(crate) struct Models {
+    engine: Arc<Engine>,
+    manager: Manager,
+    conversations: Arc<Conversations>,
+    aliases: BTreeMap<String, String>,
+    any_model: bool,
+    default_model: Option<String>,
+    /// What `created` says: the engine does not remember when a model was loaded.
+    started: u64,
+}
+
+/// A name that clients can use.
+pub(crate) struct ListedModel {
+    /// The name.
+    pub(crate) id: String,
+    /// The model behind it.
+    pub(crate) source: Source,
+}
+
+/// Where the facts about a model come from.
+#[derive(Clone)]
+pub(crate) enum Source {
+    Loaded(Model),
+    Installed(Arc<LibraryModel>),
+}
+
+impl Source {
+    /// The full name of the model.
+    pub(crate) fn id(&self) -> &str {
+        match self {
+            Self::Loaded(model) => model.id(),
+            Self::Installed(model) => model.name(),
+        }
+    }
+}
+
+impl Models {
+    pub(crate) async fn new(engine: Arc<Engine>, conversations: Arc<Conversations>, config: &ServerConfig) -> Self {
+        let settings = ManagerSettings {
+            library: config.library.clone(),
+            budget: config.memory.bytes(),
+            keep_alive: config.keep_alive,
+        };
+        Self {
+            manager: Manager::start(Arc::clone(&engine), settings).await,
+            engine,
+            conversations,
+            aliases: config.aliases.clone(),
+            any_model: config.any_model,
+            default_model: config.default_model.clone(),
+            started: unix_seconds(),
+        }
+    }
+
+    /// The engine behind the names.
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// Where models come from that are not loaded.
+    pub(crate) fn manager(&self) -> &Manager {
+        &self.manager
+    }
+
+    /// When the server started, in seconds since 1970.
+    pub(crate) fn started(&self) -> u64 {
+        self.started
+    }
+
+    /// The model of that name, loaded if it is not.
+    pub(crate) async fn resolve(&self, name: &str) -> Result<ServedModel, ApiError> {
+        self.resolve_keeping(name, None).await
+    }
+
+    /// The same; the model stays loaded for so long afterwards.
+    pub(crate) async fn resolve_keeping(
+        &self,
+        name: &str,
+        keep_alive: Option<KeepAlive>,
+    ) -> Result<ServedModel, ApiError> {
+        // A model keeps its own name, whatever an alias says.
+        if let Some(model) = self.by_own_name(name, keep_alive).await? {
+            return Ok(model);
+        }
+        let aliased = self.alias(name).or_else(|| other_form(name).and_then(|name| self.alias(&name)));
+        if let Some(target) = aliased
+            && let Some(model) = self.by_own_name(target, keep_alive).await?
+        {
+            return Ok(model);
+        }
+        if self.any_model
+            && let Some(model) = self.default_or_only(keep_alive).await?
+        {
+            return Ok(model);
+        }
+        match self.engine.models().is_empty() && self.manager.library().is_none() {
+            true => Err(ApiError::NotReady),
+            false => Err(EngineError::UnknownModel { model: name.to_owned() }.into()),
+        }
+    }
+
+    /// The model of that name; without a name the default, or the only one there is.
+    pub(crate) async fn resolve_or_only(&self, name: Option<&str>) -> Result<ServedModel, ApiError> {
+        if let Some(name) = name {
+            return self.resolve(name).await;
+        }
+        if let Some(model) = self.default_or_only(None).await? {
+            return Ok(model);
+        }
+        match self.engine.models().len() {
+            0 => Err(ApiError::NotReady),
+            count => Err(ApiError::field("model", format!("{count} models are loaded; name one of them"))),
+        }
+    }
+
+    /// The default model, or else the only one that is loaded.
+    async fn default_or_only(&self, keep_alive: Option<KeepAlive>) -> Result<Option<ServedModel>, ApiError> {
+        if let Some(name) = &self.default_model
+            && let Some(model) = self.by_own_name(name, keep_alive).await?
+        {
+            return Ok(Some(model));
+        }
+        match self.engine.models().as_slice() {
+            [only] => self.loaded(only.id(), keep_alive).await,
+            _ => Ok(None),
+        }
+    }
+
+    /// A model by its name, with or without its tag.
+    async fn by_own_name(&self, name: &str, keep_alive: Option<KeepAlive>) -> Result<Option<ServedModel>, ApiError> {
+        if let Some(model) = self.loaded(name, keep_alive).await? {
+            return Ok(Some(model));
+        }
+        if let Some(other) = other_form(name)
+            && let Some(model) = self.loaded(&other, keep_alive).await?
+        {
+            return Ok(Some(model));
+        }
+        let Some(found) = self.installed(name).await? else { return Ok(None) };
+        let found = preparing("looked at a model", move || Found::new(found)).await?;
+        let id = found.id().to_owned();
+        let held = self.manager.acquire(&id, Some(found), keep_alive).await?;
+        Ok(held.map(|held| ServedModel::held(held, Arc::clone(&self.conversations))))
+    }
+
+    async fn loaded(&self, id: &str, keep_alive: Option<KeepAlive>) -> Result<Option<ServedModel>, ApiError> {
+        let held = self.manager.acquire(id, None, keep_alive).await?;
+        Ok(held.map(|held| ServedModel::held(held, Arc::clone(&self.conversations))))
+    }
+
+    async fn installed(&self, name: &str) -> Result<Option<LibraryModel>, ApiError> {
+        let Some(library) = self.manager.library().map(Arc::clone) else { return Ok(None) };
+        let forms: Vec<String> = std::iter::once(name.to_owned()).chain(other_form(name)).collect();
+        preparing("looked for a model", move || {
+            for name in &forms {
+                if let Some(found) = library.find(name)? {
+                    return Ok(Some(found));
+                }
+            }
+            Ok(None)
+        })
+        .await
+    }
+
+    /// What an alias stands for.
+    fn alias(&self, name: &str) -> Option<&str> {
+        if let Some(target) = self.aliases.get(name).filter(|_| !name.ends_with('*')) {
+            return Some(target);
+        }
+        let patterns = self.aliases.iter().filter_map(|(alias, target)| Some((alias.strip_suffix('*')?, target)));
+        let fitting = patterns.filter(|(start, _)| name.starts_with(start));
+        fitting.max_by_key(|(start, _)| start.len()).map(|(_, target)| target.as_str())
+    }
+
+    /// What is known of a model, without loading it.
+    pub(crate) async fn look_up(&self, name: &str) -> Result<Source, ApiError> {
+        let other = other_form(name);
+        let target = self.alias(name).or_else(|| other.as_deref().and_then(|name| self.alias(name)));
+        for name in [Some(name), other.as_deref(), target].into_iter().flatten() {
+            if let Ok(model) = self.engine.get(name) {
+                return Ok(Source::Loaded(model));
+            }
+            if let Some(found) = self.installed(name).await? {
+                return Ok(match self.engine.get(found.name()) {
+                    Ok(model) => Source::Loaded(model),
+                    Err(_) => Source::Installed(Arc::new(found)),
+                });
+            }
+        }
+        match (self.any_model, self.engine.models().as_slice()) {
+            (true, [only]) => Ok(Source::Loaded(only.clone())),
+            (_, []) if self.manager.library().is_none() => Err(ApiError::NotReady),
+            _ => Err(EngineError::UnknownModel { model: name.to_owned() }.into()),
+        }
+    }
+
+    /// A loaded model to look at; it may go any time.
+    pub(crate) fn shown(&self, model: Model) -> ServedModel {
+        let known = self.in_memory().into_iter().find(|listed| listed.id == model.id()).map(|listed| listed.known);
+        ServedModel::shown(model, known.unwrap_or_default(), Arc::clone(&self.conversations))
+    }
+
+    /// Unloads a model, as soon as nobody uses it.
+    pub(crate) async fn unload(&self, name: &str) -> Result<(String, Unloaded), ApiError> {
+        let id = self.look_up(name).await?.id().to_owned();
+        let unloaded = self.manager.unload(&id).await;
+        Ok((id, unloaded))
+    }
+
+    /// A model was changed on disk: what is loaded under that name goes as soon as nobody uses it.
+    pub(crate) async fn changed(&self, name: &str) {
+        for id in std::iter::once(name.to_owned()).chain(other_form(name)) {
+            self.manager.unload(&id).await;
+        }
+    }
+
+    /// Every name that can be asked for: loaded models, installed ones, and aliases after the models they stand for.
+    pub(crate) async fn list(&self) -> Result<Vec<ListedModel>, ApiError> {
+        let installed = match self.manager.library().map(Arc::clone) {
+            Some(library) => blocking("listed the models", move || Ok(library.list()?)).await?,
+            None => Vec::new(),
+        };
+        let mut named: BTreeMap<String, Source> =
+            self.engine.models().into_iter().map(|model| (model.id().to_owned(), Source::Loaded(model))).collect();
+        for model in installed {
+            named.entry(model.name().to_owned()).or_insert_with(|| Source::Installed(Arc::new(model)));
+        }
+        let find =
+            |name: &str| named.get(name).or_else(|| other_form(name).and_then(|other| named.get(&other))).cloned();
+        let aliased = self.aliases.iter().filter(|(alias, _)| !alias.ends_with('*')).filter_map(|(alias, target)| {
+            let source = find(target).filter(|_| find(alias).is_none())?;
+            Some(ListedModel { id: alias.clone(), source })
+        });
+        let aliased: Vec<ListedModel> = aliased.collect();
+        let own = named.into_iter().map(|(id, source)| ListedModel { id, source });
+        Ok(own.chain(aliased).collect())
+    }
+
+    /// What is in memory.
+    pub(crate) fn in_memory(&self) -> Vec<InMemory> {
+        self.manager.in_memory()
+    }
+
+    /// Whether a request would be taken: a model serves, or one can be loaded.
+    pub(crate) fn any_serves(&self) -> bool {
+        let serves = |model: &Model| !matches!(model.status().phase, Phase::Starting | Phase::Stopped);
+        self.manager.library().is_some() || self.engine.models().iter().any(serves)
+    }
+
+    /// Gives no model out any more; loads and unloads that are under way may end until `end`.
+    pub(crate) async fn close(&self, end: Instant) {
+        self.manager.close(end).await;
+    }
+}

@@ -1,0 +1,5 @@
+//! What is measured: metrics, traces, times.
+
+pub(crate) mod metrics;
+pub(crate) mod timing;
+pub(crate) mod traces;
