@@ -1,7 +1,7 @@
-//! `poncho bench compare`: Poncho beside another server, the same requests to both in one run.
+//! `poncho bench compare`: Poncho and another server, the same requests to both in one run.
 //!
-//! Called by `bench.rs`. The flags become a plan, the two servers a ring, each scenario adds pairs of figures to a sheet,
-//! and the report is made of that. docs/benchmarks.md says what the scenarios show and what they do not.
+//! Called by `main`. The flags become a plan, the two servers a ring, each scenario adds pairs of figures to a sheet, and
+//! the report is made of that. docs/benchmarks.md explains what the scenarios show.
 
 pub(crate) mod args;
 mod contender;
@@ -31,14 +31,12 @@ use crate::measure::server::ServerSettings;
 pub(crate) fn run(args: &CompareArgs, out: &mut impl Write) -> anyhow::Result<Outcome> {
     let runtime = runtime()?;
     let report = runtime.block_on(compare(args));
-    // A restart command that never returns must not keep us.
+    // A restart command that never returns must not keep this process.
     runtime.shutdown_background();
     let report = report?;
     report.print(args, out)?;
-    if let Some(path) = &args.json {
-        report.write_json(path)?;
-    }
-    if let Some(folder) = &args.plot {
+    args.figures.write_json(&report.json())?;
+    if let Some(folder) = &args.figures.plot {
         report.plot(folder)?;
     }
     Ok(if report.is_good(args.check) { Outcome::Good } else { Outcome::Bad })
@@ -48,7 +46,7 @@ async fn compare(args: &CompareArgs) -> anyhow::Result<Report> {
     let machine = Machine::look();
     let peer =
         ForeignSettings { url: args.peer.clone(), restart: args.peer_restart.clone(), pid: args.peer_pid.clone() };
-    let peer = Contender::reach(peer).await.context("the peer cannot be used")?;
+    let peer = Contender::reach(peer).await.context("cannot use the peer")?;
     let poncho = poncho(args).await?;
     let tokens_per_word = tokens_per_word(&poncho.client, &poncho.model).await?;
     let (poncho_facts, peer_facts) = (facts(&poncho).await, facts(&peer).await);
@@ -78,7 +76,7 @@ async fn poncho(args: &CompareArgs) -> anyhow::Result<Contender> {
     if let Some(url) = &args.poncho {
         let (restart, pid) = (args.poncho_restart.clone(), args.poncho_pid.clone());
         let settings = ForeignSettings { url: url.clone(), restart, pid };
-        return Contender::reach(settings).await.context("Poncho cannot be used");
+        return Contender::reach(settings).await.context("cannot use the running Poncho");
     }
     let model = args.model.clone().context("give a model with --model, or a running Poncho with --poncho")?;
     ServerSettings::check_model(&model)?;

@@ -9,12 +9,13 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use poncho_client::{Client, runtime};
-use poncho_terminal::{Align, Outcome, Progress, Table, TableStyle, Unit};
+use poncho_terminal::{Align, Outcome, Progress, Table, Unit};
 use serde::Serialize;
 use tokio::task::JoinSet;
 
 use crate::measure::call::{Answer, Call, tokens_per_word};
 use crate::measure::chart::{Chart, Group, shown};
+use crate::measure::figures::FigureArgs;
 use crate::measure::machine::Machine;
 use crate::measure::prompts::Prompts;
 use crate::measure::server::{OwnServer, ServerSettings};
@@ -31,37 +32,28 @@ const REQUESTS: u64 = 4;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct MatrixArgs {
-    /// The model's GGUF file
+    /// GGUF file of the model
     #[arg(long, value_name = "PATH")]
     pub(crate) model: PathBuf,
 
-    /// Lengths of prompts in tokens
+    /// Lengths of the prompts in tokens
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', default_value = "512,1024,2048,4096")]
     pub(crate) prompt_tokens: Vec<usize>,
 
-    /// Clients that start together with one system prompt
+    /// Number of clients that share a system prompt
     #[arg(long, value_name = "COUNT", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) agents: u32,
 
-    /// Rounds that count
+    /// Number of measured rounds
     #[arg(long, value_name = "COUNT", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) rounds: u32,
 
-    /// Threads that compute [default: the physical cores]
+    /// Number of compute threads [default: the physical cores]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) threads: Option<u32>,
 
-    /// Write all figures to this file
-    #[arg(long, value_name = "FILE")]
-    pub(crate) json: Option<PathBuf>,
-
-    /// Write charts into this folder
-    #[arg(long, value_name = "DIR")]
-    pub(crate) plot: Option<PathBuf>,
-
-    /// Print the tables as Markdown
-    #[arg(long)]
-    pub(crate) markdown: bool,
+    #[command(flatten)]
+    pub(crate) figures: FigureArgs,
 }
 
 /// Milliseconds to the first token for prompts of one length.
@@ -103,11 +95,8 @@ pub(crate) fn run(args: &MatrixArgs, out: &mut impl Write) -> anyhow::Result<Out
     ServerSettings::check_model(&args.model)?;
     let found = runtime()?.block_on(measure(args))?;
     found.print(args, out)?;
-    if let Some(path) = &args.json {
-        let text = serde_json::to_string_pretty(&found)?;
-        std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
-    }
-    if let Some(folder) = &args.plot {
+    args.figures.write_json(&found)?;
+    if let Some(folder) = &args.figures.plot {
         found.chart().write(folder, "matrix")?;
     }
     Ok(Outcome::Good)
@@ -233,7 +222,7 @@ impl Found {
         let [sent, prefilled, first_token, total] = [*sent, *prefilled, *first_token, *total].map(show);
         agents.row([count.to_string(), sent, prefilled, first_token, total]);
         writeln!(out, "{}, {} rounds, medians\n", self.model, self.rounds)?;
-        let style = TableStyle::of(args.markdown);
+        let style = args.figures.style();
         lengths.print_in(style, out)?;
         writeln!(out)?;
         agents.print_in(style, out)?;

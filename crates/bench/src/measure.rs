@@ -5,6 +5,7 @@
 
 pub(crate) mod call;
 pub(crate) mod chart;
+pub(crate) mod figures;
 pub(crate) mod machine;
 pub(crate) mod prompts;
 pub(crate) mod server;

@@ -1,8 +1,8 @@
-//! `poncho bench replay`: sends the requests of recorded conversations and counts what was read again.
+//! `poncho bench replay`: sends the requests of recorded conversations and counts the tokens that are computed again.
 //!
-//! For each request the prompt's tokens come from the server's own template, before anything is sent; what of them was
-//! new follows from the prompts before it (`known.rs`), what was computed from the usage that the server reports. A
-//! server of our own is measured on an empty cache folder for each trace.
+//! The tokens of each prompt come from the template of the server, before anything is sent. Which of them are new follows
+//! from the earlier prompts (`known.rs`), which were computed from the usage that the server reports. A server of our own
+//! gets an empty cache folder for each trace.
 
 pub(crate) mod args;
 mod flight;
@@ -197,7 +197,7 @@ impl<'a> Replay<'a> {
 
     async fn tokens(&self, client: &Client, request: &TraceRequest) -> anyhow::Result<Vec<u32>> {
         let rendered = client.post_if_known("/apply-template", &self.body(request, 1)).await?;
-        let rendered = rendered.context("the server has no /apply-template, which is needed to count tokens")?;
+        let rendered = rendered.context("the server has no /apply-template, so tokens cannot be counted")?;
         if let Some(tokens) = rendered.get("tokens") {
             return token_list(tokens);
         }
@@ -209,7 +209,7 @@ impl<'a> Replay<'a> {
     async fn tokenize(&self, client: &Client, text: &str, is_prompt: bool) -> anyhow::Result<Vec<u32>> {
         let body = json!({"model": self.model, "content": text, "add_special": is_prompt, "parse_special": is_prompt});
         let answer = client.post_if_known("/tokenize", &body).await?;
-        let answer = answer.context("the server has no /tokenize, which is needed to count tokens")?;
+        let answer = answer.context("the server has no /tokenize, so tokens cannot be counted")?;
         token_list(answer.get("tokens").unwrap_or(&Value::Null))
     }
 
@@ -266,7 +266,7 @@ impl NewStep {
         let counted = streamed.count("prompt_tokens")?;
         ensure!(
             counted == self.prompt,
-            "the server counts {counted} prompt tokens and its template endpoint gave {}; the two must agree",
+            "the server counts {counted} prompt tokens, but its template endpoint returned {}",
             self.prompt
         );
         let cached = streamed.cached().context("the usage has no prompt_tokens_details.cached_tokens")?;
@@ -285,7 +285,7 @@ impl NewStep {
 
 fn token_list(value: &Value) -> anyhow::Result<Vec<u32>> {
     let tokens = Vec::<u32>::deserialize(value);
-    tokens.context("the server's tokens are no list of numbers")
+    tokens.context("the server sent tokens that are not a list of numbers")
 }
 
 /// What the longest request needs, rounded up.
@@ -313,11 +313,11 @@ mod tests {
         let done = step().finish(&facts).unwrap();
         assert_eq!((done.new_tokens(), done.prefilled(), done.hit.as_deref()), (6, 7, Some("partial")));
         let other = Streamed { timings: Some(json!({"cache_n": 9})), ..streamed(json!({"prompt_tokens": 10})) };
-        assert_eq!(step().finish(&other).unwrap().prefilled(), 1, "another server's way to say it");
+        assert_eq!(step().finish(&other).unwrap().prefilled(), 1, "as llama-server reports it");
     }
 
     #[test]
-    fn numbers_that_do_not_agree_or_are_missing_are_no_measurement() {
+    fn missing_or_contradicting_numbers_are_errors() {
         for (usage, word) in [
             (json!({"prompt_tokens": 11}), "counts 11"),
             (json!({}), "prompt_tokens"),

@@ -176,7 +176,7 @@ fn a_peer_that_fails_is_reported_and_given_up() {
         let words = ["--scenario", "cold", "--rounds", "3", "--prompt-tokens", "128"];
         let ran = compare(&peer, &[&words[..], &["--json", json.to_str().unwrap()]].concat());
         assert_eq!(ran.code, Some(1), "{}{}", ran.stdout, ran.stderr);
-        assert!(ran.stdout.contains(word) && ran.stdout.contains("not asked again"), "{}", ran.stdout);
+        assert!(ran.stdout.contains(word) && ran.stdout.contains("no more requests"), "{}", ran.stdout);
         assert!(!ran.stderr.contains("panicked"), "{}", ran.stderr);
         let report = read_json(&json);
         let failures = report["failures"].as_array().unwrap();

@@ -46,7 +46,7 @@ fn main() -> ExitCode {
     match parsed {
         Ok((args, resolved)) => exit_code(&run(&args, resolved.as_ref())),
         Err(Refused::Usage(error)) => {
-            // Help and version arrive here too. If nobody reads the message, nothing can be done.
+            // Help and version arrive here too. A message that cannot be written is ignored.
             let _ = error.print();
             ExitCode::from(if error.use_stderr() { 2 } else { 0 })
         }

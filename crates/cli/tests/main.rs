@@ -4,6 +4,8 @@
 #[cfg(test)]
 mod bad_input;
 #[cfg(test)]
+mod bench;
+#[cfg(test)]
 mod changing;
 #[cfg(test)]
 mod chat_guide;
@@ -37,6 +39,8 @@ mod packaged_files;
 mod packaging;
 #[cfg(test)]
 mod piping;
+#[cfg(test)]
+mod progress;
 #[cfg(test)]
 mod reading;
 #[cfg(test)]

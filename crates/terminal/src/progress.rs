@@ -94,7 +94,7 @@ impl Progress {
         }
     }
 
-    /// Begins a step and prints its name at once where there is no terminal.
+    /// Begins a step and prints its name at once without a terminal.
     pub fn announce(&self, name: &str, unit: Unit, total: Option<u64>) {
         self.begin(name, unit, total);
         if let Sink::Lines(lines) = &self.sink {

@@ -1,6 +1,6 @@
 //! Aligned columns for people.
 //!
-//! Used by the commands whose output is a list. Scripts read `--json` instead, so nothing may rely on the widths.
+//! Used by the commands that print lists. Scripts read `--json` instead, so nothing may rely on the widths.
 
 use std::io::{self, Write};
 

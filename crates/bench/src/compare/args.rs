@@ -7,61 +7,63 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 use serde::Serialize;
 
+use crate::measure::figures::FigureArgs;
+
 #[derive(Debug, clap::Args)]
 pub(crate) struct CompareArgs {
-    /// The server to compare with, started by you; anything that speaks OpenAI's chat completions
+    /// Server to compare with, started by you; any server with the chat completions of OpenAI
     #[arg(long, value_name = "URL")]
     pub(crate) peer: String,
 
-    /// A Poncho that you started [default: one of our own, with --model]
+    /// Running Poncho [default: one that is started with --model]
     #[arg(long, value_name = "URL", required_unless_present = "model", conflicts_with = "model")]
     pub(crate) poncho: Option<String>,
 
-    /// Start a Poncho with this GGUF file, on an empty cache folder
+    /// Start a Poncho with this GGUF file on an empty cache folder
     #[arg(long, value_name = "PATH")]
     pub(crate) model: Option<PathBuf>,
 
-    /// Tokens that one request may use on our own Poncho
+    /// Maximum tokens of one request of the started Poncho
     #[arg(long, value_name = "TOKENS", default_value_t = 10_240, requires = "model", value_parser = clap::value_parser!(u32).range(64..))]
     pub(crate) ctx_size: u32,
 
-    /// Requests at the same time on our own Poncho
+    /// Maximum number of concurrent requests of the started Poncho
     #[arg(long, value_name = "COUNT", default_value_t = 4, requires = "model", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) parallel: u32,
 
-    /// Threads of our own Poncho [default: the physical cores]
+    /// Number of compute threads of the started Poncho [default: the physical cores]
     #[arg(long, value_name = "COUNT", requires = "model", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) threads: Option<u32>,
 
-    /// Shell command that ends the peer and starts it again; it must return once the old one is gone
+    /// Shell command that restarts the peer; it must return after the old process has ended
     #[arg(long, value_name = "COMMAND")]
     pub(crate) peer_restart: Option<String>,
 
-    /// The same for a Poncho that you started
+    /// Shell command that restarts a running Poncho
     #[arg(long, value_name = "COMMAND", requires = "poncho")]
     pub(crate) poncho_restart: Option<String>,
 
-    /// Process of the peer, for its memory: a number, or a file that holds one
+    /// Process id of the peer, or a file that contains it, to measure its memory
     #[arg(long, value_name = "PID")]
     pub(crate) peer_pid: Option<String>,
 
-    /// The same for a Poncho that you started
+    /// Process id of a running Poncho, or a file that contains it
     #[arg(long, value_name = "PID", requires = "poncho")]
     pub(crate) poncho_pid: Option<String>,
 
-    /// Recorded conversations for the scenario `traces`, files or folders (docs/replay.md describes the format)
+    /// Files or folders of recorded conversations for the scenario `traces` (see docs/replay.md for the format)
     #[arg(long, value_name = "TRACE", num_args = 1..)]
     pub(crate) traces: Vec<PathBuf>,
 
-    /// What to measure [default: everything that the flags allow]
+    /// Scenarios to measure [default: all that the flags allow]
     #[arg(long, value_name = "NAME", value_enum, num_args = 1..)]
     pub(crate) scenario: Vec<Scenario>,
 
-    /// One round of smaller scenarios, to see that all works; its figures decide nothing
+    /// One round of smaller scenarios, to see that everything works; its figures prove nothing
     #[arg(long)]
     pub(crate) quick: bool,
 
-    /// Rounds that count; one more goes before them and does not [default: 5, or 1 with --quick]
+    /// Number of measured rounds, after one warm-up round [default: 5, or 1 with --quick]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) rounds: Option<u32>,
 
@@ -73,38 +75,29 @@ pub(crate) struct CompareArgs {
     #[arg(long, value_name = "COUNT", value_delimiter = ',')]
     pub(crate) streams: Vec<usize>,
 
-    /// What llama.cpp's own batched loop reaches, for the target beside it: streams=tokens/s, as 4=155
+    /// Speed of llama.cpp's own batched loop, for the target beside it: streams=tokens/s, such as 4=155
     #[arg(long, value_name = "SPEED", value_delimiter = ',', value_parser = parse_speed)]
     pub(crate) loop_speed: Vec<(usize, f64)>,
 
-    /// Other prompts than those of an earlier run on the same servers
+    /// Seed of the prompts; use another one for a second run on the same servers
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     pub(crate) seed: u64,
 
-    /// Write all figures to this file
-    #[arg(long, value_name = "FILE")]
-    pub(crate) json: Option<PathBuf>,
-
-    /// Write a chart of each scenario into this folder
-    #[arg(long, value_name = "DIR")]
-    pub(crate) plot: Option<PathBuf>,
-
-    /// Print the table as Markdown
-    #[arg(long)]
-    pub(crate) markdown: bool,
+    #[command(flatten)]
+    pub(crate) figures: FigureArgs,
 
     /// Exit with 1 if a target is missed
     #[arg(long)]
     pub(crate) check: bool,
 }
 
-/// What can be measured.
+/// A scenario.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Scenario {
-    /// Prompts that nobody has seen
+    /// New prompts
     Cold,
-    /// A prompt again, with a new tail, after others, after a restart
+    /// A prompt repeated: at once, with a new tail, after others, after a restart
     Again,
     /// Eight clients with one system prompt
     Agents,
@@ -112,7 +105,7 @@ pub(crate) enum Scenario {
     Chat,
     /// Recorded conversations
     Traces,
-    /// Streams at the same time
+    /// Concurrent streams
     Throughput,
     /// Resident memory and bytes on disk
     Memory,
@@ -136,7 +129,7 @@ impl Scenario {
 fn parse_speed(text: &str) -> Result<(usize, f64), String> {
     let parsed = text.split_once('=').and_then(|(streams, speed)| Some((streams.parse().ok()?, speed.parse().ok()?)));
     let parsed = parsed.filter(|(streams, speed): &(usize, f64)| *streams > 0 && speed.is_finite() && *speed > 0.0);
-    parsed.ok_or_else(|| format!("`{text}` is no speed; write 4=155 for 155 tokens a second with 4 streams"))
+    parsed.ok_or_else(|| format!("`{text}` is not a speed; write 4=155 for 155 tokens per second with 4 streams"))
 }
 
 #[cfg(test)]

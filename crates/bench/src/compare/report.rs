@@ -3,12 +3,10 @@
 //! Called once at the end of a run. Failures and what was skipped are always printed: a table without them would look
 //! more complete than it is.
 
-use std::fs;
 use std::io::Write;
 use std::path::Path;
 
-use anyhow::Context;
-use poncho_terminal::{Align, Table, TableStyle, show_bytes};
+use poncho_terminal::{Align, Table, show_bytes};
 use serde::Serialize;
 
 use crate::compare::args::{CompareArgs, Scenario};
@@ -80,9 +78,9 @@ impl Report {
             let build = facts.build.as_deref().map_or_else(String::new, |build| format!(", build {build}"));
             writeln!(out, "{name}: {}{build}", facts.model)?;
         }
-        let kind = if self.quick { "a quick run, which decides nothing; " } else { "" };
-        writeln!(out, "{kind}{} rounds; medians with quartiles, ratios are poncho by peer\n", self.rounds)?;
-        self.table().print_in(TableStyle::of(args.markdown), out)?;
+        let kind = if self.quick { "a quick run, which proves nothing; " } else { "" };
+        writeln!(out, "{kind}{} rounds; medians with quartiles; ratios are poncho divided by peer\n", self.rounds)?;
+        self.table().print_in(args.figures.style(), out)?;
         for skipped in &self.skipped {
             writeln!(out, "not measured: {skipped}")?;
         }
@@ -130,7 +128,8 @@ impl Report {
         table
     }
 
-    pub(crate) fn write_json(&self, path: &Path) -> anyhow::Result<()> {
+    /// All figures, for the JSON file.
+    pub(crate) fn json(&self) -> impl Serialize + '_ {
         let measures = self.measures.iter().map(|measure| JsonMeasure {
             poncho: measure.poncho(),
             peer: measure.peer(),
@@ -138,7 +137,7 @@ impl Report {
             verdict: measure.verdict(),
             measure,
         });
-        let report = JsonReport {
+        JsonReport {
             machine: &self.machine,
             poncho: &self.poncho,
             peer: &self.peer,
@@ -148,9 +147,7 @@ impl Report {
             failures: &self.failures,
             refused_by_both: self.refused_by_both,
             skipped: &self.skipped,
-        };
-        let text = serde_json::to_string_pretty(&report)?;
-        fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+        }
     }
 
     /// A chart of each scenario and unit.

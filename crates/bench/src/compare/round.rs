@@ -130,7 +130,7 @@ impl Ring {
             *in_a_row += 1;
             let mut message = format!("{error:#}");
             if *in_a_row == FAILURES {
-                message.push_str("; it is not asked again");
+                message.push_str("; it gets no more requests");
             }
             self.failures.push(Failure { side: *side, scenario, step: step.to_owned(), message });
         }
@@ -157,7 +157,7 @@ impl Ring {
             let Some(in_a_row) = self.in_a_row.get_mut(place).filter(|count| **count < FAILURES) else { continue };
             if let Err(error) = contender.restart().await {
                 *in_a_row = FAILURES;
-                let message = format!("{error:#}; it is not asked again");
+                let message = format!("{error:#}; it gets no more requests");
                 self.failures.push(Failure { side, scenario, step: "restart".to_owned(), message });
             }
         }

@@ -81,12 +81,12 @@ pub(crate) struct Prompts {
 }
 
 impl Prompts {
-    /// Prompts for a vocabulary in which a word of this text takes so many tokens.
+    /// Prompts for a vocabulary in which a word of this text takes this many tokens.
     pub(crate) fn new(seed: u64, tokens_per_word: f64) -> Self {
         Self { seed, tokens_per_word: tokens_per_word.max(0.1) }
     }
 
-    /// A text of about so many tokens. Texts of different tags differ from their first words on.
+    /// A text of about this many tokens. Texts of different tags differ from their first words on.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a number of words is small")]
     pub(crate) fn text(&self, tag: &str, tokens: usize) -> String {
         let words = (tokens as f64 / self.tokens_per_word).round() as usize;

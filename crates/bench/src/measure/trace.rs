@@ -1,8 +1,8 @@
-//! Recorded conversations: the file format, and the requests that it stands for.
+//! Recorded conversations: the file format, and the requests in it.
 //!
-//! Read by the replay. A trace holds its messages once and says for each request which of them were sent; docs/replay.md
-//! describes the fields. Messages and tools are passed on byte for byte. A file that says something impossible is refused
-//! with the request that does: a replay that leaves something out would measure something else.
+//! Used by the replay and the comparison. A trace contains its messages once and lists for each request which of them were
+//! sent; docs/replay.md describes the fields. Messages and tools are passed on byte for byte. An impossible request is an
+//! error: a replay that leaves something out would measure something else.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -76,7 +76,7 @@ pub(crate) fn read_all(paths: &[PathBuf]) -> anyhow::Result<Vec<Trace>> {
         let mut files: Vec<PathBuf> = entries.into_iter().map(|entry| entry.path()).collect();
         files.retain(|file| file.extension().is_some_and(|ending| ending == "json"));
         files.sort();
-        ensure!(!files.is_empty(), "the folder {} holds no traces (files ending in .json)", path.display());
+        ensure!(!files.is_empty(), "the folder {} contains no traces (files ending in .json)", path.display());
         for file in files {
             traces.push(read(&file)?);
         }
@@ -86,17 +86,17 @@ pub(crate) fn read_all(paths: &[PathBuf]) -> anyhow::Result<Vec<Trace>> {
 
 fn read(path: &Path) -> anyhow::Result<Trace> {
     let text = fs::read_to_string(path).with_context(|| format!("cannot read the trace {}", path.display()))?;
-    let requests = parse(&text)
-        .with_context(|| format!("{} is no trace that can be replayed (see docs/replay.md)", path.display()))?;
+    let requests =
+        parse(&text).with_context(|| format!("{} is not a valid trace (see docs/replay.md)", path.display()))?;
     let name = path.file_stem().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
     Ok(Trace { name, requests })
 }
 
 /// The requests that the text of a file stands for.
 fn parse(text: &str) -> anyhow::Result<Vec<TraceRequest>> {
-    ensure!(text.trim_start().starts_with('{'), "it is no JSON object");
+    ensure!(text.trim_start().starts_with('{'), "it is not a JSON object");
     let file: File = serde_json::from_str(text)?;
-    ensure!(!file.requests.is_empty(), "`requests` is empty: there is nothing to send");
+    ensure!(!file.requests.is_empty(), "`requests` is empty");
     let request = |(index, request): (usize, &FileRequest)| {
         file.request(request).with_context(|| format!("requests[{index}] cannot be sent"))
     };
@@ -110,14 +110,14 @@ impl File {
             None => {
                 let sent = turns.get(..request.upto);
                 let sent = sent.with_context(|| {
-                    format!("`upto` is {}, and the conversation has {} messages", request.upto, turns.len())
+                    format!("`upto` is {}, but the conversation has {} messages", request.upto, turns.len())
                 })?;
                 (sent.to_vec(), turns.get(request.upto))
             }
             Some(Edits { order }) => {
                 let entry = |index: &usize| {
                     turns.get(*index).cloned().with_context(|| {
-                        format!("`edits.order` names message {index}, and the conversation has {}", turns.len())
+                        format!("`edits.order` names message {index}, but the conversation has {}", turns.len())
                     })
                 };
                 let sent = order.iter().map(entry).collect::<anyhow::Result<Vec<_>>>()?;
@@ -128,7 +128,7 @@ impl File {
         let system = match request.sys {
             None => self.system.as_ref(),
             Some(number) => Some(self.systems.get(number).with_context(|| {
-                format!("`sys` is {number}, and `systems` has {} system prompts", self.systems.len())
+                format!("`sys` is {number}, but `systems` has {} system prompts", self.systems.len())
             })?),
         };
         let tools = match request.tset {
@@ -136,7 +136,7 @@ impl File {
             Some(number) => self
                 .toolsets
                 .get(number)
-                .with_context(|| format!("`tset` is {number}, and `toolsets` has {} lists", self.toolsets.len()))?,
+                .with_context(|| format!("`tset` is {number}, but `toolsets` has {} lists", self.toolsets.len()))?,
         };
         let mut messages = Vec::with_capacity(sent.len() + 1);
         if let Some(system) = system {
@@ -155,7 +155,7 @@ impl File {
     fn conversation(&self, thread: Option<&str>) -> anyhow::Result<&[Box<RawValue>]> {
         match (thread, &self.threads) {
             (None, _) => self.turns.as_deref().context("the trace has no `turns`, and the request names no `thread`"),
-            (Some(name), None) => bail!("it names the thread {name:?}, and the trace has no `threads`"),
+            (Some(name), None) => bail!("it names the thread {name:?}, but the trace has no `threads`"),
             (Some(name), Some(threads)) => {
                 let names: Vec<&str> = threads.keys().map(String::as_str).collect();
                 let known = threads.get(name).map(Vec::as_slice);
@@ -272,9 +272,9 @@ mod tests {
     fn what_cannot_be_sent_is_refused_with_the_place_and_the_reason() {
         let with = |request: Value| json!({"turns": turns(2), "requests": [{"upto": 1}, request]});
         for (trace, words) in [
-            (json!([]), vec!["no JSON object"]),
+            (json!([]), vec!["not a JSON object"]),
             (json!({"turns": []}), vec!["requests"]),
-            (json!({"turns": [], "requests": []}), vec!["nothing to send"]),
+            (json!({"turns": [], "requests": []}), vec!["`requests` is empty"]),
             (json!({"requests": [{"upto": 0}]}), vec!["requests[0]", "no `turns`"]),
             (json!({"turns": [], "requests": [{"upto": 0}]}), vec!["requests[0]", "no message"]),
             (json!({"turns": [], "requests": [{"upto": -1}]}), vec!["-1"]),
@@ -305,7 +305,7 @@ mod tests {
         assert_eq!(names(&[folder.path().join("notes.md")]), ["notes"], "a file that is named is read");
         let empty = folder.path().join("empty");
         fs::create_dir(&empty).unwrap();
-        assert!(read_all(&[empty]).unwrap_err().to_string().contains("holds no traces"));
+        assert!(read_all(&[empty]).unwrap_err().to_string().contains("contains no traces"));
         let missing = format!("{:#}", read_all(&[folder.path().join("missing.json")]).unwrap_err());
         assert!(missing.contains("missing.json") && missing.contains("cannot read"), "{missing}");
         fs::write(folder.path().join("a.json"), "{").unwrap();

@@ -9,15 +9,15 @@ use poncho_terminal::parse_bytes;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ReplayArgs {
-    /// Files with recorded conversations, or folders of them (docs/replay.md describes the format)
+    /// Files with recorded conversations, or folders of them (see docs/replay.md for the format)
     #[arg(value_name = "TRACE", required = true)]
     pub(crate) traces: Vec<PathBuf>,
 
-    /// Start a server of our own with this GGUF file
+    /// Start a server with this GGUF file
     #[arg(long, value_name = "PATH", required_unless_present = "url")]
     pub(crate) model: Option<PathBuf>,
 
-    /// Drive a server that is already running instead
+    /// Use a running server instead
     #[arg(
         long,
         value_name = "URL",
@@ -25,19 +25,19 @@ pub(crate) struct ReplayArgs {
     )]
     pub(crate) url: Option<String>,
 
-    /// The key that the running server asks for [env: PONCHO_API_KEY]
+    /// Key of the running server [env: PONCHO_API_KEY]
     #[arg(long, value_name = "KEY", requires = "url")]
     pub(crate) api_key: Option<String>,
 
-    /// End the server in order and start it again on the same cache folder between every two requests
+    /// Restart the server on the same cache folder between every two requests
     #[arg(long)]
     pub(crate) restart: bool,
 
-    /// How long the replies are
+    /// Length of the replies
     #[arg(long, value_name = "LENGTH", value_enum, default_value_t = ReplyLength::One)]
     pub(crate) reply_length: ReplyLength,
 
-    /// Send up to so many requests at once, each conversation in its own order
+    /// Maximum number of concurrent requests; those of one conversation stay in order
     #[arg(
         long,
         value_name = "COUNT",
@@ -47,31 +47,31 @@ pub(crate) struct ReplayArgs {
     )]
     pub(crate) at_once: u32,
 
-    /// Tokens that one request may use [default: what the trace needs, rounded up]
+    /// Maximum tokens of one request [default: what the trace needs, rounded up]
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(64..))]
     pub(crate) ctx_size: Option<u32>,
 
-    /// Requests that the server can run at the same time
+    /// Maximum number of concurrent requests of the server
     #[arg(long, value_name = "COUNT", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) parallel: u32,
 
-    /// Threads that compute [default: the physical cores]
+    /// Number of compute threads [default: the physical cores]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) threads: Option<u32>,
 
-    /// The cache folder, kept afterwards and shared by all traces [default: a temporary one for each trace]
+    /// Cache folder, kept afterwards and shared by all traces [default: a temporary one for each trace]
     #[arg(long, value_name = "DIR")]
     pub(crate) cache_dir: Option<PathBuf>,
 
-    /// The most that the cache folder may hold
+    /// Maximum size of the cache folder
     #[arg(long, value_name = "BYTES", default_value = "20GiB", value_parser = parse_bytes)]
     pub(crate) cache_size: u64,
 
-    /// States of fewer tokens are not saved [default: the server's own gate]
+    /// Minimum length of a state that is saved, in tokens [default: that of the server]
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=2048))]
     pub(crate) min_tokens: Option<u32>,
 
-    /// Exit with 1 if a trace has more tokens prefilled than this many times the new ones
+    /// Exit with 1 if a trace has a larger ratio of computed to new tokens
     #[arg(long, value_name = "RATIO", value_parser = parse_ratio)]
     pub(crate) max_ratio: Option<f64>,
 
@@ -79,7 +79,7 @@ pub(crate) struct ReplayArgs {
     #[arg(long)]
     pub(crate) verbose: bool,
 
-    /// Print JSON on standard output, and nothing else there
+    /// Print JSON on standard output and nothing else
     #[arg(long, conflicts_with = "markdown")]
     pub(crate) json: bool,
 
@@ -100,7 +100,7 @@ pub(crate) enum ReplyLength {
 
 fn parse_ratio(text: &str) -> Result<f64, String> {
     let ratio = text.parse::<f64>().ok().filter(|ratio| ratio.is_finite() && *ratio > 0.0);
-    ratio.ok_or_else(|| format!("`{text}` is no ratio; write 1.02 or the like"))
+    ratio.ok_or_else(|| format!("`{text}` is not a ratio; write a positive number such as 1.02"))
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 
 use crate::replay::report::Step;
 
-/// Requests in flight: at most so many at the same time, and only one of each conversation.
+/// Requests in flight: a limited number at the same time, and only one of each conversation.
 pub(crate) struct Flight {
     at_once: usize,
     running: JoinSet<(Option<String>, anyhow::Result<Step>)>,

@@ -1,7 +1,6 @@
-//! What a perfect prefix cache would know: every prompt that was sent before.
+//! A perfect prefix cache: every prompt that was sent before.
 //!
-//! Used by the replay to tell new tokens from those that were sent before. Pure arithmetic on tokens; it never asks the
-//! server what it did.
+//! Used by the replay to count new tokens. Pure arithmetic on tokens; it never asks the server.
 
 /// The prompts so far.
 #[derive(Debug, Default)]

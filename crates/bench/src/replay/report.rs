@@ -19,9 +19,9 @@ use crate::replay::known::ratio;
 pub(crate) enum Mode {
     /// Started once for each trace.
     Warm,
-    /// Started anew for each request.
+    /// Restarted for each request.
     Restarted,
-    /// Somebody else's.
+    /// Started by the user.
     Running,
 }
 

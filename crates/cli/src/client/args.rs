@@ -18,6 +18,20 @@ pub(crate) struct ServerArgs {
     pub(crate) api_key: Option<String>,
 }
 
+/// The model of a command, and the server that has it.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct ModelArgs {
+    /// Model: a GGUF file, or a name at the server [default: the first model of the server, or the default model]
+    #[arg(long, value_name = "MODEL")]
+    pub(crate) model: Option<String>,
+
+    #[command(flatten)]
+    pub(crate) server: ServerArgs,
+
+    #[command(flatten)]
+    pub(crate) own: OwnArgs,
+}
+
 /// A server in this process, if none is running.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct OwnArgs {

@@ -12,7 +12,7 @@ use serde_json::Value;
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
-use super::args::{OwnArgs, ServerArgs};
+use super::args::{ModelArgs, OwnArgs, ServerArgs};
 use super::local::LocalServer;
 use super::own_server::{self, Purpose};
 
@@ -32,6 +32,11 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
+    /// Finds a server with the model of the flags, or starts one.
+    pub(crate) async fn to_model(args: &ModelArgs, purpose: Purpose) -> anyhow::Result<Self> {
+        Self::open(&args.server, &args.own, args.model.as_deref(), purpose).await
+    }
+
     /// Finds a server with the model, or starts one.
     pub(crate) async fn open(
         server: &ServerArgs,

@@ -1,7 +1,7 @@
 //! A server in this process for one command: the cache of `poncho serve`, one model, a free port of this machine.
 //!
 //! Started by `connection.rs` if no server answers, and ended by it so that states are saved. If another process holds
-//! the cache folder, the states are kept in memory and the user is told.
+//! the cache folder, the states are kept in memory, and a note says so.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -10,7 +10,7 @@ use poncho_terminal::Outcome;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use crate::client::args::{OwnArgs, ServerArgs};
+use crate::client::args::ModelArgs;
 use crate::client::{Connection, Purpose};
 
 #[derive(Debug, clap::Args)]
@@ -19,19 +19,12 @@ pub(crate) struct EmbedArgs {
     #[arg(value_name = "TEXT")]
     texts: Vec<String>,
 
-    /// Model: a GGUF file, or a name at the server [default: the first model of the server, or the default model]
-    #[arg(long, value_name = "MODEL")]
-    model: Option<String>,
-
     /// Print JSON on standard output and nothing else
     #[arg(long)]
     json: bool,
 
     #[command(flatten)]
-    server: ServerArgs,
-
-    #[command(flatten)]
-    own: OwnArgs,
+    model: ModelArgs,
 }
 
 /// The answer of the server, in the order of the texts.
@@ -62,7 +55,7 @@ struct Printed<'a> {
 pub(crate) fn run(args: &EmbedArgs, out: &mut impl Write) -> anyhow::Result<Outcome> {
     let texts = if args.texts.is_empty() { vec![standard_input()?] } else { args.texts.clone() };
     runtime()?.block_on(async {
-        let connection = Connection::open(&args.server, &args.own, args.model.as_deref(), Purpose::Compute).await?;
+        let connection = Connection::to_model(&args.model, Purpose::Compute).await?;
         let asked = json!({"model": connection.model, "input": texts, "encoding_format": "float"});
         let answer = connection.client.post("/v1/embeddings", &asked).await;
         connection.close().await?;

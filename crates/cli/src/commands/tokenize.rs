@@ -11,7 +11,7 @@ use poncho_terminal::{Align, Outcome, Table, excerpt, printable};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::client::args::{OwnArgs, ServerArgs};
+use crate::client::args::ModelArgs;
 use crate::client::{Connection, Purpose};
 
 /// Longer than any token.
@@ -22,10 +22,6 @@ pub(crate) struct TokenizeArgs {
     /// Text, or token ids with --detokenize
     #[arg(value_name = "TEXT", required = true)]
     text: Vec<String>,
-
-    /// Model: a GGUF file, or a name at the server [default: the first model of the server, or the default model]
-    #[arg(long, value_name = "MODEL")]
-    model: Option<String>,
 
     /// Print the text of token ids instead
     #[arg(long)]
@@ -40,10 +36,7 @@ pub(crate) struct TokenizeArgs {
     json: bool,
 
     #[command(flatten)]
-    server: ServerArgs,
-
-    #[command(flatten)]
-    own: OwnArgs,
+    model: ModelArgs,
 }
 
 #[derive(Deserialize)]
@@ -96,7 +89,7 @@ pub(crate) fn run(args: &TokenizeArgs, out: &mut impl Write) -> anyhow::Result<O
 }
 
 async fn ask(args: &TokenizeArgs, mut asked: Value) -> anyhow::Result<Value> {
-    let connection = Connection::open(&args.server, &args.own, args.model.as_deref(), Purpose::Vocabulary).await?;
+    let connection = Connection::to_model(&args.model, Purpose::Vocabulary).await?;
     if let Some(fields) = asked.as_object_mut() {
         fields.insert("model".to_owned(), connection.model.clone().into());
     }

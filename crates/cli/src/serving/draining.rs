@@ -51,7 +51,7 @@ mod tests {
     /// Longer than anything takes here.
     const LONG: Duration = Duration::from_secs(60);
 
-    /// An engine whose model has read something that is not on its disk yet.
+    /// An engine with a model that has a state to save.
     fn engine(fs: &FaultFs) -> Arc<Engine> {
         let config = CacheConfig { fs: Arc::new(fs.clone()), ..CacheConfig::on_disk("/cache", 1 << 20) };
         let cache = Arc::new(Cache::open(config).unwrap());

@@ -108,7 +108,7 @@ pub(crate) fn parse(
 
 /// The value of one setting in variables and the file.
 pub(super) fn configured(name: &str, environment: &Environment) -> anyhow::Result<Option<(OsString, Origin)>> {
-    let setting = find(name).with_context(|| format!("there is no setting {name}"))?;
+    let setting = find(name).with_context(|| format!("unknown setting {name}"))?;
     // Only this one is validated: a bad port of the server must not stop the listing of a folder.
     let entry = match of_variable(setting, environment)? {
         Some(entry) => Some(entry),
@@ -317,7 +317,7 @@ mod tests {
             (&[("PONCHO_EXACT", "sometimes")], "use one of always, request"),
             (&[("PONCHO_LOG", "loud")], "PONCHO_LOG is `loud`: use one of off, error"),
             (&[("PONCHO_OPEN", "perhaps")], "PONCHO_OPEN is `perhaps`; set it to true or false"),
-            (&[("PONCHO_CONFIG", "/no/such.toml")], "/no/such.toml does not exist; check PONCHO_CONFIG"),
+            (&[("PONCHO_CONFIG", "/no/such.toml")], "/no/such.toml does not exist; correct or remove PONCHO_CONFIG"),
         ] {
             let message = resolved("poncho config", variables).unwrap_err();
             assert!(message.contains(said), "{variables:?}: {message}");

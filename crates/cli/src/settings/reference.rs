@@ -94,11 +94,11 @@ fn value(kind: Kind, flag: &Arg) -> String {
     match kind {
         Kind::Switch => "`true`, `false`".to_owned(),
         Kind::Text if !names.is_empty() => names.join(", "),
-        Kind::Text => "text".to_owned(),
+        Kind::Text => "string".to_owned(),
         Kind::Path => "path".to_owned(),
-        Kind::Number => "number".to_owned(),
-        Kind::Quantity => "number, or text with a unit".to_owned(),
-        Kind::List => "text or list".to_owned(),
+        Kind::Number => "integer".to_owned(),
+        Kind::Quantity => "integer, or string with a unit".to_owned(),
+        Kind::List => "string or list".to_owned(),
         Kind::Paths => "path or list".to_owned(),
         Kind::Pairs => "table, or list of `NAME=VALUE`".to_owned(),
     }

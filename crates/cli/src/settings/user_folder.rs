@@ -1,29 +1,29 @@
-//! The folders below the user's home that Poncho keeps things in, by the rules of the XDG base directories.
+//! The folders of Poncho in the home of the user, by the XDG base directory specification.
 //!
-//! Used where a command needs a folder that nobody named. It reads the environment and makes no folder.
+//! Used if no folder is named. It reads the environment and creates no folder.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-/// What is kept there.
+/// The kind of data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum UserFolder {
-    /// What can be computed again.
+    /// Data that can be computed again.
     Cache,
-    /// What was fetched or made.
+    /// Data that was downloaded or created.
     Data,
-    /// What a program remembers of its runs.
+    /// State such as a history.
     State,
 }
 
 impl UserFolder {
-    /// The folder of Poncho in it; `None` for a user without a home.
+    /// The folder of Poncho; `None` for a user without a home.
     pub(crate) fn find(self) -> Option<PathBuf> {
         let (variable, _) = self.rule();
         self.of(set(variable), set("HOME"))
     }
 
-    /// The variable that names it, and where it is in the home otherwise.
+    /// Its variable, and its default below the home.
     const fn rule(self) -> (&'static str, &'static str) {
         match self {
             Self::Cache => ("XDG_CACHE_HOME", ".cache"),
@@ -32,7 +32,7 @@ impl UserFolder {
         }
     }
 
-    /// A relative path in the variable is ignored, as the rules ask.
+    /// A relative path in the variable is ignored, as the specification demands.
     fn of(self, named: Option<OsString>, home: Option<OsString>) -> Option<PathBuf> {
         let (_, in_home) = self.rule();
         let named = named.map(PathBuf::from).filter(|path| path.is_absolute());

@@ -69,7 +69,7 @@ fn note(ring: &mut Ring, round: u32, suffix: &str, [poncho, peer]: [Vec<Option<A
     ring.add(round, tokens, &format!("prompt tokens computed{suffix}"), prefilled);
 }
 
-/// The requests of a conversation with a system prompt of so many tokens: each holds the one before it. Every second turn
+/// The requests of a conversation with a system prompt of this length: each contains the one before it. Every second turn
 /// answers a tool call.
 fn script(prompts: &Prompts, tag: &str, system: usize, turns: usize) -> anyhow::Result<Vec<Call>> {
     let mut messages: Vec<Box<RawValue>> = vec![message("system", &prompts.text(tag, system))?];

@@ -1,6 +1,6 @@
-//! Scenario 1: prompts that nobody has seen, of several lengths.
+//! Scenario 1: new prompts of several lengths.
 //!
-//! Shows what the path to llama.cpp costs where no cache helps. The target is a speed: prompt tokens a second.
+//! Shows the cost of the path to llama.cpp without the help of a cache. The target is a speed: prompt tokens per second.
 
 use anyhow::ensure;
 
@@ -45,7 +45,7 @@ fn check_cold(answer: &Answer) -> anyhow::Result<()> {
     let known = answer.cached.unwrap_or(0);
     ensure!(
         known <= KNOWN_ANYHOW.max(answer.prompt / 20),
-        "{known} of {} tokens of a cold prompt were known; give another --seed, or an empty cache folder",
+        "{known} of {} tokens of a cold prompt were cached; use another --seed, or an empty cache folder",
         answer.prompt
     );
     Ok(())

@@ -1,8 +1,8 @@
 //! Scenario 5: recorded conversations, sent one after the other, interleaved, with a restart in the middle, and with a
 //! clock in the system prompt that changes with every request.
 //!
-//! Shows real prompts. Replies are one token. A request that both servers refuse, for a context that is too short as a
-//! rule, is counted apart and left out.
+//! Shows real prompts. Replies are one token long. A request that both servers refuse, usually because the context is too
+//! short, is counted separately and left out.
 
 use std::path::PathBuf;
 
@@ -93,7 +93,7 @@ struct Sums {
     total: f64,
     prefilled: Option<usize>,
     answers: usize,
-    /// A sum with a hole is no sum.
+    /// A request failed, so the sum is incomplete.
     broken: bool,
 }
 
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sum_with_a_hole_is_no_sum() {
+    fn an_incomplete_sum_is_not_reported() {
         let at = std::time::Duration::from_millis(5);
         let answer =
             Answer { first_token: at, ended: at, pieces: Vec::new(), prompt: 9, cached: Some(2), completion: 1 };

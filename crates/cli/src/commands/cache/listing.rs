@@ -66,7 +66,7 @@ impl Listing {
         copies.min_by_key(|row| self.tier_of(row))
     }
 
-    /// The one row whose key begins with these lower-case hexadecimal digits.
+    /// The only row with a key that starts with these lower-case hexadecimal digits.
     ///
     /// # Errors
     /// If there is none, or more than one; the message names similar keys.
