@@ -12,9 +12,11 @@ use poncho_cache::{PressureConfig, PressureSourceKind, Tier};
 use poncho_engine::backend::KvLayout;
 use poncho_server::{KeepAlive, MemoryBudget, ReplayScope};
 
+use crate::backend_args::BackendArgs;
 use crate::bench::args::BenchArgs;
 use crate::bytes::parse_bytes;
 use crate::embed::EmbedArgs;
+use crate::limit_args::LimitArgs;
 use crate::models::args::{CpArgs, CreateArgs, ListArgs, PullArgs, RmArgs, ShowModelArgs};
 use crate::probing::ProbeArg;
 use crate::ps::PsArgs;
@@ -220,6 +222,18 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "BYTES", default_value = "512MiB", value_parser = parse_bytes)]
     pub(crate) cache_ram: u64,
 
+    /// Where new states are stored; files in memory survive a crash of the server, not a restart of the machine
+    #[arg(long, value_name = "TIER", default_value = "disk")]
+    pub(crate) cache_tier: CacheTierArg,
+
+    /// The most that files in memory may hold, with --cache-tier ram-file
+    #[arg(long, value_name = "BYTES", default_value = "1GiB", value_parser = parse_bytes)]
+    pub(crate) ram_file_size: u64,
+
+    /// The folder of files in memory, with --cache-tier ram-file [default: /dev/shm/poncho-UID]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) ram_file_dir: Option<PathBuf>,
+
     /// Whose memory is watched, so that stored states leave it before it is full
     #[arg(long, value_name = "SOURCE", default_value = "off", value_parser = pressure_parser())]
     pub(crate) pressure: PressureArg,
@@ -240,6 +254,9 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) threads: Option<u32>,
 
+    #[command(flatten)]
+    pub(crate) backend: BackendArgs,
+
     /// Byte-identical replies to those of a cold, idle server: for all requests, or for those that ask for it [default: off]
     #[arg(long, value_name = "WHEN", num_args = 0..=1, require_equals = true, default_missing_value = "always")]
     pub(crate) exact: Option<ExactArg>,
@@ -251,6 +268,10 @@ pub(crate) struct ServeArgs {
     /// A key that may also see and evict what all keys have stored, and read the metrics; may be given several times
     #[arg(long, value_name = "KEY")]
     pub(crate) admin_key: Vec<String>,
+
+    /// A secret that signs the thinking of replies in Anthropic's dialect, so that a client cannot change it
+    #[arg(long, value_name = "SECRET", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    pub(crate) signing_key: Option<String>,
 
     /// Share no cached state between keys: each has a namespace of its own
     #[arg(long)]
@@ -276,6 +297,9 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "DURATION", default_value = "6h", value_parser = parse_wait)]
     pub(crate) upload_timeout: Duration,
 
+    #[command(flatten)]
+    pub(crate) limits: LimitArgs,
+
     /// How long the end of the server waits for its states to be saved, once its requests are over
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = parse_wait)]
     pub(crate) drain_limit: Duration,
@@ -298,7 +322,7 @@ pub(crate) struct ServeArgs {
 }
 
 /// Reads how much memory models may take.
-fn parse_wait(text: &str) -> Result<Duration, String> {
+pub(crate) fn parse_wait(text: &str) -> Result<Duration, String> {
     match KeepAlive::parse(text) {
         Ok(KeepAlive::For(wait)) if !wait.is_zero() => Ok(wait),
         _ => Err(format!("{text:?} is no time to wait; write seconds or a text such as 60s or 5m")),
@@ -310,6 +334,17 @@ fn parse_memory(text: &str) -> Result<MemoryBudget, String> {
         return Ok(MemoryBudget::Unlimited);
     }
     parse_bytes(text).map(MemoryBudget::Bytes).map_err(|said| format!("{said}; or none for no limit"))
+}
+
+/// Where new states are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum CacheTierArg {
+    /// In the cache folder
+    Disk,
+    /// In files on a memory file system
+    RamFile,
+    /// In the memory of the server only
+    Ram,
 }
 
 /// Whose memory is watched.

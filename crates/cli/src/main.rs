@@ -6,6 +6,7 @@
 #![expect(rustdoc::bare_urls, reason = "the help of a flag is read in a terminal")]
 
 mod args;
+mod backend_args;
 mod bench;
 mod bytes;
 mod cache;
@@ -14,6 +15,7 @@ mod draining;
 mod embed;
 mod excerpt;
 mod greeting;
+mod limit_args;
 mod logging;
 mod manual;
 mod model_file;

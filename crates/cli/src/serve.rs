@@ -7,20 +7,23 @@
 
 use std::io::Write;
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, anyhow};
-use poncho_cache::{Cache, CacheConfig};
+use anyhow::{Context, anyhow, bail};
+use poncho_cache::{Cache, CacheConfig, FileTierConfig, Tier};
 use poncho_engine::backend::llama::LlamaBackend;
 use poncho_engine::backend::{ContextOptions, KvLayout};
+use poncho_engine::reply::signature::SigningKey;
 use poncho_engine::{Engine, Exactness, ModelConfig, Prober};
 use poncho_server::{ServerConfig, check_bind, load_model};
 use tokio::net::TcpListener;
 
 use crate::Outcome;
-use crate::args::{ExactArg, FolderArgs, ServeArgs};
+use crate::args::{CacheTierArg, ExactArg, FolderArgs, ServeArgs};
+use crate::backend_args::BackendArgs;
 use crate::bytes::show_bytes;
 use crate::cache::folder::{chosen_folder, free_bytes};
 use crate::doctor::{LITTLE_SPACE, limits, port};
@@ -55,8 +58,17 @@ pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outc
     };
     let kv = args.kv_layout.layout(args.parallel);
     let prober = prober(args.probe_models, Some(&folder));
-    let shape =
-        ModelShape { ctx_size: args.ctx_size, parallel: args.parallel, kv, threads: args.threads, exactness, prober };
+    let shape = ModelShape {
+        ctx_size: args.ctx_size,
+        parallel: args.parallel,
+        kv,
+        threads: args.threads,
+        exactness,
+        prober,
+        backend: args.backend.clone(),
+        queue_limit: Some(args.limits.queue()),
+        signing_key: args.signing_key.as_deref().and_then(|secret| SigningKey::new(secret.as_bytes())),
+    };
     let asked = Asked { models: &args.model, name: args.name.as_deref(), models_dir: args.models_dir.as_ref() };
     let models = ServedModels::find(asked, &shape)?;
     let aliases = aliases(args)?;
@@ -87,11 +99,7 @@ pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outc
         anyhow::Error::new(error).context(format!("cannot listen on {address}: {why}"))
     })?;
     let address = listener.local_addr()?;
-    let cache = Cache::open(CacheConfig {
-        ram_quota: args.cache_ram,
-        pressure: args.pressure.config(),
-        ..CacheConfig::on_disk(&folder, args.cache_size)
-    })?;
+    let cache = Cache::open(cache_config(args, &folder)?)?;
     warn_of_little_space(&folder);
     let engine = Arc::new(Engine::new(Arc::new(LlamaBackend), Arc::new(cache)));
     for name in &models.named {
@@ -126,6 +134,43 @@ pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outc
     Ok(Outcome::Good)
 }
 
+/// The tiers of the cache. Rows on the disk are found whichever tier new ones go to.
+fn cache_config(args: &ServeArgs, folder: &Path) -> anyhow::Result<CacheConfig> {
+    let ram_file = match args.cache_tier {
+        CacheTierArg::RamFile => {
+            Some(FileTierConfig { folder: ram_file_folder(args.ram_file_dir.as_deref())?, quota: args.ram_file_size })
+        }
+        CacheTierArg::Disk | CacheTierArg::Ram => None,
+    };
+    let save_tier = match args.cache_tier {
+        CacheTierArg::Disk => None,
+        CacheTierArg::RamFile => Some(Tier::RamFile),
+        CacheTierArg::Ram => Some(Tier::Ram),
+    };
+    Ok(CacheConfig {
+        ram_quota: args.cache_ram,
+        ram_file,
+        save_tier,
+        pressure: args.pressure.config(),
+        ..CacheConfig::on_disk(folder, args.cache_size)
+    })
+}
+
+/// The folder of files in memory. Everybody may write to `/dev/shm`, so a folder there must be ours.
+fn ram_file_folder(named: Option<&Path>) -> anyhow::Result<PathBuf> {
+    let user = rustix::process::getuid().as_raw();
+    let folder = named.map_or_else(|| PathBuf::from(format!("/dev/shm/poncho-{user}")), Path::to_path_buf);
+    match std::fs::symlink_metadata(&folder) {
+        Ok(facts) if !facts.is_dir() => {
+            bail!("{} is not a folder; give another one with --ram-file-dir", folder.display())
+        }
+        Ok(facts) if facts.uid() != user => {
+            bail!("{} belongs to another user; give a folder of yours with --ram-file-dir", folder.display())
+        }
+        Ok(_) | Err(_) => Ok(folder),
+    }
+}
+
 /// Nothing fails without space, but what was read would be read again: better said before it is noticed.
 fn warn_of_little_space(folder: &Path) {
     let existing = folder.ancestors().find(|folder| folder.is_dir());
@@ -142,6 +187,7 @@ fn warn_of_little_space(folder: &Path) {
 fn observe(args: &ServeArgs, config: &mut ServerConfig) {
     config.allowed_hosts.clone_from(&args.allow_host);
     config.cors.clone_from(&args.cors);
+    args.limits.set(config);
     config.write_timeout = args.write_timeout;
     config.uploads.most_bytes = args.max_upload;
     config.uploads.time = args.upload_timeout;
@@ -167,7 +213,7 @@ fn address(args: &ServeArgs) -> anyhow::Result<SocketAddr> {
 }
 
 /// How much a model may take at once.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct ModelShape {
     /// Tokens that one request may use.
     pub(crate) ctx_size: u32,
@@ -181,12 +227,18 @@ pub(crate) struct ModelShape {
     pub(crate) exactness: Exactness,
     /// Tries models before they are loaded.
     pub(crate) prober: Option<Prober>,
+    /// llama.cpp's own options.
+    pub(crate) backend: BackendArgs,
+    /// Requests that may wait for their turn; `None` for the engine's default.
+    pub(crate) queue_limit: Option<usize>,
+    /// Signs thinking.
+    pub(crate) signing_key: Option<SigningKey>,
 }
 
 /// The settings of a model that is served.
 pub(crate) fn model_config(model: &Path, id: &str, shape: &ModelShape) -> ModelConfig {
-    let ModelShape { ctx_size, parallel, kv, threads, exactness, ref prober } = *shape;
-    let context = ContextOptions {
+    let ModelShape { ctx_size, parallel, kv, threads, exactness, ref prober, ref backend, .. } = *shape;
+    let mut context = ContextOptions {
         n_ctx: ctx_size,
         n_seq_max: parallel,
         // Every request may use all of its context, whoever else is served.
@@ -195,7 +247,13 @@ pub(crate) fn model_config(model: &Path, id: &str, shape: &ModelShape) -> ModelC
         threads,
         ..ContextOptions::default()
     };
-    ModelConfig { context, exactness, prober: prober.clone(), ..ModelConfig::new(id, model) }
+    backend.set_context(&mut context);
+    let signing_key = shape.signing_key.clone();
+    let mut config =
+        ModelConfig { context, exactness, prober: prober.clone(), signing_key, ..ModelConfig::new(id, model) };
+    backend.set_model(&mut config.model);
+    config.queue_limit = shape.queue_limit.unwrap_or(config.queue_limit);
+    config
 }
 
 fn greet(args: &ServeArgs, address: SocketAddr, id: &str, folder: &Path, out: &mut impl Write) -> anyhow::Result<()> {

@@ -50,6 +50,8 @@ mod served;
 #[cfg(test)]
 mod serving;
 #[cfg(test)]
+mod settings_reached;
+#[cfg(test)]
 mod snippets;
 #[cfg(test)]
 mod stopping;

@@ -58,7 +58,8 @@ impl LocalServer {
         // Its own folder may be a temporary one; models stay familiar.
         let known = chosen_folder(&FolderArgs { cache_dir: None, ram_file_dir: None }).ok();
         let prober = prober(configured_probing()?, known.as_deref());
-        let shape = ModelShape { ctx_size, parallel, kv, threads, exactness: Exactness::Off, prober };
+        let shape =
+            ModelShape { ctx_size, parallel, kv, threads, exactness: Exactness::Off, prober, ..ModelShape::default() };
         let mut config = model_config(&settings.model, MODEL_ID, &shape);
         if let Some(min_tokens) = settings.min_tokens {
             config.gates.min_tokens = min_tokens;

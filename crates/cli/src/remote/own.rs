@@ -55,7 +55,8 @@ pub(crate) async fn start(
     let (kv, exactness) = (KvLayout::Unified, Exactness::Off);
     let folder = chosen_folder(&FolderArgs { cache_dir: args.cache_dir.clone(), ram_file_dir: None }).ok();
     let prober = prober(configured_probing()?, folder.as_deref());
-    let shape = ModelShape { ctx_size, parallel: 1, kv, threads: args.threads, exactness, prober };
+    let shape =
+        ModelShape { ctx_size, parallel: 1, kv, threads: args.threads, exactness, prober, ..ModelShape::default() };
     let models = find(model, &shape)?;
     let id = models.named.first().context("no model was named")?.clone();
     let found = models.get(&id)?;

@@ -124,6 +124,7 @@ fn values(setting: &Setting, value: &Spanned<DeValue<'_>>) -> Result<Vec<String>
     let wanted = match setting.kind {
         Kind::Text | Kind::Path => "a text in quotes",
         Kind::Number => "a number without quotes",
+        Kind::Decimal => "a number without quotes, with or without a point",
         Kind::Quantity => "a number, or a text in quotes with a unit",
         Kind::Switch => "true or false",
         Kind::List | Kind::Paths => "a text in quotes, or a list of them",
@@ -135,7 +136,8 @@ fn values(setting: &Setting, value: &Spanned<DeValue<'_>>) -> Result<Vec<String>
         other => Err(wrong(other)),
     };
     match (setting.kind, value.get_ref()) {
-        (Kind::Number | Kind::Quantity, DeValue::Integer(number)) => {
+        (Kind::Decimal, DeValue::Float(number)) => Ok(vec![number.as_str().to_owned()]),
+        (Kind::Number | Kind::Decimal | Kind::Quantity, DeValue::Integer(number)) => {
             let decimal = i128::from_str_radix(number.as_str(), number.radix());
             Ok(vec![decimal.map_err(|_| format!("is {} and must be {wanted}", number.as_str()))?.to_string()])
         }

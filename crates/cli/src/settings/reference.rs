@@ -97,7 +97,7 @@ fn value(kind: Kind, flag: &Arg) -> String {
         Kind::Text if !names.is_empty() => names.join(", "),
         Kind::Text => "text".to_owned(),
         Kind::Path => "path".to_owned(),
-        Kind::Number => "number".to_owned(),
+        Kind::Number | Kind::Decimal => "number".to_owned(),
         Kind::Quantity => "number, or text with a unit".to_owned(),
         Kind::List => "text or list".to_owned(),
         Kind::Paths => "path or list".to_owned(),
