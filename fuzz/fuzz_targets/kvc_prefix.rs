@@ -31,7 +31,7 @@ fuzz_target!(|data: &[u8]| {
     }
 });
 
-/// What holds for every row that decodes.
+/// The invariants of every row that decodes.
 fn check(row: &RowPrefix) {
     assert_eq!(u64::from(row.token_count), u64::from(row.start) + row.tokens.len() as u64);
     assert_eq!(row.start > 0, row.parent.is_some());

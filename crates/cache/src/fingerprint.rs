@@ -5,27 +5,24 @@
 //! `fast_unsafe` reads nothing. A memo that does not fit the files exactly must never be used.
 
 mod memo;
-mod stamp;
 
 pub(crate) use memo::SUFFIX as MEMO_SUFFIX;
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::{self, BufReader, Read, Seek, SeekFrom};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use poncho_gguf::file::{Links, open_regular};
+use poncho_gguf::{GgufError, GgufIdentity};
 use sha2::{Digest, Sha256};
 
-use crate::files::{self, Links};
-use crate::gguf_identity::{GgufError, GgufIdentity};
 use crate::key::to_hex;
 use crate::words::FingerprintMode;
 
 use memo::{FingerprintMemo, PartIdentity};
-
-pub use stamp::FileStamp;
 
 /// Large enough that a disk streams, small enough to stay in the processor's cache while it is hashed.
 const READ_BYTES: usize = 1 << 20;
@@ -265,7 +262,7 @@ fn fixed_point(adapter: &AdapterIdentity) -> Result<i64, FingerprintError> {
 }
 
 fn open(path: &Path) -> Result<File, FingerprintError> {
-    files::open_regular(path, Links::Follow).map_err(|source| read_error(path, source))
+    open_regular(path, Links::Follow).map_err(|source| read_error(path, source))
 }
 
 fn read_error(path: &Path, source: io::Error) -> FingerprintError {
@@ -273,9 +270,7 @@ fn read_error(path: &Path, source: io::Error) -> FingerprintError {
 }
 
 fn read_identity(path: &Path, file: &File) -> Result<GgufIdentity, FingerprintError> {
-    let bytes = file.metadata().map_err(|source| read_error(path, source))?.len();
-    GgufIdentity::read(BufReader::new(file), bytes)
-        .map_err(|source| FingerprintError::Gguf { path: path.to_path_buf(), source })
+    GgufIdentity::read(file).map_err(|source| FingerprintError::Gguf { path: path.to_path_buf(), source })
 }
 
 /// A hash that files are streamed into.

@@ -6,9 +6,8 @@
 
 use std::fmt;
 
+use poncho_gguf::QuantType;
 use sha2::{Digest, Sha256};
-
-use crate::quant::QuantType;
 
 /// The name of a row: SHA-256 over its namespace and its tokens.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -54,7 +54,6 @@ mod fingerprint;
 mod folder_index;
 pub mod format;
 mod fs;
-pub mod gguf_identity;
 mod index;
 mod inspect;
 mod key;
@@ -67,7 +66,6 @@ mod pressure;
 mod pressure_source;
 mod privacy;
 mod publish;
-mod quant;
 mod recover;
 mod reservation;
 mod rows;
@@ -92,8 +90,7 @@ pub use context_hash::ContextFacts;
 pub use error::{BadSave, CacheError};
 pub use explain::{ExplainedRow, Explanation, Parting, Verdict};
 pub use fingerprint::{
-    AdapterIdentity, FileStamp, Fingerprint, FingerprintError, effective_fingerprint, identify, split_part_names,
-    split_parts,
+    AdapterIdentity, Fingerprint, FingerprintError, effective_fingerprint, identify, split_part_names, split_parts,
 };
 pub use folder_index::{Eviction, FolderIndex};
 pub use fs::{Entry, Fs, NewFile, ReadFile, StdFs};
@@ -103,13 +100,14 @@ pub use key::{Key, KeyHasher, Namespace, to_hex};
 pub use owner::OwnerId;
 pub use plan::{RestorePlan, Segment, Unusable};
 pub use policy::{GateError, Gates, Policy};
+pub use poncho_gguf::QuantType;
+pub use poncho_gguf::file::FileStamp;
 pub use pressure::{EvictBytes, PressureAction, PressureConfig, PressureConfigError, PressureReport, PressureWatcher};
 pub use pressure_source::{
     NoopSource, PressureError, PressureSample, PressureSource, PressureSourceKind, SystemSource,
 };
 pub use privacy::{Closed, OpenToOthers, close_cache_folder, open_to_others};
 pub use publish::{Stage, StageObserver};
-pub use quant::QuantType;
 pub use rows::PayloadPart;
 pub use save::{DropReason, SaveBase, SaveOutcome, SaveRequest, Saved};
 pub use stats::{CounterSnapshot, Counters};

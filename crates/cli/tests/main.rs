@@ -22,6 +22,8 @@ mod documents;
 #[cfg(test)]
 mod fake_server;
 #[cfg(test)]
+mod fixture;
+#[cfg(test)]
 mod guides;
 #[cfg(test)]
 mod logs;
@@ -50,7 +52,11 @@ mod served;
 #[cfg(test)]
 mod serving;
 #[cfg(test)]
+<<<<<<< HEAD
 mod settings_reached;
+=======
+mod snapshots;
+>>>>>>> main
 #[cfg(test)]
 mod snippets;
 #[cfg(test)]

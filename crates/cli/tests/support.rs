@@ -1,5 +1,6 @@
 //! Shared by the tests of the binary: starting it, and a cache folder whose rows and keys are the same every time.
 
+use std::ffi::OsStr;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -55,7 +56,12 @@ impl Run {
 
 /// The binary, with none of the variables that would change what it does.
 pub(crate) fn poncho() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_poncho"));
+    program(OsStr::new(env!("CARGO_BIN_EXE_poncho")))
+}
+
+/// The same for the binary of another build.
+pub(crate) fn program(path: &OsStr) -> Command {
+    let mut command = Command::new(path);
     for (name, _) in std::env::vars_os() {
         if name
             .to_str()

@@ -13,12 +13,11 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
+use poncho_gguf::file::{FileStamp, Links, open_regular};
 use sha2::{Digest, Sha256};
 
-use crate::files::{self, Links};
+use crate::files;
 use crate::key::{Key, to_hex};
-
-use super::stamp::FileStamp;
 
 /// Version 1 had no change time, so its memos are not believed.
 const VERSION_LINE: &str = "poncho-fingerprint 2";
@@ -130,7 +129,7 @@ impl FingerprintMemo {
 
 fn read_bounded(path: &Path) -> Option<String> {
     let mut text = String::new();
-    files::open_regular(path, Links::Refuse).ok()?.take(MAX_MEMO_BYTES).read_to_string(&mut text).ok()?;
+    open_regular(path, Links::Refuse).ok()?.take(MAX_MEMO_BYTES).read_to_string(&mut text).ok()?;
     Some(text)
 }
 

@@ -4,6 +4,8 @@
 //! kilobytes, asks `prefix_length` how many there are, preads the rest and calls `decode_prefix`. It must accept
 //! any bytes: nothing is allocated by a length that was not checked against the bytes that are there.
 
+use poncho_gguf::QuantType;
+
 use super::error::{Field, FormatError};
 use super::header::{Header, prefix_crc};
 use super::parts::parse_parts;
@@ -12,7 +14,6 @@ use super::tlv::{Records, Tag, to_text};
 use super::{CODEC_RAW, HEADER_LENGTH, Part, RowPrefix, VERSION_CHAINED, check_parent};
 use crate::key::{Key, Namespace};
 use crate::owner::{MOST_OWNERS, OwnerId};
-use crate::quant::QuantType;
 use crate::words::{FingerprintMode, PartKind, SaveReason};
 
 /// How many bytes are before the payload, from the first bytes of the file (at least `HEADER_LENGTH`, unless the

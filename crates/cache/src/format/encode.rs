@@ -206,11 +206,11 @@ fn own_token_count(row: &NewRow<'_>) -> Result<u32, FormatError> {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use poncho_gguf::QuantType;
     use proptest::prelude::*;
 
     use super::*;
     use crate::format::{FLAG_GRID, decode_prefix};
-    use crate::quant::QuantType;
     use crate::words::PartKind;
 
     const OWNERS: [OwnerId; 2] = [OwnerId::from_bytes([4; 16]), OwnerId::from_bytes([5; 16])];
