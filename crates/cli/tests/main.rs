@@ -52,11 +52,8 @@ mod served;
 #[cfg(test)]
 mod serving;
 #[cfg(test)]
-<<<<<<< HEAD
 mod settings_reached;
-=======
 mod snapshots;
->>>>>>> main
 #[cfg(test)]
 mod snippets;
 #[cfg(test)]
