@@ -53,6 +53,7 @@ mod served;
 mod serving;
 #[cfg(test)]
 mod settings_reached;
+#[cfg(test)]
 mod snapshots;
 #[cfg(test)]
 mod snippets;
