@@ -10,3 +10,4 @@ pub(crate) mod models;
 pub(crate) mod port;
 pub(crate) mod probing;
 pub(crate) mod shape;
+pub(crate) mod tiers;

@@ -5,9 +5,11 @@
 //! table must never hold a default of its own: there would be two.
 
 pub(crate) mod args;
+pub(crate) mod backend_args;
 pub(crate) mod cache_folder;
 mod file;
 pub(crate) mod layers;
+pub(crate) mod limit_args;
 pub(crate) mod logging;
 pub(crate) mod models_folder;
 mod origin;
@@ -30,6 +32,8 @@ pub(crate) enum Kind {
     Path,
     /// An integer.
     Number,
+    /// A number, with or without a point.
+    Decimal,
     /// An integer, or a string with a unit.
     Quantity,
     /// `true` or `false`.
@@ -122,6 +126,14 @@ pub(crate) const SETTINGS: &[Setting] = &[
     Setting::new("open", Kind::Switch, Group::Network),
     Setting::new("allow_host", Kind::List, Group::Network),
     Setting::new("cors", Kind::List, Group::Network),
+    Setting::new("signing_key", Kind::Text, Group::Network).secret(),
+    Setting::new("max_body", Kind::Quantity, Group::Network),
+    Setting::new("header_timeout", Kind::Quantity, Group::Network),
+    Setting::new("body_timeout", Kind::Quantity, Group::Network),
+    Setting::new("request_timeout", Kind::Quantity, Group::Network),
+    Setting::new("max_connections", Kind::Number, Group::Network),
+    Setting::new("queue_limit", Kind::Number, Group::Network),
+    Setting::new("shutdown_grace", Kind::Quantity, Group::Network),
     Setting::new("write_timeout", Kind::Quantity, Group::Network),
     Setting::new("max_upload", Kind::Quantity, Group::Network),
     Setting::new("upload_timeout", Kind::Quantity, Group::Network),
@@ -129,6 +141,9 @@ pub(crate) const SETTINGS: &[Setting] = &[
     Setting::new("cache_size", Kind::Quantity, Group::Cache),
     Setting::new("cache_ram", Kind::Quantity, Group::Cache),
     Setting::new("save_min_tokens", Kind::Number, Group::Cache),
+    Setting::new("cache_tier", Kind::Text, Group::Cache),
+    Setting::new("ram_file_dir", Kind::Path, Group::Cache),
+    Setting::new("ram_file_size", Kind::Quantity, Group::Cache),
     Setting::new("pressure", Kind::Text, Group::Cache),
     Setting::new("drain_limit", Kind::Quantity, Group::Cache),
     Setting::new("exact", Kind::Text, Group::Cache),
@@ -138,6 +153,30 @@ pub(crate) const SETTINGS: &[Setting] = &[
     Setting::new("parallel", Kind::Number, Group::Computing),
     Setting::new("kv_layout", Kind::Text, Group::Computing),
     Setting::new("threads", Kind::Number, Group::Computing),
+    Setting::new("threads_batch", Kind::Number, Group::Computing),
+    Setting::new("batch_size", Kind::Number, Group::Computing),
+    Setting::new("ubatch_size", Kind::Number, Group::Computing),
+    Setting::new("cache_type_k", Kind::Text, Group::Computing),
+    Setting::new("cache_type_v", Kind::Text, Group::Computing),
+    Setting::new("flash_attn", Kind::Text, Group::Computing),
+    Setting::new("swa_full", Kind::Switch, Group::Computing),
+    Setting::new("no_kv_offload", Kind::Switch, Group::Computing),
+    Setting::new("gpu_layers", Kind::Quantity, Group::Computing),
+    Setting::new("split_mode", Kind::Text, Group::Computing),
+    Setting::new("main_gpu", Kind::Number, Group::Computing),
+    Setting::new("tensor_split", Kind::Text, Group::Computing),
+    Setting::new("no_mmap", Kind::Switch, Group::Computing),
+    Setting::new("mlock", Kind::Switch, Group::Computing),
+    Setting::new("check_tensors", Kind::Switch, Group::Computing),
+    Setting::new("pooling", Kind::Text, Group::Computing),
+    Setting::new("rope_scaling", Kind::Text, Group::Computing),
+    Setting::new("rope_freq_base", Kind::Decimal, Group::Computing),
+    Setting::new("rope_freq_scale", Kind::Decimal, Group::Computing),
+    Setting::new("yarn_ext_factor", Kind::Decimal, Group::Computing),
+    Setting::new("yarn_attn_factor", Kind::Decimal, Group::Computing),
+    Setting::new("yarn_beta_fast", Kind::Decimal, Group::Computing),
+    Setting::new("yarn_beta_slow", Kind::Decimal, Group::Computing),
+    Setting::new("yarn_orig_ctx", Kind::Number, Group::Computing),
     Setting::new("log_level", Kind::Text, Group::Logs).variable_named("PONCHO_LOG"),
     Setting::new("log_format", Kind::Text, Group::Logs),
     Setting::new("otlp_endpoint", Kind::Text, Group::Logs).variable_named("OTEL_EXPORTER_OTLP_ENDPOINT"),

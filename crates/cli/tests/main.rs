@@ -54,6 +54,8 @@ mod served;
 #[cfg(test)]
 mod serving;
 #[cfg(test)]
+mod settings_reached;
+#[cfg(test)]
 mod snapshots;
 #[cfg(test)]
 mod snippets;

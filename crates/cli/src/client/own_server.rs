@@ -50,7 +50,7 @@ pub(crate) async fn start(
     let folder = cache_folder(args.cache_dir.as_deref()).ok();
     let prober = prober(configured_probing()?, folder.as_deref());
     let threads = args.threads;
-    let shape = ModelShape { ctx_size, parallel: 1, kv, threads, exactness, save_min_tokens: None, prober };
+    let shape = ModelShape { ctx_size, parallel: 1, kv, threads, exactness, prober, ..ModelShape::default() };
     let models = find(model, &shape)?;
     let id = models.named.first().context("no model was named")?.clone();
     let found = models.get(&id)?;

@@ -92,6 +92,7 @@ fn as_json(resolved: &Resolved) -> Value {
 fn typed(kind: Kind, text: String) -> Value {
     match kind {
         Kind::Number => text.parse::<i64>().map_or(Value::String(text), Value::from),
+        Kind::Decimal => text.parse::<f64>().map_or(Value::String(text), Value::from),
         Kind::Switch => Value::Bool(text == "true"),
         Kind::Text | Kind::Path | Kind::Quantity | Kind::List | Kind::Paths | Kind::Pairs => Value::String(text),
     }

@@ -14,7 +14,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
-use poncho_cache::{Cache, CacheConfig};
+use poncho_api::SigningKey;
+use poncho_cache::Cache;
 use poncho_engine::backend::llama::LlamaBackend;
 use poncho_engine::{Engine, Exactness};
 use poncho_server::{ServerConfig, check_bind, load_model};
@@ -28,6 +29,7 @@ use crate::serving::draining::{Drained, drain};
 use crate::serving::models::{Asked, ServedModels, aliases};
 use crate::serving::probing::prober;
 use crate::serving::shape::{ModelShape, replay_file, show_fingerprint};
+use crate::serving::tiers::cache_config;
 use crate::serving::{limits, port};
 use crate::settings::args::{ExactArg, ServeArgs};
 use crate::settings::cache_folder::cache_folder;
@@ -62,6 +64,9 @@ pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outc
         exactness,
         save_min_tokens: args.save_min_tokens,
         prober: prober(args.probe_models, Some(&folder)),
+        backend: args.backend.clone(),
+        queue_limit: Some(args.limits.queue()),
+        signing_key: args.signing_key.as_deref().and_then(|secret| SigningKey::new(secret.as_bytes())),
     };
     let asked = Asked { models: &args.model, name: args.name.as_deref(), models_dir: args.models_dir.as_deref() };
     let models = ServedModels::find(asked, &shape)?;
@@ -93,11 +98,7 @@ pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outc
         anyhow::Error::new(error).context(format!("cannot listen on {address}: {why}"))
     })?;
     let address = listener.local_addr()?;
-    let cache = Cache::open(CacheConfig {
-        ram_quota: args.cache_ram,
-        pressure: args.pressure.config(),
-        ..CacheConfig::on_disk(&folder, args.cache_size)
-    })?;
+    let cache = Cache::open(cache_config(args, &folder)?)?;
     warn_of_little_space(&folder);
     let engine = Arc::new(Engine::new(Arc::new(LlamaBackend), Arc::new(cache)));
     for name in &models.named {
@@ -150,6 +151,7 @@ fn warn_of_little_space(folder: &Path) {
 fn observe(args: &ServeArgs, config: &mut ServerConfig) {
     config.allowed_hosts.clone_from(&args.allow_host);
     config.cors.clone_from(&args.cors);
+    args.limits.set(config);
     config.write_timeout = args.write_timeout;
     config.uploads.most_bytes = args.max_upload;
     config.uploads.time = args.upload_timeout;

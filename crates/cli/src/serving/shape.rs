@@ -4,12 +4,15 @@
 
 use std::path::{Path, PathBuf};
 
+use poncho_api::SigningKey;
 use poncho_engine::backend::{ContextOptions, KvLayout};
 use poncho_engine::{Exactness, ModelConfig, Prober};
 use poncho_terminal::{Progress, Unit};
 
+use crate::settings::backend_args::BackendArgs;
+
 /// The resources of a model, and how it is loaded.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct ModelShape {
     /// Maximum tokens of one request.
     pub(crate) ctx_size: u32,
@@ -25,12 +28,18 @@ pub(crate) struct ModelShape {
     pub(crate) save_min_tokens: Option<u32>,
     /// Tries models before they are loaded.
     pub(crate) prober: Option<Prober>,
+    /// llama.cpp's own options.
+    pub(crate) backend: BackendArgs,
+    /// Requests that may wait for their turn; `None` for the engine's default.
+    pub(crate) queue_limit: Option<usize>,
+    /// Signs thinking.
+    pub(crate) signing_key: Option<SigningKey>,
 }
 
 impl ModelShape {
     /// The configuration of a model with this name.
     pub(crate) fn config(&self, model: &Path, id: &str) -> ModelConfig {
-        let context = ContextOptions {
+        let mut context = ContextOptions {
             n_ctx: self.ctx_size,
             n_seq_max: self.parallel,
             // Each request may use all of its context, however many others run.
@@ -39,7 +48,11 @@ impl ModelShape {
             threads: self.threads,
             ..ContextOptions::default()
         };
+        self.backend.set_context(&mut context);
         let mut config = ModelConfig { context, exactness: self.exactness, ..ModelConfig::new(id, model) };
+        self.backend.set_model(&mut config.model);
+        config.queue_limit = self.queue_limit.unwrap_or(config.queue_limit);
+        config.signing_key.clone_from(&self.signing_key);
         config.prober.clone_from(&self.prober);
         if let Some(tokens) = self.save_min_tokens {
             config.gates.min_tokens = tokens;

@@ -12,6 +12,9 @@ use poncho_engine::backend::KvLayout;
 use poncho_server::{KeepAlive, MemoryBudget, ReplayScope};
 use poncho_terminal::parse_bytes;
 
+use crate::settings::backend_args::BackendArgs;
+use crate::settings::limit_args::LimitArgs;
+
 /// The flags of every command.
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub(crate) struct LogArgs {
@@ -102,6 +105,18 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub(crate) save_min_tokens: Option<u32>,
 
+    /// Where new states are stored; files in memory survive a crash of the server, not a restart of the machine
+    #[arg(long, value_name = "TIER", default_value = "disk")]
+    pub(crate) cache_tier: CacheTierArg,
+
+    /// Size limit of the files in memory, with --cache-tier ram-file
+    #[arg(long, value_name = "BYTES", default_value = "1GiB", value_parser = parse_bytes)]
+    pub(crate) ram_file_size: u64,
+
+    /// Folder of the files in memory, with --cache-tier ram-file [default: /dev/shm/poncho-UID]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) ram_file_dir: Option<PathBuf>,
+
     /// Which memory to watch, so that cached states leave it before it is full
     #[arg(long, value_name = "SOURCE", default_value = "off", value_parser = pressure_parser())]
     pub(crate) pressure: PressureArg,
@@ -122,6 +137,9 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) threads: Option<u32>,
 
+    #[command(flatten)]
+    pub(crate) backend: BackendArgs,
+
     /// Make replies byte-identical to those of a cold, idle server: all of them, or those of requests that ask for it [default: off]
     #[arg(long, value_name = "WHEN", num_args = 0..=1, require_equals = true, default_missing_value = "always")]
     pub(crate) exact: Option<ExactArg>,
@@ -133,6 +151,10 @@ pub(crate) struct ServeArgs {
     /// Key that may also list and evict the cached states of all keys, and read the metrics; may be repeated
     #[arg(long, value_name = "KEY")]
     pub(crate) admin_key: Vec<String>,
+
+    /// Secret that signs the thinking of replies in Anthropic's dialect, so that a client cannot change it
+    #[arg(long, value_name = "SECRET", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    pub(crate) signing_key: Option<String>,
 
     /// Give each key a cache namespace of its own, so that keys share no cached state
     #[arg(long)]
@@ -158,6 +180,9 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "DURATION", default_value = "6h", value_parser = parse_wait)]
     pub(crate) upload_timeout: Duration,
 
+    #[command(flatten)]
+    pub(crate) limits: LimitArgs,
+
     /// How long a shutdown waits for states to be saved after the last request
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = parse_wait)]
     pub(crate) drain_limit: Duration,
@@ -179,7 +204,7 @@ pub(crate) struct ServeArgs {
     pub(crate) otlp_endpoint: Option<String>,
 }
 
-fn parse_wait(text: &str) -> Result<Duration, String> {
+pub(crate) fn parse_wait(text: &str) -> Result<Duration, String> {
     match KeepAlive::parse(text) {
         Ok(KeepAlive::For(wait)) if !wait.is_zero() => Ok(wait),
         _ => Err(format!("`{text}` is not a valid duration; write seconds, or a text such as 60s or 5m")),
@@ -211,6 +236,17 @@ pub(crate) enum ProbeArg {
     Always,
     /// None: a file that crashes llama.cpp ends the server
     Off,
+}
+
+/// Where new states are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum CacheTierArg {
+    /// In the cache folder
+    Disk,
+    /// In files on a memory file system
+    RamFile,
+    /// Only in the memory of the server
+    Ram,
 }
 
 /// Which memory is watched.

@@ -123,6 +123,7 @@ fn values(setting: &Setting, value: &Spanned<DeValue<'_>>) -> Result<Vec<String>
     let wanted = match setting.kind {
         Kind::Text | Kind::Path => "a string",
         Kind::Number => "an integer without quotes",
+        Kind::Decimal => "a number without quotes, with or without a point",
         Kind::Quantity => "an integer, or a string with a unit",
         Kind::Switch => "true or false",
         Kind::List | Kind::Paths => "a string, or a list of strings",
@@ -134,7 +135,8 @@ fn values(setting: &Setting, value: &Spanned<DeValue<'_>>) -> Result<Vec<String>
         other => Err(wrong(other)),
     };
     match (setting.kind, value.get_ref()) {
-        (Kind::Number | Kind::Quantity, DeValue::Integer(number)) => {
+        (Kind::Decimal, DeValue::Float(number)) => Ok(vec![number.as_str().to_owned()]),
+        (Kind::Number | Kind::Decimal | Kind::Quantity, DeValue::Integer(number)) => {
             let decimal = i128::from_str_radix(number.as_str(), number.radix());
             Ok(vec![decimal.map_err(|_| format!("is {} and must be {wanted}", number.as_str()))?.to_string()])
         }

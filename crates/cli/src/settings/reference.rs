@@ -97,6 +97,7 @@ fn value(kind: Kind, flag: &Arg) -> String {
         Kind::Text => "string".to_owned(),
         Kind::Path => "path".to_owned(),
         Kind::Number => "integer".to_owned(),
+        Kind::Decimal => "number".to_owned(),
         Kind::Quantity => "integer, or string with a unit".to_owned(),
         Kind::List => "string or list".to_owned(),
         Kind::Paths => "path or list".to_owned(),
