@@ -14,8 +14,7 @@ use crate::files::probe::Prober;
 use crate::reply::markers::MarkerSet;
 use crate::reply::signature::SigningKey;
 use crate::schedule::batch::Budget;
-use crate::sequence::exact::Grid;
-use crate::state::compaction::Bounds;
+use crate::schedule::grid::Grid;
 
 /// Where the identity of the model file comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -181,11 +180,6 @@ impl ModelConfig {
             self.context.flash_attention = FlashAttention::Off;
         }
         Ok(())
-    }
-
-    /// What a conversation may have.
-    pub(crate) fn bounds(&self) -> Bounds {
-        Bounds { links: self.chain_limit, partials: self.partial_limit }
     }
 
     /// The grid of exact replies, if they are on.

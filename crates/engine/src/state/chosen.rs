@@ -1,6 +1,6 @@
-//! What of a plan is put back, which parts of it are at hand, and which have to be read first.
+//! The chosen part of a plan: what of it is restored, which parts are in memory, and which have to be read first.
 //!
-//! Made by the restorer before anything is read or set, and held by a request while its parts are being read. It reads nothing
+//! Made by the restorer before anything is read, and kept by a request while its parts are being read. It reads nothing
 //! itself.
 
 use std::sync::Arc;
@@ -9,30 +9,30 @@ use std::time::Duration;
 use bytes::Bytes;
 use poncho_cache::{Cache, PartKind, Readable, RestorePlan, Tier};
 
-use crate::state::restore::Failure;
+use crate::state::failure::Failure;
 use crate::state::segment_reader::{PartId, Parts};
 
-/// Whether a choice may count on what has to be read first.
+/// Whether a choice may include parts that have to be read first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reads {
-    /// Where the cache lets it.
+    /// Where the cache allows it.
     Allowed,
-    /// Only what is at hand counts.
+    /// Only parts in memory count.
     No,
 }
 
-/// What of a plan is put back.
+/// The part of a plan that is restored.
 pub(crate) struct Chosen {
     pub(crate) plan: Arc<RestorePlan>,
     /// Leading tokens of the prompt; 0 for nothing.
     pub(crate) n_past: usize,
-    /// Rows whose attention state is set, by their places in the plan.
-    pub(crate) rows: Vec<usize>,
-    /// The one row that is set as a whole.
+    /// The segments to restore, by their places in the plan.
+    pub(crate) segments: Vec<usize>,
+    /// The row that is restored as a whole, instead of segments.
     pub(crate) whole: Option<usize>,
-    /// The row whose partial state is set.
+    /// The row with the partial state.
     pub(crate) partial: Option<usize>,
-    /// The row whose logits are wanted.
+    /// The row with the logits.
     pub(crate) logits: Option<usize>,
     /// Whether it reads from a tier that was late before.
     pub(crate) is_probe: bool,
@@ -40,15 +40,15 @@ pub(crate) struct Chosen {
 
 impl Chosen {
     pub(crate) fn nothing(plan: Arc<RestorePlan>) -> Self {
-        Self { plan, n_past: 0, rows: Vec::new(), whole: None, partial: None, logits: None, is_probe: false }
+        Self { plan, n_past: 0, segments: Vec::new(), whole: None, partial: None, logits: None, is_probe: false }
     }
 
     fn parts(&self) -> impl Iterator<Item = PartId> {
-        let rows = self.rows.iter().map(|row| (*row, PartKind::Attention));
+        let segments = self.segments.iter().map(|segment| (*segment, PartKind::Attention));
         let whole = self.whole.map(|row| (row, PartKind::Whole));
         let partial = self.partial.map(|row| (row, PartKind::Partial));
         let logits = self.logits.map(|row| (row, PartKind::Logits));
-        rows.chain(whole).chain(partial).chain(logits)
+        segments.chain(whole).chain(partial).chain(logits)
     }
 
     /// The parts that are not in memory.
@@ -88,7 +88,7 @@ impl Chosen {
     }
 }
 
-/// Which parts of a plan can be had: each tier is asked at most once.
+/// Which parts of a plan are available. Each tier is asked at most once.
 pub(crate) struct Reach<'a> {
     pub(crate) plan: &'a RestorePlan,
     pub(crate) have: &'a Parts,

@@ -32,7 +32,7 @@ const LONGEST_READ: Duration = Duration::from_secs(120);
 
 /// A piece of a row's chain that could be restored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Segment {
+pub struct ChainSegment {
     /// Tokens of the prompt that it saves (fewer than it holds, if it is cut).
     pub tokens: usize,
     /// Bytes to move.
@@ -203,7 +203,7 @@ impl Estimates {
 
     /// How many leading segments of a chain to restore for a prompt of `prompt_tokens` tokens, so that it is ready
     /// soonest. Counts as one choice for the probes.
-    pub fn choose(&mut self, chain: &[Segment], prompt_tokens: usize) -> RestoreChoice {
+    pub fn choose(&mut self, chain: &[ChainSegment], prompt_tokens: usize) -> RestoreChoice {
         let rate = self.prefill_rate().filter(|_| self.rule == RestoreRule::Faster);
         let Some(per_token) = rate.map(f64::recip) else {
             let all = chain.iter().rposition(|segment| segment.resumable).map_or(0, |last| last + 1);
@@ -225,7 +225,7 @@ impl Estimates {
     }
 
     /// Notes which tiers were used and which were passed over; one that was passed over often enough gets its probe.
-    fn remember(&mut self, chain: &[Segment], best: usize, per_token: f64) -> (usize, Option<Tier>) {
+    fn remember(&mut self, chain: &[ChainSegment], best: usize, per_token: f64) -> (usize, Option<Tier>) {
         let (used, rest) = chain.split_at_checked(best).unwrap_or((chain, &[]));
         for segment in used {
             if let Some(tier) = self.tiers.get_mut(segment.tier.index()) {
@@ -251,7 +251,7 @@ impl Estimates {
         (next_end, Some(slow))
     }
 
-    fn outcome(&self, chain: &[Segment], prompt_tokens: usize, count: usize, probe: Option<Tier>) -> RestoreChoice {
+    fn outcome(&self, chain: &[ChainSegment], prompt_tokens: usize, count: usize, probe: Option<Tier>) -> RestoreChoice {
         let used = chain.get(..count).unwrap_or(chain);
         let tokens: usize = used.iter().map(|segment| segment.tokens).sum();
         let restoring: f64 = used.iter().map(|segment| self.tier(segment.tier).seconds(segment.bytes)).sum();

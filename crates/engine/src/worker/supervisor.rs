@@ -14,10 +14,11 @@ use std::time::{Duration, Instant};
 use crate::error::EngineError;
 use crate::worker::command::Command;
 use crate::worker::inbox::Inbox;
-use crate::worker::running::Age;
-use crate::worker::shared::Shared;
-use crate::worker::status::{Phase, add};
-use crate::worker::{Exit, Worker};
+use crate::shared::running::Age;
+use crate::shared::Shared;
+use crate::shared::status::{Phase, add};
+use crate::worker::Worker;
+use crate::worker::tick::Exit;
 
 /// Room for whatever llama.cpp does by recursion while it computes; pages that are never touched cost nothing.
 const WORKER_STACK: usize = 64 << 20;

@@ -21,7 +21,7 @@ use crate::backend::llama::state::layout::{StateSamples, StateShape};
 use crate::backend::llama::state::sequence::RestoreInProgress;
 use crate::backend::{
     Adapter, AdapterError, AdapterUse, Batch, BatchRow, Context, ContextError, ContextInfo, ContextOptions,
-    DecodeOutcome, HostBuffer, KvLayout, MemoryKind, ModelInfo, SegmentJoiner, SeqId, StateError, StatePart, StoredRow,
+    DecodeOutcome, HostBuffer, KvLayout, MemoryKind, ModelInfo, SegmentJoiner, SeqId, StateError, StatePart, StoredSegment,
 };
 
 /// A llama context with everything that must live as long as it.
@@ -456,7 +456,7 @@ impl Context for LlamaContext {
         self.begin_restore(seq, n_tokens, partial)
     }
 
-    fn restore_rows(&mut self, rows: &[StoredRow<'_>]) -> Result<(), StateError> {
+    fn restore_segments(&mut self, rows: &[StoredSegment<'_>]) -> Result<(), StateError> {
         self.add_rows(rows)
     }
 

@@ -50,7 +50,7 @@ pub enum StubCall {
     Pack,
     /// `Context::restore_begin`.
     RestoreBegin,
-    /// `Context::restore_rows`, for each row.
+    /// `Context::restore_segments`, for each row.
     RestoreSegment,
     /// `Context::restore_finish`.
     RestoreFinish,

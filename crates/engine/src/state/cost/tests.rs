@@ -10,8 +10,8 @@ use super::*;
 const BYTES_PER_TOKEN: u64 = 131_072;
 const PREFILL: f64 = 86e-6;
 
-fn segment(tokens: usize, tier: Tier) -> Segment {
-    Segment { tokens, bytes: tokens as u64 * BYTES_PER_TOKEN, tier, resumable: true }
+fn segment(tokens: usize, tier: Tier) -> ChainSegment {
+    ChainSegment { tokens, bytes: tokens as u64 * BYTES_PER_TOKEN, tier, resumable: true }
 }
 
 fn seconds(value: f64) -> Duration {
@@ -98,7 +98,7 @@ fn near_equal_costs_do_not_flutter() {
 }
 
 /// Serves one request on a machine whose disk has this speed; returns the choice.
-fn serve(estimates: &mut Estimates, chain: &[Segment], disk: f64) -> RestoreChoice {
+fn serve(estimates: &mut Estimates, chain: &[ChainSegment], disk: f64) -> RestoreChoice {
     let choice = estimates.choose(chain, 8192 + 100);
     for segment in &chain[..choice.segments] {
         estimates.record_restore(segment.tier, segment.bytes, seconds(segment.bytes as f64 / disk));
@@ -153,8 +153,8 @@ proptest! {
                 estimates.record_restore(tier, 1 << 28, seconds((1 << 28) as f64 / rate));
             }
         }
-        let chain: Vec<Segment> = parts.iter()
-            .map(|&(tokens, tier, resumable)| Segment { resumable, ..segment(tokens, Tier::ALL[tier]) })
+        let chain: Vec<ChainSegment> = parts.iter()
+            .map(|&(tokens, tier, resumable)| ChainSegment { resumable, ..segment(tokens, Tier::ALL[tier]) })
             .collect();
         let prompt = extra + chain.iter().map(|segment| segment.tokens).sum::<usize>();
         let cost = |count: usize| {

@@ -71,9 +71,9 @@ impl Bench {
         missing.map(|(row, _)| (row, PartKind::Attention)).collect()
     }
 
-    fn read(&self, plan: &Arc<RestorePlan>, wake: Option<Sender<Command>>) -> Reading {
+    fn read(&self, plan: &Arc<RestorePlan>, wake: Option<Wake>) -> Reading {
         let backend = Arc::new(StubBackend::new(MemoryKind::Attention));
-        let buffers = Buffers { backend, staging: Staging::default() };
+        let buffers = Buffers { backend, pool: BufferPool::default() };
         self.readers.read(buffers, plan, &Self::missing(plan), wake).unwrap()
     }
 
@@ -99,8 +99,8 @@ fn rows_from_files_come_in_order_and_whole_and_the_worker_is_woken() {
         let missing = Bench::missing(&plan);
         assert_eq!((plan.segments().len(), missing.len()), (ROWS as usize, ROWS as usize - in_memory));
         let (wake, woken) = channel();
-        let reading = bench.read(&plan, Some(wake));
-        assert!(matches!(woken.recv_timeout(LONG), Ok(Command::Wake)));
+        let reading = bench.read(&plan, Some(Arc::new(move || wake.send(()).unwrap())));
+        assert_eq!(woken.recv_timeout(LONG), Ok(()));
         assert!(reading.is_over());
         let came = reading.take();
         assert_eq!(came.outcome, Some(Ok(())));

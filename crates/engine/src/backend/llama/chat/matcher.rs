@@ -11,7 +11,7 @@ use llama_cpp_sys_4 as sys;
 
 use crate::backend::llama::model::ModelHandle;
 use crate::backend::{Candidate, Grammar, GrammarError, GrammarOptions, Token};
-use crate::grammar::gbnf::{Characters, Gbnf, Machine, PartialCharacter, StateId, Triggers, Written};
+use crate::backend::grammar::gbnf::{Characters, Gbnf, Machine, PartialCharacter, StateId, Triggers, Written};
 
 /// The text of every token, with that of control tokens.
 pub(in crate::backend::llama) struct Pieces {

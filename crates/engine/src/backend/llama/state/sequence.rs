@@ -17,7 +17,7 @@ use crate::backend::llama::state::layout::{STATE_HEADER, StateShape};
 use crate::backend::llama::state::packed::Packed;
 use crate::backend::llama::state::partial;
 use crate::backend::llama::state::segment::{self, SEGMENT_HEADER, Segment};
-use crate::backend::{Context, MemoryKind, SegmentJoiner, SeqId, StateError, StatePart, StoredRow};
+use crate::backend::{Context, MemoryKind, SegmentJoiner, SeqId, StateError, StatePart, StoredSegment};
 
 /// Rows reach a device in copies of up to so many bytes.
 const DEVICE_COPY: usize = 8 << 20;
@@ -184,7 +184,7 @@ impl LlamaContext {
         Ok(())
     }
 
-    pub(in crate::backend::llama) fn add_rows(&mut self, rows: &[StoredRow<'_>]) -> Result<(), StateError> {
+    pub(in crate::backend::llama) fn add_rows(&mut self, rows: &[StoredSegment<'_>]) -> Result<(), StateError> {
         let mut restore = self.restoring.take().ok_or(StateError::OutOfOrder)?;
         let added = self.add_checked_rows(&mut restore, rows);
         match added {
@@ -204,7 +204,7 @@ impl LlamaContext {
         finished
     }
 
-    fn add_checked_rows(&mut self, restore: &mut RestoreInProgress, rows: &[StoredRow<'_>]) -> Result<(), StateError> {
+    fn add_checked_rows(&mut self, restore: &mut RestoreInProgress, rows: &[StoredSegment<'_>]) -> Result<(), StateError> {
         let known = self.known_seq(restore.seq)?;
         if rows.is_empty() {
             return Err(StateError::OutOfOrder);
@@ -547,12 +547,12 @@ mod tests {
                     context.pack_range(0, range, &mut bytes).unwrap();
                     (bytes, end)
                 });
-                let rows: Vec<StoredRow<'_>> =
-                    packed.iter().map(|(bytes, end)| StoredRow { bytes, end: *end }).collect();
+                let rows: Vec<StoredSegment<'_>> =
+                    packed.iter().map(|(bytes, end)| StoredSegment { bytes, end: *end }).collect();
                 for scratch in [0, 100, 1 << 20] {
                     context.device_scratch = Some(HostBuffer::plain(scratch));
                     context.restore_begin(1, LENGTH, None).unwrap();
-                    context.restore_rows(&rows).unwrap();
+                    context.restore_segments(&rows).unwrap();
                     context.restore_finish().unwrap();
                     assert!(whole(&mut context, 1) == expected, "{kv:?}, {flash_attention:?}, scratch of {scratch}");
                 }
@@ -595,7 +595,7 @@ mod tests {
         let mut half = vec![0; context.pack_size(0, 0..20).unwrap()];
         context.pack_range(0, 0..20, &mut half).unwrap();
         context.restore_begin(1, LENGTH, None).unwrap();
-        assert_eq!(context.restore_rows(&[StoredRow { bytes: &half, end: 20 }]), Err(StateError::OutOfOrder));
+        assert_eq!(context.restore_segments(&[StoredSegment { bytes: &half, end: 20 }]), Err(StateError::OutOfOrder));
         assert_eq!(context.restore_finish(), Err(StateError::OutOfOrder), "the restore is over");
         assert_eq!(context.pos_max(1), None);
     }

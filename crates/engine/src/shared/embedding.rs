@@ -12,8 +12,10 @@ use tokio::sync::oneshot;
 
 use crate::calls::request::RequestId;
 use crate::error::EngineError;
-use crate::worker::command::Reply;
-use crate::worker::shared::Shared;
+use crate::shared::Shared;
+
+/// Where an answer goes.
+pub(crate) type Reply<T> = oneshot::Sender<Result<T, EngineError>>;
 
 /// One vector for each input, in the order of the inputs.
 pub(crate) type Vectors = Vec<Vec<f32>>;
