@@ -2,6 +2,8 @@
 //!
 //! Built by the server, the command line or a Rust program, read by the registry, the supervisor and the worker.
 
+pub(crate) mod footprint;
+
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;

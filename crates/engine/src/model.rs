@@ -13,12 +13,11 @@ use poncho_cache::{Cache, FileStamp, Key, Namespace};
 use sha2::{Digest, Sha256};
 use tokio::sync::oneshot;
 
-use crate::shared::adapters::{AdapterId, AdapterInfo};
+use crate::backend::grammar::schema;
 use crate::backend::{
     Backend, ChatError, ChatPrompt, ChatRequest, Grammar as CompiledGrammar, GrammarOptions, GrammarTrigger, ModelInfo,
     SpecialText, TokenizeError, TokenizeMode,
 };
-use crate::shared::embedding::{Embedding, OpenEmbeddings, Reply};
 use crate::calls::event::Completion;
 use crate::calls::request::{Grammar, GrammarSource, Mode, ModelLimits, Request, RequestId, Trigger};
 use crate::calls::stream::{Stream, Streams};
@@ -27,15 +26,16 @@ use crate::config::{Exactness, ModelConfig};
 use crate::error::EngineError;
 use crate::files::file_watch::FileWatch;
 use crate::files::parts;
-use crate::backend::grammar::schema;
 use crate::reply::detokenize::Utf8Stream;
+use crate::shared::Shared;
+use crate::shared::adapters::{AdapterId, AdapterInfo};
+use crate::shared::embedding::{Embedding, OpenEmbeddings, Reply};
 use crate::shared::queue_place::QueuePlace;
+use crate::shared::running::Running;
+use crate::shared::status::{Phase, Status, StatusReport};
 use crate::state::identity::FileIdentity;
 use crate::worker::command::{Command, SessionInfo, Verified};
 use crate::worker::embed::embedding_rows;
-use crate::shared::running::Running;
-use crate::shared::Shared;
-use crate::shared::status::{Phase, Status, StatusReport};
 use crate::worker::supervisor::Supervisor;
 
 /// Names of adapters are unique in the process.
@@ -88,7 +88,7 @@ impl Model {
             .check()
             .map_err(|error| EngineError::Config { setting: "context".to_owned(), reason: error.to_string() })?;
         if let Some(prober) = &config.prober {
-            prober.try_model(&config)?;
+            prober.try_model(&config.model, &config.context)?;
         }
         let path = config.model.path.clone();
         // Before the backend opens them: what it maps and what is hashed must be the same bytes.

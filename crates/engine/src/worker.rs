@@ -8,6 +8,7 @@
 pub(crate) mod command;
 mod commands;
 pub(crate) mod embed;
+mod group;
 mod inbox;
 mod queue;
 mod speculate;

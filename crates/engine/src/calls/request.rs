@@ -11,7 +11,6 @@ use poncho_cache::Key;
 
 use crate::calls::tenant::Tenant;
 use crate::error::{Field, RequestError};
-use crate::reply::markers::ThinkingMarkers;
 
 /// More stop sequences than any client sends; each costs a comparison for every byte of the reply.
 pub const MAX_STOPS: usize = 64;
@@ -51,6 +50,15 @@ pub enum Mode {
     PrefillOnly,
     /// Append the tokens, unchecked, to what the session holds, then generate.
     Continue,
+}
+
+/// What encloses a thinking block.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ThinkingMarkers {
+    /// Opens it.
+    pub open: Vec<u32>,
+    /// Each of these closes it; the first is the one that is forced when the budget is used up.
+    pub close: Vec<Vec<u32>>,
 }
 
 /// Whether the model may think before it answers.

@@ -16,7 +16,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::config::ModelConfig;
+use crate::backend::{ContextOptions, ModelOptions};
 use crate::error::EngineError;
 
 pub use child::ProbeError;
@@ -59,17 +59,17 @@ impl Prober {
         Self { program: program.into(), args: Vec::new(), when: ProbeWhen::Unfamiliar, memo: None, deadline: None }
     }
 
-    /// Tries the model of a configuration unless it is familiar.
+    /// Tries a model with its settings unless it is familiar.
     ///
     /// # Errors
     /// The child refused the file, died, took too long or could not be started.
-    pub(crate) fn try_model(&self, config: &ModelConfig) -> Result<(), EngineError> {
-        let trial = Trial::of(config);
+    pub(crate) fn try_model(&self, model: &ModelOptions, context: &ContextOptions) -> Result<(), EngineError> {
+        let trial = Trial::of(model, context);
         let identity = memo::identity(&self.program, &trial);
         if self.when == ProbeWhen::Unfamiliar && memo::contains(self.memo.as_deref(), identity.as_deref()) {
             return Ok(());
         }
-        let path = &config.model.path;
+        let path = &model.path;
         tracing::info!(path = %path.display(), "an unfamiliar model is tried in a process of its own first");
         let deadline = self.deadline.unwrap_or_else(|| LEAST_DEADLINE + reading_time(&trial));
         child::run(self, &trial, deadline)

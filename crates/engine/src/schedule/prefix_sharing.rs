@@ -64,8 +64,7 @@ pub(crate) fn shared_tokens(
         common = grid.usable(common.min(leader.prompt_len), task.prompt_len);
     }
     // A state that cannot be cut is copied at the very moment at which it holds the shared tokens and nothing else.
-    let can_reach =
-        can_cut || leader.n_past == common || (leader.n_past < common && common <= leader.prompt_len);
+    let can_reach = can_cut || leader.n_past == common || (leader.n_past < common && common <= leader.prompt_len);
     (common > 0 && can_reach).then_some(common)
 }
 

@@ -5,33 +5,10 @@
 //! before it or ran beside it. States are saved and resumed at those multiples only, and generated tokens are computed again
 //! on the grid before they are saved. Nothing here may ever split a chunk.
 
-use crate::backend::{Batch, BatchRow, Context, DecodeOutcome, SeqId};
+use crate::backend::{Batch, BatchRow, Context, DecodeOutcome};
 use crate::error::EngineError;
 use crate::schedule::grid::Grid;
-use crate::sequence::task::Task;
 use crate::state::position::position;
-
-/// Requests that may share a decode call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Lane {
-    /// All requests that are not exact.
-    Shared,
-    /// Decode rows of exact requests.
-    ExactDecodes,
-    /// One exact request.
-    Alone(SeqId),
-}
-
-/// The lane of a request.
-pub(crate) fn lane(task: &Task, shares_decodes: bool) -> Lane {
-    if !task.request.exact {
-        Lane::Shared
-    } else if shares_decodes && !task.is_prefilling() {
-        Lane::ExactDecodes
-    } else {
-        Lane::Alone(task.seq())
-    }
-}
 
 /// Tests whether a decode row gives the same bits alone and beside others, for every number of rows. That depends on the
 /// kernels that the weights of this model use on this machine. The context is empty afterwards.

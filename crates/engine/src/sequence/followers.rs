@@ -20,9 +20,8 @@ pub(crate) fn find_leader(slots: &Slots, tasks: &Tasks, shared: &Shared, task: &
     }
     let grid = shared.grid_of(&task.request);
     let earlier = tasks.iter().map(|(_, other)| other).take_while(|other| other.id != task.id);
-    let leaders = earlier.filter(|leader| {
-        leader.end.is_none() && !leader.is_background() && leader.namespace == task.namespace
-    });
+    let leaders =
+        earlier.filter(|leader| leader.end.is_none() && !leader.is_background() && leader.namespace == task.namespace);
     let shared = leaders.filter_map(|leader| {
         let upto = shared_tokens(task.progress(), leader.progress(), grid, slots.can_cut())?;
         is_worth_waiting(task.progress(), leader.progress(), upto).then_some((upto, leader))

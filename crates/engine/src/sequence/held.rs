@@ -153,10 +153,7 @@ impl HeldTable {
 
     /// The non-empty sequence among `candidates` that was left longest ago.
     pub(crate) fn oldest(&self, candidates: impl Iterator<Item = SeqId>) -> Option<SeqId> {
-        candidates
-            .filter_map(|seq| self.resting(seq).map(|resting| (resting.used, seq)))
-            .min()
-            .map(|(_, seq)| seq)
+        candidates.filter_map(|seq| self.resting(seq).map(|resting| (resting.used, seq))).min().map(|(_, seq)| seq)
     }
 }
 

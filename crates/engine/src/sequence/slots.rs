@@ -237,7 +237,11 @@ impl Slots {
         let after = match left {
             Some(held) => {
                 debug_assert_eq!(held.n_past, n_past, "invariant: the lease has the count");
-                debug_assert_eq!(self.context.pos_max(seq), Some(position(n_past) - 1), "invariant: so has the context");
+                debug_assert_eq!(
+                    self.context.pos_max(seq),
+                    Some(position(n_past) - 1),
+                    "invariant: so has the context"
+                );
                 self.held.put(seq, held);
                 After::Pin
             }
@@ -373,7 +377,8 @@ impl Slots {
         let mut bytes = pool.take(&**backend, size);
         let written = self.context.pack_range(from, 0..n_tokens, bytes.as_mut())?;
         let size = bytes.as_ref().len();
-        let segment = bytes.as_ref().get(..written).ok_or(StateError::BufferTooSmall { needed: written, given: size })?;
+        let segment =
+            bytes.as_ref().get(..written).ok_or(StateError::BufferTooSmall { needed: written, given: size })?;
         self.context.restore(Restore { seq: to, n_tokens, segments: &[segment], partial: None })
     }
 
@@ -465,12 +470,7 @@ impl Slots {
 
     /// Runs one decode call, watched by the watchdog; `alone` is the only request in the batch. Also returns whether the
     /// watchdog aborted it.
-    pub(crate) fn decode(
-        &mut self,
-        batch: &Batch,
-        shared: &Shared,
-        alone: Option<RequestId>,
-    ) -> (DecodeOutcome, bool) {
+    pub(crate) fn decode(&mut self, batch: &Batch, shared: &Shared, alone: Option<RequestId>) -> (DecodeOutcome, bool) {
         shared.running.begin(&self.abort, alone);
         let outcome = self.context.decode(batch);
         if outcome == DecodeOutcome::Done {

@@ -207,11 +207,7 @@ impl Task {
     pub(crate) fn savable(&self, count: usize, grid: Option<Grid>) -> usize {
         let Some(grid) = grid else { return count };
         let read = count.min(self.prompt_len);
-        if read == self.prompt_len && self.logits_for == Some(read) {
-            read
-        } else {
-            grid.floor(read)
-        }
+        if read == self.prompt_len && self.logits_for == Some(read) { read } else { grid.floor(read) }
     }
 
     /// Whether logits of the last row are wanted when the sequence holds `n_past` tokens: at the end of what there is,

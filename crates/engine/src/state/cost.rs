@@ -251,7 +251,13 @@ impl Estimates {
         (next_end, Some(slow))
     }
 
-    fn outcome(&self, chain: &[ChainSegment], prompt_tokens: usize, count: usize, probe: Option<Tier>) -> RestoreChoice {
+    fn outcome(
+        &self,
+        chain: &[ChainSegment],
+        prompt_tokens: usize,
+        count: usize,
+        probe: Option<Tier>,
+    ) -> RestoreChoice {
         let used = chain.get(..count).unwrap_or(chain);
         let tokens: usize = used.iter().map(|segment| segment.tokens).sum();
         let restoring: f64 = used.iter().map(|segment| self.tier(segment.tier).seconds(segment.bytes)).sum();

@@ -189,8 +189,7 @@ impl Restorer {
             Some(_) => return Err(Failure::Refused),
         };
         if memory.has_segments() && whole.is_none() {
-            let at_hand =
-                segments.iter().take_while(|segment| reach.has((**segment, PartKind::Attention))).count();
+            let at_hand = segments.iter().take_while(|segment| reach.has((**segment, PartKind::Attention))).count();
             let offered = offer(&plan, &segments, at_hand, memory);
             let used = self.estimates.choose(&offered, wanted.prompt.len()).segments;
             if used < segments.len() {

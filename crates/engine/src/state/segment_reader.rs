@@ -367,7 +367,11 @@ impl Reading {
     pub(crate) fn take(self) -> ReadResult {
         self.abandon();
         let mut state = self.fetch.lock();
-        ReadResult { outcome: state.outcome(), parts: Parts { pieces: std::mem::take(&mut state.done) }, took: state.took }
+        ReadResult {
+            outcome: state.outcome(),
+            parts: Parts { pieces: std::mem::take(&mut state.done) },
+            took: state.took,
+        }
     }
 
     fn abandon(&self) {

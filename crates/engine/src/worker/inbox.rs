@@ -12,10 +12,10 @@ use crate::worker::command::Command;
 
 /// See the module.
 pub(crate) struct Inbox {
-    waiting: Mutex<Waiting>,
+    waiting: Mutex<Pending>,
 }
 
-struct Waiting {
+struct Pending {
     /// `None` once it is closed: whoever sends then is told so.
     commands: Option<Receiver<Command>>,
     /// What a worker took after it was given up.
@@ -24,7 +24,7 @@ struct Waiting {
 
 impl Inbox {
     pub(crate) fn new(commands: Receiver<Command>) -> Self {
-        Self { waiting: Mutex::new(Waiting { commands: Some(commands), returned: None }) }
+        Self { waiting: Mutex::new(Pending { commands: Some(commands), returned: None }) }
     }
 
     /// The next command, as soon as there is one. `Disconnected` if none can come, or none for a worker that was given
@@ -76,7 +76,7 @@ impl Inbox {
         Ok(command)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Waiting> {
+    fn lock(&self) -> MutexGuard<'_, Pending> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -12,12 +12,12 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::error::EngineError;
-use crate::worker::command::Command;
-use crate::worker::inbox::Inbox;
-use crate::shared::running::Age;
 use crate::shared::Shared;
+use crate::shared::running::Age;
 use crate::shared::status::{Phase, add};
 use crate::worker::Worker;
+use crate::worker::command::Command;
+use crate::worker::inbox::Inbox;
 use crate::worker::tick::Exit;
 
 /// Room for whatever llama.cpp does by recursion while it computes; pages that are never touched cost nothing.

@@ -3,14 +3,12 @@
 //! Called by the worker's loop. Decode rows go first and whole, then slices of prompts, all within the batch. A decode call
 //! that fails costs the requests in its batch and no others; every sequence that it touched is taken back to where it was.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::backend::{Batch, BatchRow, DecodeOutcome, SeqId};
 use crate::error::EngineError;
 use crate::schedule::batch::{Budget, Plan, Work, plan_into};
-use crate::sequence::exact::{Lane, lane};
 use crate::sequence::followers;
 use crate::sequence::idle;
 use crate::sequence::lifecycle::end_all;
@@ -18,10 +16,10 @@ use crate::sequence::slots::Slots;
 use crate::sequence::task::{End, Task};
 use crate::sequence::tasks::{TaskId, Tasks};
 use crate::shared::Shared;
-use crate::shared::adapters::AdapterSet;
 use crate::shared::status::add;
 use crate::state::position::position;
 use crate::state::restore::Wanted;
+use crate::worker::group::Group;
 
 /// Decode calls that may fail one after the other before the context is considered broken.
 const FAILURES_BEFORE_REBUILD: u32 = 2;
@@ -35,22 +33,6 @@ pub(crate) enum Exit {
     Broken(String),
     /// The watchdog replaced it; it must touch nothing that is shared.
     GivenUp,
-}
-
-/// Requests that share a decode call: the same adapters and the same lane.
-struct Group {
-    adapters: Arc<AdapterSet>,
-    lane: Lane,
-}
-
-impl Group {
-    fn of(task: &Task, slots: &Slots) -> Self {
-        Self { adapters: Arc::clone(&task.adapters), lane: lane(task, slots.shares_decodes()) }
-    }
-
-    fn contains(&self, task: &Task, slots: &Slots) -> bool {
-        Arc::ptr_eq(&task.adapters, &self.adapters) && lane(task, slots.shares_decodes()) == self.lane
-    }
 }
 
 /// Runs ticks. Its buffers are kept between ticks, so that a tick allocates nothing once they are warm.
@@ -147,10 +129,8 @@ impl Ticker {
     /// The group of the next decode call. Requests that cannot share one take turns.
     fn choose_group(&mut self, slots: &Slots, tasks: &Tasks) -> Group {
         let task_at = |place: usize| tasks.get(tasks.nth(place));
-        let lane = |task: &Task| lane(task, slots.shares_decodes());
-        let same = |one: &Task, two: &Task| Arc::ptr_eq(&one.adapters, &two.adapters) && lane(one) == lane(two);
         let count = tasks.len();
-        let is_mixed = (1..count).any(|place| !same(task_at(place - 1), task_at(place)));
+        let is_mixed = (1..count).any(|place| !Group::is_shared(task_at(place - 1), task_at(place), slots));
         let first = if is_mixed { self.turn.wrapping_add(1) % count } else { 0 };
         // A group with only followers would have nothing to compute.
         let computes = |place: &usize| task_at(*place).waits_for.is_none();
@@ -276,13 +256,7 @@ impl Ticker {
     }
 
     /// The requests of the batch fail. If that repeats, the context is replaced and the other requests are restored.
-    fn decode_failed(
-        &mut self,
-        slots: &mut Slots,
-        tasks: &mut Tasks,
-        shared: &Shared,
-        code: i32,
-    ) -> Result<(), Exit> {
+    fn decode_failed(&mut self, slots: &mut Slots, tasks: &mut Tasks, shared: &Shared, code: i32) -> Result<(), Exit> {
         tracing::error!(model = shared.config.id, code, rows = self.batch.rows.len(), "decode failed");
         self.failures += 1;
         // Only requests with a row in the batch are touched.

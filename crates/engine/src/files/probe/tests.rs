@@ -166,7 +166,7 @@ fn settings_survive_the_way_to_the_child() {
     config.model.mlock = true;
     config.context.type_k = crate::backend::KvType::Q8_0;
     config.context.rope_freq_base = Some(1e6);
-    let trial = Trial::of(&config);
+    let trial = Trial::of(&config.model, &config.context);
     let there = Trial::parse(&trial.settings_text(), trial.files.clone()).unwrap();
     assert_eq!(there.settings_text(), trial.settings_text());
     assert!(trial.settings_text().contains("\"mlock\":false"), "two processes cannot lock the same memory");

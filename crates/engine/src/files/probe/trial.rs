@@ -16,7 +16,6 @@ use crate::backend::{
     Backend, Batch, BatchRow, ChatRequest, ContextOptions, DecodeOutcome, KvLayout, MemoryKind, Model, ModelOptions,
     Pooling, SpecialText, Token, TokenizeMode,
 };
-use crate::config::ModelConfig;
 
 /// Cells of the child's contexts.
 const CELLS: u32 = 256;
@@ -47,9 +46,8 @@ struct Settings {
 }
 
 impl Trial {
-    /// The model of a configuration, with settings as small as they can be without meaning something else.
-    pub(crate) fn of(config: &ModelConfig) -> Self {
-        let ModelConfig { model, context, .. } = config;
+    /// A model, with settings as small as they can be without changing what is tried.
+    pub(crate) fn of(model: &ModelOptions, context: &ContextOptions) -> Self {
         let names_parts = !model.split_paths.is_empty();
         let files = if names_parts {
             std::iter::once(&model.path).chain(&model.split_paths).cloned().collect()
@@ -82,9 +80,9 @@ impl Trial {
     /// The same files with default settings, on one thread: for tiny models, and many of them.
     #[must_use]
     pub fn with_defaults(files: Vec<PathBuf>) -> Self {
-        let mut config = ModelConfig::new("trial", files.first().cloned().unwrap_or_default());
-        config.context.threads = Some(1);
-        Self { files, ..Self::of(&config) }
+        let model = ModelOptions::new(files.first().cloned().unwrap_or_default());
+        let context = ContextOptions { threads: Some(1), ..ContextOptions::default() };
+        Self { files, ..Self::of(&model, &context) }
     }
 }
 

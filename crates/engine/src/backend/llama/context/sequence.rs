@@ -204,7 +204,11 @@ impl LlamaContext {
         finished
     }
 
-    fn add_checked_rows(&mut self, restore: &mut RestoreInProgress, rows: &[StoredSegment<'_>]) -> Result<(), StateError> {
+    fn add_checked_rows(
+        &mut self,
+        restore: &mut RestoreInProgress,
+        rows: &[StoredSegment<'_>],
+    ) -> Result<(), StateError> {
         let known = self.known_seq(restore.seq)?;
         if rows.is_empty() {
             return Err(StateError::OutOfOrder);
