@@ -6,43 +6,9 @@
 
 use std::time::Duration;
 
-use crate::words::SaveReason;
+use crate::kinds::SaveReason;
 
-/// The gates of one model, as configured and not yet checked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Gates {
-    /// Shorter states are not saved, whatever the reason.
-    pub min_tokens: u32,
-    /// No cold save for shorter prompts.
-    pub cold_min_tokens: u32,
-    /// Cap of one cold save; a chain of segments may go on past it.
-    pub cold_max_tokens: u32,
-    /// A continued save every so many generated tokens.
-    pub continued_interval: u32,
-    /// Dropped from the tail before a cold save: the last tokens may be split differently once text follows them.
-    pub boundary_trim_tokens: u32,
-    /// Cold boundaries are rounded down to a multiple of it.
-    pub boundary_align_tokens: u32,
-    /// How long a request with a parent key waits for that row to be published. 0: it does not wait.
-    pub session_resume_wait_ms: u64,
-    /// Bound of the saves that a caller waits for.
-    pub evict_save_timeout_ms: u64,
-}
-
-impl Default for Gates {
-    fn default() -> Self {
-        Self {
-            min_tokens: 512,
-            cold_min_tokens: 512,
-            cold_max_tokens: 30_000,
-            continued_interval: 2048,
-            boundary_trim_tokens: 32,
-            boundary_align_tokens: 2048,
-            session_resume_wait_ms: 500,
-            evict_save_timeout_ms: 30_000,
-        }
-    }
-}
+pub use poncho_kinds::Gates;
 
 /// Gates that contradict each other or make a kind of save impossible.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -116,10 +82,10 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// Checks the gates; the error names the ones that do not go together.
+    /// Checks the gates; the error names the ones that contradict each other.
     ///
     /// # Errors
-    /// The first senseless gate or pair of gates.
+    /// The first invalid gate or pair of gates.
     pub fn new(gates: Gates) -> Result<Self, GateError> {
         let Gates {
             min_tokens,
@@ -181,14 +147,14 @@ impl Policy {
         Duration::from_millis(self.gates.evict_save_timeout_ms)
     }
 
-    /// Whether a state of so many tokens is worth a row. The same floor holds for every reason: a short state is
+    /// Whether a state of `token_count` tokens is worth a row. The same floor holds for every reason: a short state is
     /// computed again sooner than it is found, read and put back.
     #[must_use]
     pub fn should_save(&self, _reason: SaveReason, token_count: usize) -> bool {
         token_count >= tokens(self.gates.min_tokens).max(1)
     }
 
-    /// Whether so many generated tokens since the last save call for a continued one.
+    /// Whether the tokens generated since the last save call for a continued one.
     #[must_use]
     pub fn continued_due(&self, tokens_since_last_save: usize) -> bool {
         tokens_since_last_save >= tokens(self.gates.continued_interval)
@@ -220,7 +186,7 @@ impl Policy {
         boundaries
     }
 
-    /// Where to save a prompt of `n` tokens on a model whose state cannot be cut: at the hints, which are the ends
+    /// Where to save a prompt of `n` tokens on a model with a state that cannot be cut: at the hints, which are the ends
     /// of the system prompt with its tools and of each message, because the next turn diverges exactly there. Hints
     /// past `n` and under `min_tokens` fall away; a hint at `n` itself stays, so the last usable one is always there.
     #[must_use]

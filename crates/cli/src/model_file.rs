@@ -1,4 +1,4 @@
-//! What a file that was given as a model is, if it is none: the mistakes that people make while getting a model.
+//! What is wrong with a path that was given as a model: the mistakes that people make while getting one.
 //!
 //! Called by `serve` and `doctor` before anything is loaded. A GGUF is left to the engine, which looks closer; here the
 //! first bytes decide. It must never read more of a file than those.
@@ -7,9 +7,9 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use poncho_cache::files::{Links, NotRegular, open_regular};
+use poncho_gguf::NotGguf;
+use poncho_gguf::file::{Links, NotRegular, open_regular};
 
-use crate::bytes::show_bytes;
 use crate::settings::nearest;
 
 /// Enough for the first line of a Git LFS pointer and for any page's opening.
@@ -35,55 +35,16 @@ pub(crate) fn check(path: &Path) -> anyhow::Result<()> {
     if let Err(error) = &opened
         && NotRegular::is_cause_of(error)
     {
-        bail!("{} is no model file: {error}", path.display());
+        bail!("{} is not a model file: {error}", path.display());
     }
     let mut start = Vec::new();
     opened
         .and_then(|file| file.take(LOOKED_AT).read_to_end(&mut start))
         .with_context(|| format!("cannot read {}; check its permissions", path.display()))?;
-    if start.starts_with(b"GGUF") {
-        return Ok(());
+    match NotGguf::guess(&start) {
+        None => Ok(()),
+        Some(other) => bail!("{} is not a GGUF model: it is {other}", path.display()),
     }
-    bail!("{} is not a GGUF model: {}", path.display(), other_kind(&start, metadata.len()))
-}
-
-/// What the file is instead, and what to do about it.
-fn other_kind(start: &[u8], bytes: u64) -> String {
-    let text = std::str::from_utf8(start)
-        .or_else(|error| std::str::from_utf8(start.get(..error.valid_up_to()).unwrap_or(&[])));
-    let text = text.unwrap_or_default();
-    let opening = text.trim_start().to_ascii_lowercase();
-    let is_text = !text.is_empty() && !text.chars().any(|letter| letter.is_control() && !letter.is_whitespace());
-    if start.is_empty() {
-        return "the file is empty; download it again".to_owned();
-    }
-    if text.starts_with("version https://git-lfs") {
-        return "it is a Git LFS pointer, and the model itself was not fetched; run `git lfs pull` in its repository"
-            .to_owned();
-    }
-    if opening.starts_with("<!doctype") || opening.starts_with("<html") || opening.starts_with("<head") {
-        return "it is an HTML page; the download link led to a web page, use the link of the file itself \
-                (on a model hub the one with /resolve/, not /blob/)"
-            .to_owned();
-    }
-    if start.starts_with(b"PK") || start.starts_with(&[0x1f, 0x8b]) {
-        return "it is an archive; unpack it and give the .gguf file in it".to_owned();
-    }
-    if start.get(8) == Some(&b'{') && start.get(..8).is_some_and(|length| length.ends_with(&[0, 0, 0])) {
-        return "it looks like safetensors; use the GGUF version of the model, or convert it with llama.cpp's \
-                convert_hf_to_gguf.py"
-            .to_owned();
-    }
-    if is_text {
-        let first: String = text.lines().next().unwrap_or_default().chars().take(40).collect();
-        return format!("it is a text file that begins with `{first}`; give the path of a .gguf file");
-    }
-    let first: Vec<String> = start.iter().take(4).map(|byte| format!("{byte:02x}")).collect();
-    format!(
-        "it begins with {} ({} long); give the path of a .gguf file, or download it again",
-        first.join(" "),
-        show_bytes(bytes)
-    )
 }
 
 fn missing(path: &Path) -> String {
@@ -145,15 +106,15 @@ mod tests {
         let mut safetensors = 0x1234_u64.to_le_bytes().to_vec();
         safetensors.extend(b"{\"weight\":");
         for (bytes, part) in [
-            (&b""[..], "the file is empty"),
+            (&b""[..], "an empty file"),
             (b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 1\n", "git lfs pull"),
             (b"\n  <!DOCTYPE html><html>", "HTML page"),
             (b"<html><head>", "HTML page"),
-            (b"Dear model,\nhello", "begins with `Dear model,`"),
+            (b"Dear model,\nhello", "begins `Dear model,`"),
             (b"PK\x03\x04aaaa", "archive"),
             (&safetensors, "safetensors"),
-            (&[0, 1, 2, 3, 4, 200], "begins with 00 01 02 03"),
-            ("\u{e4}\u{f6}".as_bytes(), "text file"),
+            (&[0, 1, 2, 3, 4, 200], "begins with the bytes 00 01 02 03"),
+            ("\u{e4}\u{f6}".as_bytes(), "a text that begins"),
         ] {
             let said = said(bytes);
             assert!(said.contains(part) && said.contains("model.gguf is not a GGUF model"), "{bytes:?}: {said}");

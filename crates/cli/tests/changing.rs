@@ -109,7 +109,6 @@ fn evict_keeps_to_the_tier_it_was_given() {
                 bytes: vec![1; 500].into(),
             }],
             reason: poncho_cache::SaveReason::Evict,
-            reason_detail: None,
             flags: 0,
             context_size: 4096,
             text: String::new(),

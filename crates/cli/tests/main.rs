@@ -22,6 +22,8 @@ mod documents;
 #[cfg(test)]
 mod fake_server;
 #[cfg(test)]
+mod fixture;
+#[cfg(test)]
 mod guides;
 #[cfg(test)]
 mod logs;
@@ -49,6 +51,8 @@ mod self_contained;
 mod served;
 #[cfg(test)]
 mod serving;
+#[cfg(test)]
+mod snapshots;
 #[cfg(test)]
 mod snippets;
 #[cfg(test)]

@@ -65,10 +65,10 @@ fn what_is_no_gguf_is_told_apart() {
     let folder = tempfile::tempdir().unwrap();
     let pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 98362432\n";
     for (bytes, parts) in [
-        (&b"Read me first.\n"[..], ["text file that begins with `Read me first.`", ".gguf"]),
+        (&b"Read me first.\n"[..], ["a text that begins `Read me first.`", ".gguf"]),
         (b"<!DOCTYPE html>\n<html>", ["HTML page", "/resolve/"]),
         (pointer, ["Git LFS pointer", "git lfs pull"]),
-        (b"", ["the file is empty", "download it again"]),
+        (b"", ["an empty file", "fetch it again"]),
     ] {
         let message = refused(&mut serve_model(folder.path(), &written(folder.path(), bytes)));
         says(&message, &["model.gguf is not a GGUF model"]);

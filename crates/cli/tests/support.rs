@@ -1,5 +1,6 @@
 //! Shared by the tests of the binary: starting it, and a cache folder whose rows and keys are the same every time.
 
+use std::ffi::OsStr;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -9,7 +10,7 @@ use std::time::Duration;
 
 use poncho_cache::{
     Cache, CacheConfig, Clock, FingerprintMode, Key, Namespace, Needs, PartKind, PayloadPart, QuantType, SaveOutcome,
-    SaveReason, SaveRequest, format,
+    SaveReason, SaveRequest,
 };
 use serde_json::Value;
 
@@ -55,7 +56,12 @@ impl Run {
 
 /// The binary, with none of the variables that would change what it does.
 pub(crate) fn poncho() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_poncho"));
+    program(OsStr::new(env!("CARGO_BIN_EXE_poncho")))
+}
+
+/// The same for the binary of another build.
+pub(crate) fn program(path: &OsStr) -> Command {
+    let mut command = Command::new(path);
     for (name, _) in std::env::vars_os() {
         if name
             .to_str()
@@ -172,7 +178,6 @@ pub(crate) fn save(cache: &Cache, namespace: Namespace, tokens: &[u32], text: &s
                 PayloadPart { kind: PartKind::Logits, bytes: vec![0xa5; 64].into() },
             ],
             reason: SaveReason::Shutdown,
-            reason_detail: None,
             flags: 0,
             context_size: 4096,
             text: text.to_owned(),
@@ -185,7 +190,7 @@ pub(crate) fn save(cache: &Cache, namespace: Namespace, tokens: &[u32], text: &s
 }
 
 pub(crate) fn row_path(folder: &Path, key: &Key) -> PathBuf {
-    format::row_path(folder, key)
+    poncho_cache::row_path(folder, key)
 }
 
 /// Turns one bit of a file round, so many bytes before its end.
@@ -205,7 +210,7 @@ pub(crate) fn contents(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
             let path = entry.unwrap().path();
             if path.is_dir() {
                 open.push(path);
-            } else if path.file_name().unwrap() != format::LOCK_FILE_NAME {
+            } else if path.file_name().unwrap() != poncho_cache::LOCK_FILE_NAME {
                 let bytes = std::fs::read(&path).unwrap();
                 files.push((path, bytes));
             }

@@ -13,7 +13,7 @@ use poncho_engine::backend::llama::LlamaBackend;
 use poncho_engine::{Engine, ModelConfig};
 use poncho_server::{ServerConfig, check_bind, serve};
 
-/// Serves a model until it is told to stop, then saves what it holds.
+/// Serves a model until it is asked to stop, then saves its state.
 pub(crate) fn run(
     model: &Path,
     folder: &Path,
@@ -32,7 +32,7 @@ pub(crate) fn run(
         serve(listener, Arc::clone(&engine), config, stop).await?;
         Ok::<(), Box<dyn Error>>(())
     })?;
-    // Nothing is in flight any more: now the state can be saved.
+    // No request is in flight: now the state can be saved.
     engine.unload("mine")?;
     engine.cache().flush();
     Ok(())

@@ -156,7 +156,7 @@ async fn an_exact_second_turn_is_the_same_on_the_server_that_wrote_the_first_and
 }
 
 /// Hardening 9: a text turn was remembered in memory only, so that the same second turn had another prompt after a
-/// restart; and a turn with calls whose line was still to be written was lost by a kill.
+/// restart; and a turn with calls was lost by a kill if its line was still to be written.
 #[tokio::test]
 async fn a_plain_second_turn_has_the_same_prompt_before_and_after_a_restart_or_a_kill() {
     for kind in ModelKind::ALL {

@@ -21,6 +21,8 @@ pub mod options;
 #[cfg(any(test, feature = "testing"))]
 pub mod stub;
 
+pub use poncho_api::{FillTokens, MemoryKind, ModelInfo, SpecialText, SpecialTokens, TokenizeMode};
+
 pub use chat::{ChatOutput, ChatPrompt, ChatRequest, ReasoningFormat, ToolChoice};
 pub use error::{AdapterError, ChatError, ContextError, GrammarError, LoadError, StateError, TokenizeError};
 pub use host_buffer::HostBuffer;
@@ -56,114 +58,6 @@ pub trait Backend: Send + Sync {
 
     /// Memory for state bytes: page-locked where a GPU is present, plain and aligned otherwise.
     fn host_buffer(&self, len: usize) -> HostBuffer;
-}
-
-/// Which memory a model keeps for a sequence; it decides what a row must hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum MemoryKind {
-    /// Plain attention: may be cut at any token.
-    Attention,
-    /// Some layers see only the last `size` tokens: resumable at saved boundaries only.
-    Window {
-        /// Tokens a windowed layer can see.
-        size: u32,
-    },
-    /// One running state: resumable at saved boundaries only.
-    Recurrent,
-    /// Attention layers beside recurrent ones: resumable at saved boundaries only.
-    Hybrid,
-    /// No memory between calls (embedding encoders): nothing to save.
-    None,
-}
-
-impl MemoryKind {
-    /// Whether a sequence may be shortened to any length and stay right.
-    #[must_use]
-    pub fn can_cut(self) -> bool {
-        matches!(self, Self::Attention)
-    }
-
-    /// Whether a row needs attention segments.
-    #[must_use]
-    pub fn has_segments(self) -> bool {
-        matches!(self, Self::Attention | Self::Window { .. } | Self::Hybrid)
-    }
-
-    /// Whether a row needs the partial state (window or recurrent part).
-    #[must_use]
-    pub fn has_partial(self) -> bool {
-        matches!(self, Self::Window { .. } | Self::Recurrent | Self::Hybrid)
-    }
-}
-
-/// Special tokens of a vocabulary, where the model has them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SpecialTokens {
-    /// Start of a text.
-    pub bos: Option<Token>,
-    /// End of a text.
-    pub eos: Option<Token>,
-    /// End of a turn.
-    pub eot: Option<Token>,
-    /// Separator.
-    pub sep: Option<Token>,
-    /// Newline.
-    pub nl: Option<Token>,
-    /// Padding.
-    pub pad: Option<Token>,
-    /// The marks around a gap that the model can fill, where it has all three.
-    pub fill: Option<FillTokens>,
-}
-
-/// The marks of a prompt whose middle is missing: `prefix`, the text before, `suffix`, the text after, `middle`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FillTokens {
-    /// Before the text that comes before the gap.
-    pub prefix: Token,
-    /// Before the text that comes after the gap.
-    pub suffix: Token,
-    /// After both: from here on the model fills the gap.
-    pub middle: Token,
-}
-
-/// Facts about a loaded model that never change.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ModelInfo {
-    /// Entries in the vocabulary; the length of a logits row.
-    pub n_vocab: u32,
-    /// Context length the model was trained with.
-    pub n_ctx_train: u32,
-    /// Number of layers.
-    pub n_layers: u32,
-    /// Width of a hidden state.
-    pub n_embd: u32,
-    /// Width of an embedding that comes out; differs from `n_embd` where the model projects it.
-    pub n_embd_out: u32,
-    /// Architecture name from the file, such as `llama`.
-    pub architecture: String,
-    /// The library's one-line description.
-    pub description: String,
-    /// Bytes of all tensors.
-    pub size_bytes: u64,
-    /// Number of parameters.
-    pub n_params: u64,
-    /// Memory kind.
-    pub memory: MemoryKind,
-    /// Special tokens.
-    pub special: SpecialTokens,
-    /// Whether texts start with the BOS token.
-    pub add_bos: bool,
-    /// Whether texts end with the EOS token.
-    pub add_eos: bool,
-    /// Whether the model has an encoder that must run before the decoder.
-    pub has_encoder: bool,
-    /// Whether the model has a decoder; without one it only embeds.
-    pub has_decoder: bool,
-    /// Whether only the vocabulary was loaded: tokenizing works, contexts do not.
-    pub vocab_only: bool,
-    /// Token count at which the model switches its RoPE factors, if it does (section 3 of the design: the side of
-    /// the switch belongs to the context hash).
-    pub rope_switch_at: Option<u32>,
 }
 
 /// A loaded model: read-only, shared, used from any thread.
@@ -228,24 +122,6 @@ pub trait Model: Send + Sync {
     /// # Errors
     /// [`ChatError`] if the request is malformed or the template refuses it.
     fn apply_chat_template(&self, request: &ChatRequest) -> Result<ChatPrompt, ChatError>;
-}
-
-/// How a text becomes tokens.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct TokenizeMode {
-    /// Add BOS / EOS as the model wants them.
-    pub add_special: bool,
-    /// Recognise the text of special tokens. Never set it for user text.
-    pub parse_special: bool,
-}
-
-/// What to do with the text of control tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SpecialText {
-    /// Their text appears.
-    Render,
-    /// They yield nothing.
-    Hide,
 }
 
 /// A loaded LoRA adapter. The context that uses it keeps it alive.

@@ -1,175 +1,38 @@
-//! How a model is loaded and served: raw settings, checked once when the model is loaded.
+//! What the engine reads out of a model's configuration, checked once when the model is loaded.
 //!
-//! Built by the server, the command line or a Rust program, read by the registry, the supervisor and the worker.
+//! The configuration itself is the api's data. Called by the handle that loads and by the worker.
 
-pub(crate) mod footprint;
+use poncho_cache::Policy;
 
-use std::num::NonZeroUsize;
-use std::path::PathBuf;
-use std::time::Duration;
+pub use poncho_api::{Exactness, FingerprintSource, ModelConfig, PrefillChunk, RestoreRule};
 
-use poncho_cache::{FileStamp, Gates, Policy, Tier};
-
-use crate::backend::{Backend, ContextOptions, FlashAttention, KvLayout, ModelOptions};
+use crate::backend::{Backend, FlashAttention, KvLayout};
 use crate::error::EngineError;
-use crate::files::probe::Prober;
-use crate::reply::markers::MarkerSet;
-use crate::reply::signature::SigningKey;
 use crate::schedule::batch::Budget;
 use crate::schedule::grid::Grid;
 
-/// Where the identity of the model file comes from.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum FingerprintSource {
-    /// Every byte of the file is hashed, once; the result is remembered beside it or in this folder.
-    Safe {
-        /// Where to remember it if the model's own folder cannot be written.
-        memo_folder: Option<PathBuf>,
-    },
-    /// The metadata block and the first weight tensor are hashed.
-    GgufChunked,
-    /// The caller hashed every byte of the one file and says how the file was then. A file that is still so is not read
-    /// again; any other one is, and is refused if it has another hash.
-    Hashed {
-        /// SHA-256 of the file.
-        sha256: [u8; 32],
-        /// The file right after it was hashed; `None` if nobody remembers.
-        stamp: Option<FileStamp>,
-    },
-    /// The caller knows best.
-    FastUnsafe([u8; 32]),
-}
-
-/// The most prompt tokens that one request may take in a tick.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum PrefillChunk {
-    /// A quarter of the batch, at least 64.
-    #[default]
-    Default,
-    /// So many.
-    Tokens(NonZeroUsize),
-    /// As many as fit.
-    Unlimited,
-}
-
-/// Cold-exact replies: byte-identical to those of a cold, idle server.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Exactness {
-    /// Not offered: a request that asks for it is refused.
-    #[default]
-    Off,
-    /// For the requests that ask for it; the others run as always and share nothing with them.
-    OnRequest,
-    /// For every request.
-    Always,
-}
-
-/// Whether a stored state is put back or computed again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum RestoreRule {
-    /// Whichever is expected to be faster, by what was measured so far.
-    #[default]
-    Faster,
-    /// Always put back what is stored.
-    Always,
-}
-
-/// Positions between two boundaries of exact states: small enough that little is read again, large enough that a chunk
-/// is computed efficiently.
-const DEFAULT_GRID: NonZeroUsize = NonZeroUsize::MIN.saturating_add(127);
-
-/// Some fifty turns: a chain of this many rows still restores nearly as fast as one row, and most conversations end
-/// before anything of them is written twice.
-const DEFAULT_CHAIN: usize = 96;
-
-/// Enough that a prompt which parts anywhere is read again by not much more than what follows.
-const DEFAULT_PARTIALS: usize = 24;
-
-/// Everything about one model.
-#[derive(Debug, Clone)]
-pub struct ModelConfig {
-    /// The name under which requests find it.
-    pub id: String,
-    /// The files and where their weights go.
-    pub model: ModelOptions,
-    /// The context.
-    pub context: ContextOptions,
-    /// Tries the files in a process of their own before this one loads them; `None` for files that are trusted.
-    pub prober: Option<Prober>,
-    /// The identity of the files.
-    pub fingerprint: FingerprintSource,
-    /// When to save.
-    pub gates: Gates,
-    /// Where saves go; `None` for the cache's own choice.
-    pub tier: Option<Tier>,
-    /// Requests that may wait for a sequence.
-    pub queue_limit: usize,
-    /// How prompts are sliced.
-    pub prefill_chunk: PrefillChunk,
-    /// Rows in a chain before they are joined in the background; 0 never joins them.
-    pub chain_limit: usize,
-    /// Partial states (windows, recurrent states) that a conversation keeps, the older the further apart; 0 keeps all.
-    pub partial_limit: usize,
-    /// How long a request waits for stored rows that have to be read, if half of what computing them would take is less. What
-    /// has not come by then is computed, and the tier is left alone for a while.
-    pub read_wait: Duration,
-    /// Whether stored states are put back even where computing them is faster.
-    pub restore_rule: RestoreRule,
-    /// Whether replies can be made exact. If so, each sequence gets its own cells, and flash attention is off unless
-    /// it was asked for.
-    pub exactness: Exactness,
-    /// Exact prompts are read in chunks that end at multiples of this.
-    pub exact_grid: NonZeroUsize,
-    /// Thinking and tool-call markers.
-    pub markers: MarkerSet,
-    /// Signs thinking blocks.
-    pub signing_key: Option<SigningKey>,
-    /// A tick that takes longer is aborted, and after the same time again the worker is given up.
-    pub watchdog: Duration,
-    /// Pause before a worker that ended is started again; doubled each time it ends again soon.
-    pub restart_pause: Duration,
-    /// The longest such pause.
-    pub restart_pause_limit: Duration,
-}
-
-impl ModelConfig {
-    /// A model with everything else at its default.
-    #[must_use]
-    pub fn new(id: impl Into<String>, path: impl Into<PathBuf>) -> Self {
-        Self {
-            id: id.into(),
-            model: ModelOptions::new(path),
-            context: ContextOptions::default(),
-            prober: None,
-            fingerprint: FingerprintSource::Safe { memo_folder: None },
-            gates: Gates::default(),
-            tier: None,
-            queue_limit: 64,
-            prefill_chunk: PrefillChunk::Default,
-            chain_limit: DEFAULT_CHAIN,
-            partial_limit: DEFAULT_PARTIALS,
-            // Enough for a disk that is busy with our own writes; a tier that was late gets a tenth of it.
-            read_wait: Duration::from_secs(1),
-            restore_rule: RestoreRule::Faster,
-            exactness: Exactness::Off,
-            exact_grid: DEFAULT_GRID,
-            markers: MarkerSet::default(),
-            signing_key: None,
-            // Far above any honest tick, also of a large model on a slow machine.
-            watchdog: Duration::from_secs(300),
-            restart_pause: Duration::from_millis(100),
-            restart_pause_limit: Duration::from_secs(10),
-        }
-    }
-
+/// The checked parts of a configuration.
+pub(crate) trait Checked {
     /// The checked save gates.
-    pub(crate) fn policy(&self) -> Result<Policy, EngineError> {
+    fn policy(&self) -> Result<Policy, EngineError>;
+
+    /// Settles what exact replies need, or says why this backend cannot promise them.
+    fn settle_exactness(&mut self, backend: &dyn Backend) -> Result<(), EngineError>;
+
+    /// The grid of exact replies, if they are on.
+    fn grid(&self) -> Option<Grid>;
+
+    /// The checked row budget of a tick.
+    fn budget(&self, n_batch: u32, n_seq: u32) -> Result<Budget, EngineError>;
+}
+
+impl Checked for ModelConfig {
+    fn policy(&self) -> Result<Policy, EngineError> {
         Policy::new(self.gates)
             .map_err(|error| EngineError::Config { setting: "gates".to_owned(), reason: error.to_string() })
     }
 
-    /// Settles what exact replies need, or says why this backend cannot promise them.
-    pub(crate) fn settle_exactness(&mut self, backend: &dyn Backend) -> Result<(), EngineError> {
+    fn settle_exactness(&mut self, backend: &dyn Backend) -> Result<(), EngineError> {
         if self.exactness == Exactness::Off {
             return Ok(());
         }
@@ -184,13 +47,11 @@ impl ModelConfig {
         Ok(())
     }
 
-    /// The grid of exact replies, if they are on.
-    pub(crate) fn grid(&self) -> Option<Grid> {
+    fn grid(&self) -> Option<Grid> {
         (self.exactness != Exactness::Off).then_some(Grid(self.exact_grid))
     }
 
-    /// The checked row budget of a tick.
-    pub(crate) fn budget(&self, n_batch: u32, n_seq: u32) -> Result<Budget, EngineError> {
+    fn budget(&self, n_batch: u32, n_seq: u32) -> Result<Budget, EngineError> {
         let n_batch = n_batch as usize;
         let chunk = match self.prefill_chunk {
             PrefillChunk::Default => Some(Budget::default_chunk(n_batch)),

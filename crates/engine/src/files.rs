@@ -1,5 +1,6 @@
 //! The files of a model: parts, changes on disk, memory they take, a trial before loading.
 
 pub(crate) mod file_watch;
+pub(crate) mod footprint;
 pub(crate) mod parts;
 pub mod probe;

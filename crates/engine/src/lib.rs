@@ -78,12 +78,13 @@ pub use calls::event::{CacheDelta, Completion, FinishReason, StreamEvent, TokenL
 pub use calls::request::{Grammar, GrammarSource, Mode, ModelLimits, Request, RequestId, Sampling, Thinking, Trigger};
 pub use calls::stream::Stream;
 pub use calls::tenant::{Privacy, Tenant};
-pub use config::footprint::{EmbeddingCost, Footprint};
 pub use config::{Exactness, FingerprintSource, ModelConfig, PrefillChunk, RestoreRule};
 pub use engine::Engine;
 pub use error::{EngineError, RequestError};
+pub use files::footprint::{EmbeddingCost, footprint};
 pub use files::probe::{ProbeWhen, Prober};
 pub use model::Model;
+pub use poncho_api::{Footprint, SigningKey};
 pub use shared::adapters::{AdapterId, AdapterInfo};
 pub use shared::embedding::Embedding;
 pub use shared::queue_place::QueuePlace;

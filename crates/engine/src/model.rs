@@ -21,11 +21,12 @@ use crate::backend::{
 use crate::calls::event::Completion;
 use crate::calls::request::{Grammar, GrammarSource, Mode, ModelLimits, Request, RequestId, Trigger};
 use crate::calls::stream::{Stream, Streams};
-use crate::calls::tenant::Tenant;
-use crate::config::{Exactness, ModelConfig};
+use crate::calls::tenant::{Tenant, TenantNamespace as _};
+use crate::config::{Checked as _, Exactness, ModelConfig};
 use crate::error::EngineError;
 use crate::files::file_watch::FileWatch;
 use crate::files::parts;
+use crate::files::probe::try_model;
 use crate::reply::detokenize::Utf8Stream;
 use crate::shared::Shared;
 use crate::shared::adapters::{AdapterId, AdapterInfo};
@@ -88,7 +89,7 @@ impl Model {
             .check()
             .map_err(|error| EngineError::Config { setting: "context".to_owned(), reason: error.to_string() })?;
         if let Some(prober) = &config.prober {
-            prober.try_model(&config.model, &config.context)?;
+            try_model(prober, &config)?;
         }
         let path = config.model.path.clone();
         // Before the backend opens them: what it maps and what is hashed must be the same bytes.
@@ -658,7 +659,7 @@ fn escape(text: &str) -> String {
 
 fn file_hash(path: &Path) -> std::io::Result<[u8; 32]> {
     let mut hash = Sha256::new();
-    let mut file = poncho_cache::files::open_regular(path, poncho_cache::files::Links::Follow)?;
+    let mut file = poncho_cache::open_regular(path, poncho_cache::Links::Follow)?;
     let mut buffer = vec![0; 1 << 20];
     loop {
         let count = std::io::Read::read(&mut file, &mut buffer)?;

@@ -6,5 +6,4 @@ pub mod markers;
 pub(crate) mod output;
 pub mod pattern;
 pub mod sampler;
-pub mod signature;
 pub mod stop;

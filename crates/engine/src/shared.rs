@@ -17,7 +17,7 @@ use crate::backend::{Backend, Model};
 use crate::calls::event::StreamEvent;
 use crate::calls::request::{ModelLimits, Request, RequestId};
 use crate::calls::stream::Streams;
-use crate::config::ModelConfig;
+use crate::config::{Checked as _, ModelConfig};
 use crate::error::EngineError;
 use crate::files::file_watch::FileWatch;
 use crate::schedule::grid::Grid;

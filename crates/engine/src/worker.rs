@@ -20,6 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, TryRecvError};
 use std::time::{Duration, Instant};
 
+use crate::config::Checked as _;
 use crate::error::EngineError;
 use crate::schedule::awaiting_parent::POLL_INTERVAL;
 use crate::sequence::lifecycle::{end_all, save_all_and_cancel};

@@ -1,10 +1,10 @@
 //! What a reply is made of: stops, characters, thinking, tool calls, log probabilities, and why it ends.
 
+use poncho_engine::SigningKey;
 use poncho_engine::backend::MemoryKind;
 use poncho_engine::backend::stub::StubBackend;
 use poncho_engine::backend::stub::vocab::{EOS, THINK_CLOSE, THINK_OPEN, TOOL_CLOSE, TOOL_OPEN};
 use poncho_engine::reply::markers::{MarkerSet, ThinkingMarkers, ToolMarkers};
-use poncho_engine::reply::signature::SigningKey;
 use poncho_engine::{
     Completion, EngineError, FinishReason, Grammar, GrammarSource, ModelConfig, Request, Sampling, StreamEvent,
     Thinking,

@@ -1,7 +1,7 @@
 //! Anthropic's messages as whole answers: texts, thinking, tools, limits, usage, sessions, and the count of tokens.
 
 use hyper::Method;
-use poncho_engine::reply::signature::SigningKey;
+use poncho_engine::SigningKey;
 use serde_json::{Value, json};
 
 use crate::support::{Answer, Server, Setup, rendered, with};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use poncho_engine::backend::stub::{DecodeFault, StubBackend};
 use poncho_engine::backend::{Batch, ContextOptions, MemoryKind};
-use poncho_engine::{EmbeddingCost, FingerprintSource, Footprint, ModelConfig, Phase};
+use poncho_engine::{EmbeddingCost, FingerprintSource, ModelConfig, Phase, footprint};
 use poncho_server::{LibraryError, LibraryModel, MemoryBudget, ModelLibrary, ServerConfig};
 use poncho_testkit::{ModelKind, model_path};
 use serde_json::{Value, json};
@@ -120,7 +120,7 @@ async fn the_context_for_embeddings_is_within_the_budget() {
     let embedding = |name: &str, length: usize| json!({"model": name, "input": "x".repeat(length)});
 
     // Room for both models and a small context, or for one model and a large one.
-    let model = Footprint::of(&Files::config("one")).total();
+    let model = footprint(&Files::config("one")).total();
     assert!(model > 0);
     let server = with_room(model + cost.bytes(1024).max(model + cost.bytes(512))).await;
     for name in ["one", "two"] {
@@ -148,7 +148,7 @@ async fn the_context_for_embeddings_is_within_the_budget() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_input_without_memory_is_refused_and_the_model_goes_on() {
-    let one = Footprint::of(&Files::config("one")).total();
+    let one = footprint(&Files::config("one")).total();
     let server = with_room(one + 1).await;
     for path in ENDPOINTS {
         let refused = server.post(path, &json!({"model": "one", "input": "x"})).await;

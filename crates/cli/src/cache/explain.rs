@@ -59,7 +59,7 @@ pub(crate) fn run(folders: &Folders, args: &ExplainArgs, output: &mut Output<'_>
     let listing = Listing::read(folders)?;
     let index = listing.index();
     let namespace = match &args.row {
-        Some(digits) => Some(listing.find(digits)?.prefix.namespace),
+        Some(digits) => Some(listing.find(digits)?.prefix.meta.namespace),
         None => best_namespace(&index, &tokens),
     };
     let answer = namespace.map(|namespace| Answer {

@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use anyhow::bail;
-use poncho_cache::format::{FileNameKind, classify};
+use poncho_cache::{FileNameKind, classify};
 use poncho_cache::{Finding, FolderIndex, FolderReport, Key, RowFile, Tier, inspect_folder};
 
 use crate::cache::folder::{Folder, Folders};
@@ -99,7 +99,7 @@ impl Listing {
     pub(crate) fn chain<'a>(&'a self, row: &'a RowFile) -> (Vec<&'a RowFile>, bool) {
         let mut chain = vec![row];
         let mut current = row;
-        while let Some(parent) = current.prefix.parent {
+        while let Some(parent) = current.prefix.meta.parent {
             // A crafted chain may run in circles; an honest one has no more links than there are rows.
             match self.row(&parent).filter(|_| chain.len() <= self.report.rows.len()) {
                 Some(above) => chain.push(above),

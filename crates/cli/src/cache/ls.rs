@@ -20,10 +20,10 @@ pub(crate) fn run(folders: &Folders, args: &LsArgs, output: &mut Output<'_>) -> 
     // Stable: what compares equal stays in the order of keys.
     match args.sort {
         SortBy::Key => {}
-        SortBy::LastUsed => rows.sort_by_key(|row| Reverse(row.prefix.last_used)),
+        SortBy::LastUsed => rows.sort_by_key(|row| Reverse(row.prefix.meta.last_used)),
         SortBy::Bytes => rows.sort_by_key(|row| Reverse(row.bytes)),
-        SortBy::Tokens => rows.sort_by_key(|row| Reverse(row.prefix.token_count)),
-        SortBy::Hits => rows.sort_by_key(|row| Reverse(row.prefix.hits)),
+        SortBy::Tokens => rows.sort_by_key(|row| Reverse(row.prefix.meta.token_count)),
+        SortBy::Hits => rows.sort_by_key(|row| Reverse(row.prefix.meta.hits)),
     }
     let all = rows.len();
     rows.truncate(args.limit.unwrap_or(all));
@@ -66,14 +66,14 @@ fn table(listing: &Listing, rows: &[&RowFile]) -> Table<11> {
             short(row.key.as_bytes()),
             listing.tier_of(row).as_str().to_owned(),
             show_bytes(row.bytes),
-            prefix.token_count.to_string(),
-            prefix.start.to_string(),
-            prefix.parent.map_or_else(|| "-".to_owned(), |parent| short(parent.as_bytes())),
-            prefix.hits.to_string(),
-            prefix.reason.as_str().to_owned(),
-            prefix.version.to_string(),
-            ago(now, prefix.last_used),
-            iso(prefix.last_used),
+            prefix.meta.token_count.to_string(),
+            prefix.meta.start.to_string(),
+            prefix.meta.parent.map_or_else(|| "-".to_owned(), |parent| short(parent.as_bytes())),
+            prefix.meta.hits.to_string(),
+            prefix.meta.reason.as_str().to_owned(),
+            prefix.meta.version.to_string(),
+            ago(now, prefix.meta.last_used),
+            iso(prefix.meta.last_used),
         ]);
     }
     table

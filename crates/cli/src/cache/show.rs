@@ -83,18 +83,18 @@ fn json<'a>(listing: &Listing, row: &'a RowFile, token_ids: Option<Vec<u32>>) ->
     let link = |row: &&RowFile| LinkJson {
         key: row.key.to_hex(),
         tier: listing.tier_of(row).as_str(),
-        start: row.prefix.start,
-        tokens: row.prefix.token_count,
+        start: row.prefix.meta.start,
+        tokens: row.prefix.meta.token_count,
         bytes: row.bytes,
     };
     ShowJson {
         row: RowJson::whole(row, listing.tier_of(row)),
         path: row.path.display().to_string(),
-        fingerprint_mode: prefix.fingerprint_mode.as_str(),
+        fingerprint_mode: prefix.meta.mode.as_str(),
         quant_bits: prefix.quant_bits,
-        flags: prefix.flags,
-        grid: prefix.is_grid(),
-        context_size: prefix.context_size,
+        flags: prefix.meta.flags,
+        grid: prefix.meta.is_grid(),
+        context_size: prefix.meta.context_size,
         host: prefix.host.as_deref(),
         writer: prefix.writer.as_deref(),
         reason_detail: prefix.reason_detail.as_deref(),
@@ -116,20 +116,26 @@ fn print(listing: &Listing, row: &RowFile, output: &mut Output<'_>) -> anyhow::R
         ("key", row.key.to_hex()),
         ("file", row.path.display().to_string()),
         ("tier", listing.tier_of(row).as_str().to_owned()),
-        ("version", prefix.version.to_string()),
+        ("version", prefix.meta.version.to_string()),
         ("bytes", format!("{} ({})", show_bytes(row.bytes), row.bytes)),
-        ("tokens", format!("{}, of which it holds {}..{}", prefix.token_count, prefix.start, prefix.token_count)),
-        ("parent", prefix.parent.map_or_else(|| "-".to_owned(), |parent| parent.to_hex())),
-        ("hits", prefix.hits.to_string()),
-        ("created", when(prefix.created)),
-        ("last used", when(prefix.last_used)),
-        ("reason", prefix.reason.as_str().to_owned()),
+        (
+            "tokens",
+            format!(
+                "{}, of which it holds {}..{}",
+                prefix.meta.token_count, prefix.meta.start, prefix.meta.token_count
+            ),
+        ),
+        ("parent", prefix.meta.parent.map_or_else(|| "-".to_owned(), |parent| parent.to_hex())),
+        ("hits", prefix.meta.hits.to_string()),
+        ("created", when(prefix.meta.created)),
+        ("last used", when(prefix.meta.last_used)),
+        ("reason", prefix.meta.reason.as_str().to_owned()),
         ("reason detail", text(&prefix.reason_detail)),
-        ("flags", format!("{:#06x}{}", prefix.flags, if prefix.is_grid() { " (grid)" } else { "" })),
-        ("context size", prefix.context_size.to_string()),
-        ("fingerprint", format!("{} ({})", to_hex(&prefix.namespace.fingerprint), prefix.fingerprint_mode)),
-        ("quant", format!("{} ({} bits)", prefix.namespace.quant.as_str(), prefix.quant_bits)),
-        ("context hash", to_hex(&prefix.namespace.context_hash)),
+        ("flags", format!("{:#06x}{}", prefix.meta.flags, if prefix.meta.is_grid() { " (grid)" } else { "" })),
+        ("context size", prefix.meta.context_size.to_string()),
+        ("fingerprint", format!("{} ({})", to_hex(&prefix.meta.namespace.fingerprint), prefix.meta.mode)),
+        ("quant", format!("{} ({} bits)", prefix.meta.namespace.quant.as_str(), prefix.quant_bits)),
+        ("context hash", to_hex(&prefix.meta.namespace.context_hash)),
         ("host", text(&prefix.host)),
         ("writer", text(&prefix.writer)),
         ("payload", format!("{} bytes at {}", prefix.payload_length, prefix.payload_offset)),
@@ -156,14 +162,14 @@ fn print(listing: &Listing, row: &RowFile, output: &mut Output<'_>) -> anyhow::R
         links.row([
             short(link.key.as_bytes()),
             listing.tier_of(link).as_str().to_owned(),
-            link.prefix.start.to_string(),
-            link.prefix.token_count.to_string(),
+            link.prefix.meta.start.to_string(),
+            link.prefix.meta.token_count.to_string(),
             show_bytes(link.bytes),
         ]);
     }
     writeln!(out)?;
     links.print(out)?;
-    if !whole && let Some(missing) = chain.first().and_then(|first| first.prefix.parent) {
+    if !whole && let Some(missing) = chain.first().and_then(|first| first.prefix.meta.parent) {
         writeln!(out, "the chain is broken: row {missing} is not here")?;
     }
     Ok(())

@@ -79,7 +79,7 @@ pub(crate) fn run(folders: &Folders, output: &mut Output<'_>) -> anyhow::Result<
 fn namespaces(listing: &Listing) -> BTreeMap<Namespace, NamespaceStat> {
     let mut namespaces = BTreeMap::new();
     for row in &listing.report.rows {
-        let namespace = row.prefix.namespace;
+        let namespace = row.prefix.meta.namespace;
         let stat = namespaces.entry(namespace).or_insert_with(|| NamespaceStat {
             namespace: (&namespace).into(),
             rows: 0,
@@ -90,7 +90,7 @@ fn namespaces(listing: &Listing) -> BTreeMap<Namespace, NamespaceStat> {
         stat.rows += 1;
         stat.tokens += row.prefix.tokens.len() as u64;
         stat.bytes += row.bytes;
-        stat.hits += u64::from(row.prefix.hits);
+        stat.hits += u64::from(row.prefix.meta.hits);
     }
     namespaces
 }
@@ -125,13 +125,13 @@ fn longest_chain(listing: &Listing) -> usize {
             lengths.insert(key, None);
             path.push(key);
             next = match listing.row(&key) {
-                Some(row) => row.prefix.parent,
+                Some(row) => row.prefix.meta.parent,
                 // Broken: what hangs on it is no chain.
                 None => None,
             };
         }
         for key in path.into_iter().rev() {
-            let whole = length > 0 || listing.row(&key).is_some_and(|row| row.prefix.parent.is_none());
+            let whole = length > 0 || listing.row(&key).is_some_and(|row| row.prefix.meta.parent.is_none());
             length = if whole { length + 1 } else { 0 };
             lengths.insert(key, Some(length));
         }

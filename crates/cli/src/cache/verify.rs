@@ -11,8 +11,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use poncho_cache::files::{Links, close_to_others, open_regular};
 use poncho_cache::{Finding, OpenToOthers, RowFile, close_cache_folder, open_to_others};
+use poncho_cache::{Links, close_to_others, open_regular};
 use serde::Serialize;
 
 use crate::Outcome;

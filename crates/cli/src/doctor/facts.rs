@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use poncho_cache::files::{Links, open_regular};
-use poncho_cache::format::LOCK_FILE_NAME;
+use poncho_cache::LOCK_FILE_NAME;
 use poncho_cache::open_to_others;
+use poncho_cache::{Links, open_regular};
 use poncho_engine::backend::llama::missing_cpu_features;
 use poncho_models::Registry;
 

@@ -5,21 +5,20 @@
 
 use std::path::Path;
 
-use poncho_cache::gguf_identity::{GgufValue, gguf_metadata};
+use poncho_gguf::{Keep, Metadata, Value};
 
 /// Arrays of metadata that hold one value a layer; no model has more layers.
 const LONGEST_ARRAY: usize = 1024;
 
 /// Bytes of attention state that a token takes, or what is wrong with the file.
 pub(super) fn bytes_per_token(path: &Path) -> Result<Option<u64>, String> {
-    let metadata = gguf_metadata(path, LONGEST_ARRAY).map_err(|error| error.to_string())?;
+    let metadata = Metadata::open(path, &Keep::arrays_up_to(LONGEST_ARRAY)).map_err(|error| error.to_string())?;
     Ok(per_token(&metadata))
 }
 
-fn per_token(metadata: &[(String, GgufValue)]) -> Option<u64> {
-    let find = |key: &str| metadata.iter().find(|(name, _)| name == key).map(|(_, value)| value);
-    let Some(GgufValue::Text(architecture)) = find("general.architecture") else { return None };
-    let field = |name: &str| find(&format!("{architecture}.{name}"));
+fn per_token(metadata: &Metadata) -> Option<u64> {
+    let architecture = metadata.get("general.architecture")?.as_text()?.lossy();
+    let field = |name: &str| metadata.get(&format!("{architecture}.{name}"));
     let number = |name: &str| field(name).and_then(as_number);
     let layers = number("block_count")?;
     let heads = number("attention.head_count").filter(|heads| *heads > 0)?;
@@ -27,19 +26,19 @@ fn per_token(metadata: &[(String, GgufValue)]) -> Option<u64> {
     let width =
         number("attention.key_length").or(of_head)?.checked_add(number("attention.value_length").or(of_head)?)?;
     let kv_heads = match field("attention.head_count_kv") {
-        Some(GgufValue::Array(each)) if !each.is_empty() => each.iter().filter_map(as_number).sum(),
+        Some(Value::Array(each)) if !each.values.is_empty() => {
+            each.values.iter().filter_map(as_number).try_fold(0_u64, u64::checked_add)?
+        }
         Some(value) => as_number(value)?.checked_mul(layers)?,
         None => heads.checked_mul(layers)?,
     };
     kv_heads.checked_mul(width)?.checked_mul(2)
 }
 
-fn as_number(value: &GgufValue) -> Option<u64> {
+fn as_number(value: &Value) -> Option<u64> {
     match value {
-        GgufValue::Unsigned(number) => Some(*number),
-        GgufValue::Signed(number) => u64::try_from(*number).ok(),
-        GgufValue::Array(each) => each.iter().filter_map(as_number).max(),
-        _ => None,
+        Value::Array(each) => each.values.iter().filter_map(as_number).max(),
+        one => one.as_unsigned(),
     }
 }
 
@@ -64,36 +63,38 @@ fn group_room() -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use poncho_gguf::{Array, Kind};
 
-    fn pairs(fields: &[(&str, GgufValue)]) -> Vec<(String, GgufValue)> {
+    fn pairs(fields: &[(&str, Value)]) -> Metadata {
         fields.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect()
     }
 
     #[test]
     fn the_default_model_takes_23_kilobytes_a_token() {
         // The shape of SmolLM2-135M: 30 layers, 9 heads of 64, 3 of them for keys and values.
-        let number = GgufValue::Unsigned;
+        let number = Value::U64;
         let shape = pairs(&[
-            ("general.architecture", GgufValue::Text("llama".to_owned())),
+            ("general.architecture", Value::Text("llama".into())),
             ("llama.block_count", number(30)),
             ("llama.embedding_length", number(576)),
             ("llama.attention.head_count", number(9)),
             ("llama.attention.head_count_kv", number(3)),
         ]);
         assert_eq!(per_token(&shape), Some(23_040));
-        assert_eq!(per_token(&pairs(&[("general.architecture", GgufValue::Text("x".to_owned()))])), None);
+        assert_eq!(per_token(&pairs(&[("general.architecture", Value::Text("x".into()))])), None);
     }
 
     #[test]
     fn heads_may_differ_from_layer_to_layer() {
-        let number = GgufValue::Unsigned;
+        let number = Value::U64;
+        let each = Array { element: Kind::U64, count: 3, values: [2, 0, 1].map(number).to_vec() };
         let shape = pairs(&[
-            ("general.architecture", GgufValue::Text("a".to_owned())),
+            ("general.architecture", Value::Text("a".into())),
             ("a.block_count", number(3)),
             ("a.attention.head_count", number(4)),
             ("a.attention.key_length", number(10)),
             ("a.attention.value_length", number(6)),
-            ("a.attention.head_count_kv", GgufValue::Array(vec![number(2), number(0), number(1)])),
+            ("a.attention.head_count_kv", Value::Array(Box::new(each))),
         ]);
         assert_eq!(per_token(&shape), Some(3 * 16 * 2));
     }

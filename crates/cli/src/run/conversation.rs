@@ -7,7 +7,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::path::Path;
 
 use anyhow::{Context, bail, ensure};
-use poncho_cache::files::{Links, open_regular};
+use poncho_cache::{Links, open_regular};
 use serde::{Deserialize, Serialize};
 use tempfile::NamedTempFile;
 

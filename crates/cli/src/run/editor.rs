@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use poncho_cache::files::{Links, NotRegular, close_to_others, create_private_folder, open_regular};
+use poncho_cache::{Links, NotRegular, close_to_others, create_private_folder, open_regular};
 use rustyline::completion::Completer;
 use rustyline::error::ReadlineError;
 use rustyline::highlight::Highlighter;

@@ -10,7 +10,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, bail};
-use poncho_cache::files::{Links, open_regular};
+use poncho_cache::{Links, open_regular};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 

@@ -7,6 +7,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+pub use poncho_api::{ChatOutput, ChatToolCall, PromptPart};
+
 use super::{ChatParser, GrammarTrigger};
 
 /// Whether the model may, must or must not call tools.
@@ -78,16 +80,6 @@ impl Default for ChatRequest {
     }
 }
 
-/// A stretch of a rendered prompt.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PromptPart {
-    /// Its text.
-    pub text: String,
-    /// Whether it came from the request: then it is tokenized without recognising special tokens, or a user could
-    /// forge a turn.
-    pub is_input: bool,
-}
-
 /// A rendered prompt with everything the template knows about the answer.
 #[derive(Clone)]
 pub struct ChatPrompt {
@@ -127,26 +119,4 @@ impl fmt::Debug for ChatPrompt {
             .field("grammar_lazy", &self.grammar_lazy)
             .finish_non_exhaustive()
     }
-}
-
-/// A tool call in an answer.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ChatToolCall {
-    /// Its id, if the model wrote one.
-    pub id: String,
-    /// The tool's name.
-    pub name: String,
-    /// JSON text of the arguments; may be incomplete while parsing partial output.
-    pub arguments: String,
-}
-
-/// A parsed answer.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ChatOutput {
-    /// The text for the reader.
-    pub content: String,
-    /// The thinking text.
-    pub reasoning: String,
-    /// Tool calls in order.
-    pub tool_calls: Vec<ChatToolCall>,
 }

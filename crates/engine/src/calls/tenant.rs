@@ -1,42 +1,20 @@
-//! Whose a request is, and what it may learn and share with the requests of others.
+//! The namespace of a tenant's states.
 //!
-//! A server with API keys gives every request its key's tenant; a program without tenants leaves it out. Plain data. The
-//! name is a digest that the caller makes: it must never be the key itself.
+//! Asked wherever a request's rows are named. The tenant itself is the api's data.
 
-use poncho_cache::{Namespace, OwnerId};
+use poncho_cache::Namespace;
 use sha2::{Digest, Sha256};
 
-/// What a tenant has in common with others.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum Privacy {
-    /// There are no others: rows are noted as its own, and nothing is hidden from it.
-    #[default]
-    Open,
-    /// States are shared, and a request is told of the tenant's own ones only.
-    Discreet,
-    /// Nothing is shared: the tenant's states have a namespace of their own.
-    Isolated,
-}
+pub use poncho_api::{Privacy, Tenant};
 
-/// Whose a request is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Tenant {
-    /// The name under which its rows are known.
-    pub id: OwnerId,
-    /// What it has in common with others.
-    pub privacy: Privacy,
-}
-
-impl Tenant {
-    /// Whether a request is told of the tenant's own states only.
-    #[must_use]
-    pub fn is_discreet(&self) -> bool {
-        self.privacy == Privacy::Discreet
-    }
-
+/// Where the states of a tenant lie.
+pub(crate) trait TenantNamespace {
     /// The namespace of the tenant's states, where the model's own is `shared`.
-    #[must_use]
-    pub fn namespace(&self, shared: Namespace) -> Namespace {
+    fn namespace(&self, shared: Namespace) -> Namespace;
+}
+
+impl TenantNamespace for Tenant {
+    fn namespace(&self, shared: Namespace) -> Namespace {
         if self.privacy != Privacy::Isolated {
             return shared;
         }
@@ -49,7 +27,7 @@ impl Tenant {
 
 #[cfg(test)]
 mod tests {
-    use poncho_cache::QuantType;
+    use poncho_cache::{OwnerId, QuantType};
 
     use super::*;
 

@@ -4,49 +4,9 @@
 //! blocks. Tokens that may begin a marker are held until that is decided. The machine also says how the next token is
 //! drawn and when a thinking block must be closed. It must never lose, invent or reorder a token.
 
-pub use crate::calls::request::ThinkingMarkers;
+pub use poncho_api::{MarkerSet, ThinkingMarkers, ToolMarkers};
+
 use crate::reply::pattern::Pattern;
-
-/// The markers that a model declares, as token sequences. Empty sequences count as absent.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct MarkerSet {
-    /// What encloses a thinking block.
-    pub thinking: Option<ThinkingMarkers>,
-    /// What encloses a tool call.
-    pub tool_call: Option<ToolMarkers>,
-}
-
-/// What encloses a tool call and, inside it, the free text.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct ToolMarkers {
-    /// Opens the call.
-    pub open: Vec<u32>,
-    /// Closes the call, also from inside a payload.
-    pub close: Vec<u32>,
-    /// Open and close a payload.
-    pub payload: Option<(Vec<u32>, Vec<u32>)>,
-}
-
-impl MarkerSet {
-    /// Where the reply to this prompt starts: inside a thinking block, if the template itself opened one at the very
-    /// end of the prompt. A marker further up is history and says nothing about the reply.
-    #[must_use]
-    pub fn start_after(&self, prompt: &[u32]) -> Start {
-        // Templates write no more than a line break after the marker.
-        const SLACK: usize = 2;
-        let Some(thinking) = self.thinking.as_ref().filter(|thinking| !thinking.open.is_empty()) else {
-            return Start::Text;
-        };
-        let opened = (0..=SLACK).any(|after| {
-            let Some((head, tail)) = prompt.len().checked_sub(after).and_then(|at| prompt.split_at_checked(at)) else {
-                return false;
-            };
-            let closes = |close: &Vec<u32>| !close.is_empty() && tail.windows(close.len()).any(|part| part == close);
-            head.ends_with(&thinking.open) && !thinking.close.iter().any(closes)
-        });
-        if opened { Start::Thinking } else { Start::Text }
-    }
-}
 
 /// Where a reply starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -56,6 +16,27 @@ pub enum Start {
     Text,
     /// In a thinking block that the prompt opened.
     Thinking,
+}
+
+impl Start {
+    /// Where the reply to this prompt starts: inside a thinking block, if the template itself opened one at the very
+    /// end of the prompt. A marker further up is history and says nothing about the reply.
+    #[must_use]
+    pub fn of(markers: &MarkerSet, prompt: &[u32]) -> Self {
+        // Templates write no more than a line break after the marker.
+        const SLACK: usize = 2;
+        let Some(thinking) = markers.thinking.as_ref().filter(|thinking| !thinking.open.is_empty()) else {
+            return Self::Text;
+        };
+        let opened = (0..=SLACK).any(|after| {
+            let Some((head, tail)) = prompt.len().checked_sub(after).and_then(|at| prompt.split_at_checked(at)) else {
+                return false;
+            };
+            let closes = |close: &Vec<u32>| !close.is_empty() && tail.windows(close.len()).any(|part| part == close);
+            head.ends_with(&thinking.open) && !thinking.close.iter().any(closes)
+        });
+        if opened { Self::Thinking } else { Self::Text }
+    }
 }
 
 /// What a token is part of.

@@ -3,13 +3,13 @@
 //! One value per request, fed by the worker with each drawn token. It must never send a part of a matched stop sequence
 //! or half a character, and never lose a byte of a tool call.
 
+use crate::SigningKey;
 use crate::backend::{Model, SpecialText};
 use crate::calls::event::StreamEvent;
 use crate::calls::request::{Request, Thinking};
 use crate::calls::stream::EventSender;
 use crate::reply::detokenize::Utf8Stream;
-use crate::reply::markers::{Class, MarkerEvent, MarkerMachine, MarkerSet, SamplingMode};
-use crate::reply::signature::SigningKey;
+use crate::reply::markers::{Class, MarkerEvent, MarkerMachine, MarkerSet, SamplingMode, Start};
 use crate::reply::stop::StopMatcher;
 
 /// See the module.
@@ -44,7 +44,7 @@ impl Output {
         };
         let own = request.thinking_markers.clone().map(|own| MarkerSet { thinking: Some(own), ..markers.clone() });
         let markers = own.as_ref().unwrap_or(markers);
-        let machine = MarkerMachine::new(markers, markers.start_after(&request.tokens), budget);
+        let machine = MarkerMachine::new(markers, Start::of(markers, &request.tokens), budget);
         Self {
             trivial: machine.is_trivial(),
             machine,

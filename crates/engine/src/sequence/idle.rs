@@ -8,6 +8,7 @@
 use poncho_cache::SaveReason;
 
 use crate::backend::KvLayout;
+use crate::config::Checked as _;
 use crate::sequence::slots::Slots;
 use crate::shared::Shared;
 

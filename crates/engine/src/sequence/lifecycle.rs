@@ -10,6 +10,7 @@ use poncho_cache::{HitKind, SaveReason};
 use crate::backend::SeqId;
 use crate::calls::event::{CacheDelta, Completion, FinishReason, StreamEvent};
 use crate::calls::request::Request;
+use crate::config::Checked as _;
 use crate::sequence::followers::{self, arrange_pause, find_leader};
 use crate::sequence::rereads::note_reread;
 use crate::sequence::saves;

@@ -16,6 +16,7 @@ use crate::backend::{
     Batch, Context, ContextError, ContextInfo, DecodeOutcome, KvLayout, MemoryKind, Restore, SeqId, StateError,
 };
 use crate::calls::request::RequestId;
+use crate::config::Checked as _;
 use crate::error::EngineError;
 use crate::schedule::admission::{Admission, After, EndedSession, Next, Submitted, Ticket};
 use crate::schedule::grid::Grid;
@@ -162,8 +163,8 @@ impl Slots {
     pub(crate) fn prepare_restores(&self) {
         let Restorer { cache, buffers, .. } = &self.restorer;
         let rows = cache.rows();
-        let own = rows.iter().filter(|row| self.adapters.current().may_have_namespace(&row.namespace));
-        let expected = buffer_pool::expected(own.map(|row| (row.bytes, row.tokens)), self.info());
+        let own = rows.iter().filter(|row| self.adapters.current().may_have_namespace(&row.meta.namespace));
+        let expected = buffer_pool::expected(own.map(|row| (row.bytes, row.meta.token_count)), self.info());
         buffers.pool.prepare(&*buffers.backend, expected);
     }
 

@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use crate::calls::event::StreamEvent;
 use crate::calls::request::{Mode, RequestId};
+use crate::config::Checked as _;
 use crate::reply::output::Output;
 use crate::reply::sampler::Sampler;
 use crate::schedule::admission::Place;

@@ -4,33 +4,16 @@
 //! admitted with. The worker decodes only requests of one set at a time. The set's effect on the rows' namespace is in
 //! here too.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
+pub use poncho_api::{AdapterId, AdapterInfo};
 use poncho_cache::{AdapterIdentity, Namespace};
 
 use crate::backend::{Adapter, AdapterUse, Context};
 use crate::calls::request::Request;
-use crate::calls::tenant::Tenant;
+use crate::calls::tenant::{Tenant, TenantNamespace as _};
 use crate::error::EngineError;
 use crate::state::identity::FileIdentity;
-
-/// The name of a loaded adapter.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct AdapterId(pub u64);
-
-/// What is known of a loaded adapter.
-#[derive(Debug, Clone, PartialEq)]
-pub struct AdapterInfo {
-    /// Its name.
-    pub id: AdapterId,
-    /// Its file.
-    pub path: PathBuf,
-    /// Hash of its file.
-    pub sha256: [u8; 32],
-    /// Its strength.
-    pub scale: f32,
-}
 
 /// One adapter of a set.
 #[derive(Clone)]

@@ -5,78 +5,8 @@
 
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
+pub use poncho_api::{LastHit, Phase, StatusReport};
 use poncho_cache::HitKind;
-
-/// What a model is doing at the moment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Phase {
-    /// Being loaded, or restarted after its worker ended.
-    Starting,
-    /// No request.
-    Idle,
-    /// Reading prompts, and nothing else.
-    Prefilling,
-    /// At least one request is generating.
-    Generating,
-    /// Unloaded.
-    Stopped,
-}
-
-impl Phase {
-    const ALL: [Self; 5] = [Self::Starting, Self::Idle, Self::Prefilling, Self::Generating, Self::Stopped];
-
-    /// The one spelling.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Starting => "starting",
-            Self::Idle => "idle",
-            Self::Prefilling => "prefilling",
-            Self::Generating => "generating",
-            Self::Stopped => "stopped",
-        }
-    }
-}
-
-/// The last cache decision.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LastHit {
-    /// How the prompt was found.
-    pub kind: HitKind,
-    /// Tokens that were there already.
-    pub read: u64,
-    /// Tokens of the prompt.
-    pub prompt: u64,
-}
-
-/// A copy of all facts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StatusReport {
-    /// What the model does.
-    pub phase: Phase,
-    /// Requests that wait for a sequence.
-    pub pending: usize,
-    /// Requests that were submitted and have not ended, running or waiting.
-    pub queue_depth: usize,
-    /// Requests that run.
-    pub active: usize,
-    /// Sessions that hold a sequence.
-    pub sessions: usize,
-    /// The last cache decision.
-    pub last_hit: Option<LastHit>,
-    /// Decode calls so far.
-    pub ticks: u64,
-    /// Prompt tokens computed so far.
-    pub prefilled_tokens: u64,
-    /// Tokens drawn so far.
-    pub generated_tokens: u64,
-    /// Nanoseconds spent in decode calls.
-    pub decode_nanos: u64,
-    /// Nanoseconds that the worker spent between decode calls while it had requests.
-    pub overhead_nanos: u64,
-    /// Times that the worker was started.
-    pub starts: u64,
-}
 
 /// See the module.
 #[derive(Debug)]

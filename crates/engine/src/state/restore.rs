@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use poncho_cache::{Cache, HitKind, Key, Namespace, Needs, PartKind, RestorePlan, Segment, Tier};
+use poncho_cache::{Cache, HitKind, Key, Namespace, Needs, PartKind, PinnedRow, RestorePlan, Tier};
 
 use crate::backend::MemoryKind;
 use crate::schedule::grid::Grid;
@@ -166,42 +166,34 @@ impl Restorer {
             return Err(Failure::Refused);
         }
         let mut reach = Reach { plan: &plan, have, cache: &self.cache, reads, asked: [None; Tier::ALL.len()] };
-        let boundary = plan.boundary().and_then(|_| plan.segments().len().checked_sub(1));
+        let boundary = plan.boundary().and_then(|_| plan.rows().len().checked_sub(1));
         if with_logits && !boundary.is_some_and(|row| reach.has((row, PartKind::Logits))) {
             if !memory.can_cut() {
                 return Ok(Chosen::nothing(plan));
             }
             (n_past, with_logits) = (wanted.without_logits(n_past), false);
         }
-        let is_needed = |segment: &Segment| !segment.range().is_empty() && (segment.range().start as usize) < n_past;
-        let needed = plan.segments().iter().enumerate().filter(|(_, segment)| is_needed(segment));
+        let is_needed = |segment: &PinnedRow| !segment.range().is_empty() && (segment.range().start as usize) < n_past;
+        let needed = plan.rows().iter().enumerate().filter(|(_, segment)| is_needed(segment));
         let mut segments: Vec<usize> = needed.map(|(segment, _)| segment).collect();
-        let is_whole = |row: &usize| plan.segments().get(*row).is_some_and(|row| row.length(PartKind::Whole).is_some());
-        let whole = segments.iter().any(is_whole).then(|| segments.clone());
-        let partial = boundary.filter(|_| whole.is_none() && memory.has_partial());
+        let partial = boundary.filter(|_| memory.has_partial());
         if partial.is_some_and(|row| !reach.has((row, PartKind::Partial))) {
             return Ok(Chosen::nothing(plan));
         }
-        let whole = match whole.as_deref() {
-            None => None,
-            Some([row]) if reach.has((*row, PartKind::Whole)) => Some(*row),
-            Some([_]) => return Ok(Chosen::nothing(plan)),
-            Some(_) => return Err(Failure::Refused),
-        };
-        if memory.has_segments() && whole.is_none() {
+        if memory.has_segments() {
             let at_hand = segments.iter().take_while(|segment| reach.has((**segment, PartKind::Attention))).count();
             let offered = offer(&plan, &segments, at_hand, memory);
             let used = self.estimates.choose(&offered, wanted.prompt.len()).segments;
             if used < segments.len() {
                 segments.truncate(used);
-                let last = segments.last().and_then(|segment| plan.segments().get(*segment));
+                let last = segments.last().and_then(|segment| plan.rows().get(*segment));
                 let end = last.map_or(0, |last| last.range().end as usize);
                 let end = wanted.grid.map_or(end, |grid| grid.floor(end));
                 with_logits &= end >= n_past;
                 n_past = end.min(n_past);
                 // On a grid, a segment may begin where the last whole chunk ends.
                 let starts_before = |segment: &usize| {
-                    plan.segments().get(*segment).is_some_and(|segment| (segment.range().start as usize) < n_past)
+                    plan.rows().get(*segment).is_some_and(|segment| (segment.range().start as usize) < n_past)
                 };
                 segments.retain(starts_before);
             }
@@ -213,7 +205,7 @@ impl Restorer {
         }
         let is_probe = reach.is_probe();
         let logits = boundary.filter(|_| with_logits);
-        Ok(Chosen { n_past, segments, whole, partial, logits, is_probe, plan })
+        Ok(Chosen { n_past, segments, partial, logits, is_probe, plan })
     }
 
     /// How long to wait for the reads of a choice: half of what computing the tokens would take, and at least long enough
@@ -272,7 +264,7 @@ impl Restorer {
 /// The first `at_hand` segments as the estimates see them.
 fn offer(plan: &RestorePlan, segments: &[usize], at_hand: usize, memory: MemoryKind) -> Vec<ChainSegment> {
     let last = segments.len().saturating_sub(1);
-    let stored = segments.iter().take(at_hand).filter_map(|segment| plan.segments().get(*segment));
+    let stored = segments.iter().take(at_hand).filter_map(|segment| plan.rows().get(*segment));
     stored
         .enumerate()
         .map(|(place, segment)| ChainSegment {

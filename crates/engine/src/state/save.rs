@@ -2,16 +2,15 @@
 //!
 //! Called between two ticks, never during one. This file decides whether a state is saved and what of it the cache lacks;
 //! `sequence/slots`, which owns the context, packs the bytes. A state that cannot be packed, or that the cache does not
-//! take, costs the next request some time and nothing else.
+//! take, costs the next request some time and nothing else. Only the end of a model waits until its rows are written.
 
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use poncho_cache::format::FLAG_GRID;
 use poncho_cache::{
-    Cache, FingerprintMode, Key, Namespace, PartKind, PayloadPart, Policy, SaveBase, SaveOutcome, SaveReason,
-    SaveRequest, Tier,
+    Cache, FLAG_GRID, FingerprintMode, Key, Namespace, PartKind, PayloadPart, Policy, SaveBase, SaveOutcome,
+    SaveReason, SaveRequest, Tier,
 };
 
 use crate::backend::{MemoryKind, SeqId, StateError};
@@ -112,14 +111,18 @@ impl Saver {
             base: base.as_ref(),
             parts,
             reason: boundary.reason,
-            reason_detail: None,
             flags: if boundary.grid.is_some() { FLAG_GRID } else { 0 },
             context_size: self.n_ctx,
             text: String::new(),
             tier: self.tier,
             owner: boundary.tenant.map(|tenant| tenant.id),
         };
-        match self.cache.save(request) {
+        // Other requests are served meanwhile, unless the model ends: they must not wait for a disk that does not answer.
+        let saved = match boundary.reason {
+            SaveReason::Shutdown => self.cache.save(request),
+            _ => self.cache.save_later(request),
+        };
+        match saved {
             Ok(saved) => {
                 tracing::debug!(
                     %key, reason = boundary.reason.as_str(), tokens = count, bytes = packed,

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use poncho_cache::Key;
+pub use poncho_api::{SessionInfo, Verified};
 
 use crate::backend::{Adapter, Grammar};
 use crate::calls::request::{Request, RequestId};
@@ -48,24 +48,4 @@ pub(crate) enum Command {
     Wake,
     /// Save what there is and end.
     Shutdown { reply: Reply<()> },
-}
-
-/// A session that holds a sequence.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SessionInfo {
-    /// The caller's name for it.
-    pub name: String,
-    /// Tokens that its sequence holds.
-    pub tokens: usize,
-    /// The row of those tokens, whether or not it is saved.
-    pub key: Key,
-}
-
-/// The answer of `verify`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Verified {
-    /// Leading draft tokens that the model would have drawn itself.
-    pub accepted: usize,
-    /// The model's own next token after those.
-    pub next: u32,
 }

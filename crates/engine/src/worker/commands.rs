@@ -3,6 +3,7 @@
 //! Called by the worker's loop; each runs to its end between two ticks. Embeddings are only queued here.
 
 use crate::backend::SeqId;
+use crate::config::Checked as _;
 use crate::schedule::admission::EndedSession;
 use crate::sequence::slots::Slots;
 use crate::sequence::start::stop_rereads;

@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use crate::calls::event::StreamEvent;
 use crate::calls::request::{Mode, RequestId};
+use crate::config::Checked as _;
 use crate::schedule::admission::{Next, Place, Submitted, Ticket};
 use crate::schedule::awaiting_parent::ParentWaits;
 use crate::sequence::lifecycle::never_started;

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use crate::backend::{Batch, BatchRow, DecodeOutcome};
+use crate::config::Checked as _;
 use crate::error::EngineError;
 use crate::reply::sampler::argmax;
 use crate::sequence::slots::{Lease, Slots};

@@ -218,7 +218,11 @@ impl Facts {
 
 impl From<EngineError> for ApiError {
     fn from(error: EngineError) -> Self {
-        Self::Engine(sessions::told(error))
+        match sessions::told(error) {
+            EngineError::Input { field, reason } => Self::Field { field, reason },
+            EngineError::Cancelled => Self::Cancelled,
+            error => Self::Engine(error),
+        }
     }
 }
 
@@ -410,6 +414,9 @@ fn engine_facts(error: &EngineError) -> Facts {
         },
         EngineError::PromptTooLong { .. } | EngineError::PromptTooLarge { .. } => bad().code("context_length_exceeded"),
         EngineError::RunTooLong { .. } => bad().code("invalid_value"),
+        EngineError::Input { field, .. } => bad().code("invalid_value").param(field.as_str()),
+        EngineError::Cancelled => ApiError::Cancelled.facts(),
+        EngineError::Internal { .. } => failed().code("internal_error"),
         EngineError::GrammarInvalid { .. } => bad().code("invalid_grammar").param("response_format"),
         EngineError::GrammarTooCostly { .. } => bad().code("grammar_too_costly").param("response_format"),
         EngineError::Template { .. } => bad().code("template_error"),

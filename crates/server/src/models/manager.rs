@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use poncho_engine::{Engine, EngineError, Footprint, Model};
+use poncho_engine::{Engine, EngineError, Model, footprint};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet, spawn_blocking};
 use tokio::time::Instant;
@@ -61,7 +61,7 @@ impl Found {
         let defaults = ServedDefaults::new(&model.defaults)?;
         let size = |path: &PathBuf| std::fs::metadata(path).map_or(0, |file| file.len());
         let adapters: u64 = model.adapters.iter().map(size).sum();
-        let bytes = Footprint::of(&model.settled_config()).total().saturating_add(adapters);
+        let bytes = footprint(&model.settled_config()).total().saturating_add(adapters);
         Ok(Self { model, bytes, defaults })
     }
 
@@ -186,7 +186,7 @@ impl Manager {
                 let found = found.filter(|found| found.name() == model.id()).and_then(|found| Found::new(found).ok());
                 let (bytes, known) = match found {
                     Some(found) => (found.bytes, Some(Known { defaults: found.defaults, facts: found.model.facts })),
-                    None => (Footprint::of(model.config()).total().max(model.info().size_bytes), None),
+                    None => (footprint(model.config()).total().max(model.info().size_bytes), None),
                 };
                 looking.lock().take_over(model, bytes, known);
             }

@@ -113,11 +113,11 @@ fn a_model_that_passed_is_not_tried_again_until_something_changes() {
 
     let mut other = config(&file, prober.clone());
     other.context.swa_full = true;
-    prober.try_model(&other).unwrap();
+    try_model(&prober, &other).unwrap();
     assert_eq!(runs(&count), 4, "other settings");
     let mut longer = config(&file, prober.clone());
     longer.context.n_ctx = 32_768;
-    prober.try_model(&longer).unwrap();
+    try_model(&prober, &longer).unwrap();
     assert_eq!(runs(&count), 4, "a longer context is tried with the same small one");
 
     load(&file, counting).unwrap();
@@ -166,7 +166,7 @@ fn settings_survive_the_way_to_the_child() {
     config.model.mlock = true;
     config.context.type_k = crate::backend::KvType::Q8_0;
     config.context.rope_freq_base = Some(1e6);
-    let trial = Trial::of(&config.model, &config.context);
+    let trial = Trial::of(&config);
     let there = Trial::parse(&trial.settings_text(), trial.files.clone()).unwrap();
     assert_eq!(there.settings_text(), trial.settings_text());
     assert!(trial.settings_text().contains("\"mlock\":false"), "two processes cannot lock the same memory");
@@ -183,7 +183,7 @@ fn a_child_ends_when_nobody_holds_its_input_any_more() {
             std::thread::park();
         }
     }
-    let name = "probe::tests::a_child_ends_when_nobody_holds_its_input_any_more";
+    let name = "files::probe::tests::a_child_ends_when_nobody_holds_its_input_any_more";
     let mut child = std::process::Command::new(std::env::current_exe().unwrap())
         .args([name, "--exact", "--nocapture"])
         .env(CHILD, "1")

@@ -16,6 +16,7 @@ use crate::backend::{
     Backend, Batch, BatchRow, ChatRequest, ContextOptions, DecodeOutcome, KvLayout, MemoryKind, Model, ModelOptions,
     Pooling, SpecialText, Token, TokenizeMode,
 };
+use crate::config::ModelConfig;
 
 /// Cells of the child's contexts.
 const CELLS: u32 = 256;
@@ -46,8 +47,9 @@ struct Settings {
 }
 
 impl Trial {
-    /// A model, with settings as small as they can be without changing what is tried.
-    pub(crate) fn of(model: &ModelOptions, context: &ContextOptions) -> Self {
+    /// The model of a configuration, with settings as small as they can be without meaning something else.
+    pub(crate) fn of(config: &ModelConfig) -> Self {
+        let ModelConfig { model, context, .. } = config;
         let names_parts = !model.split_paths.is_empty();
         let files = if names_parts {
             std::iter::once(&model.path).chain(&model.split_paths).cloned().collect()
@@ -58,7 +60,9 @@ impl Trial {
         let n_seq_max = context.n_seq_max.min(2);
         let context =
             ContextOptions { n_ctx: CELLS, n_cells: None, n_batch: ROWS, n_ubatch: ROWS, n_seq_max, ..context.clone() };
-        let model = ModelOptions { mmap: true, mlock: false, ..model.clone() };
+        // The files follow the settings on the command line of the child.
+        let (path, split_paths) = (PathBuf::new(), Vec::new());
+        let model = ModelOptions { path, split_paths, mmap: true, mlock: false, ..model.clone() };
         Self { files, settings: Settings { model, context, names_parts } }
     }
 
@@ -80,9 +84,9 @@ impl Trial {
     /// The same files with default settings, on one thread: for tiny models, and many of them.
     #[must_use]
     pub fn with_defaults(files: Vec<PathBuf>) -> Self {
-        let model = ModelOptions::new(files.first().cloned().unwrap_or_default());
-        let context = ContextOptions { threads: Some(1), ..ContextOptions::default() };
-        Self { files, ..Self::of(&model, &context) }
+        let mut config = ModelConfig::new("trial", files.first().cloned().unwrap_or_default());
+        config.context.threads = Some(1);
+        Self { files, ..Self::of(&config) }
     }
 }
 

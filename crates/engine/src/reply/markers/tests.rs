@@ -130,13 +130,13 @@ fn no_budget_at_all_closes_a_block_that_the_prompt_opened() {
 #[test]
 fn only_a_marker_at_the_end_of_the_prompt_opens_the_reply() {
     let set = markers();
-    assert_eq!(set.start_after(&[50, 1]), Start::Thinking);
-    assert_eq!(set.start_after(&[50, 1, 60]), Start::Thinking, "a line break may follow");
-    assert_eq!(set.start_after(&[50, 1, 60, 61, 62]), Start::Text);
-    assert_eq!(set.start_after(&[50, 1, 2, 3]), Start::Text, "a template that closes it at once");
-    assert_eq!(set.start_after(&[50, 1, 9]), Start::Text);
-    assert_eq!(set.start_after(&[]), Start::Text);
-    assert_eq!(MarkerSet::default().start_after(&[1]), Start::Text);
+    assert_eq!(Start::of(&set, &[50, 1]), Start::Thinking);
+    assert_eq!(Start::of(&set, &[50, 1, 60]), Start::Thinking, "a line break may follow");
+    assert_eq!(Start::of(&set, &[50, 1, 60, 61, 62]), Start::Text);
+    assert_eq!(Start::of(&set, &[50, 1, 2, 3]), Start::Text, "a template that closes it at once");
+    assert_eq!(Start::of(&set, &[50, 1, 9]), Start::Text);
+    assert_eq!(Start::of(&set, &[]), Start::Text);
+    assert_eq!(Start::of(&MarkerSet::default(), &[1]), Start::Text);
 }
 
 #[test]

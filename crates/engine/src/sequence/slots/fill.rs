@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use poncho_cache::PartKind;
 
-use crate::backend::{Context, SeqId, StateError, StatePart, StoredSegment};
+use crate::backend::{Context, SeqId, StateError, StoredSegment};
 use crate::state::chosen::Chosen;
 use crate::state::failure::Failure;
 use crate::state::position::position;
@@ -29,43 +29,23 @@ pub(super) fn fill(
         context.remove(seq, 0..u32::MAX);
         return Ok(Restored::default());
     }
-    if let Some(row) = chosen.whole {
-        let bytes = chosen.load((row, PartKind::Whole), parts)?;
-        fill_whole(context, seq, &bytes, n_past)?;
-    } else {
-        let partial = chosen.partial.map(|row| chosen.load((row, PartKind::Partial), parts)).transpose()?;
-        let refused = |error| match error {
-            StateError::NoRoom { .. } => Failure::NoRoom,
-            error => {
-                tracing::warn!(%error, "a stored state was refused; the prompt is computed instead");
-                Failure::Refused
-            }
-        };
-        context.restore_begin(seq, position(n_past), partial.as_deref()).map_err(refused)?;
-        if context.info().memory.has_segments() {
-            fill_segments(context, restorer, chosen, parts, reading)?;
+    let partial = chosen.partial.map(|row| chosen.load((row, PartKind::Partial), parts)).transpose()?;
+    let refused = |error| match error {
+        StateError::NoRoom { .. } => Failure::NoRoom,
+        error => {
+            tracing::warn!(%error, "a stored state was refused; the prompt is computed instead");
+            Failure::Refused
         }
-        context.restore_finish().map_err(refused)?;
+    };
+    context.restore_begin(seq, position(n_past), partial.as_deref()).map_err(refused)?;
+    if context.info().memory.has_segments() {
+        fill_segments(context, restorer, chosen, parts, reading)?;
     }
+    context.restore_finish().map_err(refused)?;
     let Some(row) = chosen.logits else { return Ok(Restored { n_past, logits: None }) };
     // Logits of another vocabulary size cannot be of this model; then nothing else of the row is trusted either.
     let logits = logits_from_bytes(&chosen.load((row, PartKind::Logits), parts)?, restorer.n_vocab);
     Ok(Restored { n_past, logits: Some(logits.ok_or(Failure::Refused)?) })
-}
-
-fn fill_whole(context: &mut dyn Context, seq: SeqId, bytes: &[u8], n_past: usize) -> Result<(), Failure> {
-    context.remove(seq, 0..u32::MAX);
-    context.state_write(seq, StatePart::Whole, bytes).map_err(|error| {
-        tracing::warn!(%error, "a stored whole state was refused; the prompt is computed instead");
-        Failure::Refused
-    })?;
-    let held = context.pos_max(seq).map_or(0, |last| last as usize + 1);
-    let is_cut = held > n_past;
-    let fits = held >= n_past && (!is_cut || context.info().memory.can_cut());
-    if !fits || (is_cut && !context.remove(seq, position(n_past)..u32::MAX)) {
-        return Err(Failure::Refused);
-    }
-    Ok(())
 }
 
 /// Copies segments into the context in one call, from where they lie.
@@ -78,7 +58,7 @@ fn fill_segments(
 ) -> Result<(), Failure> {
     let mut loaded = Vec::with_capacity(chosen.segments.len());
     for place in &chosen.segments {
-        let segment = chosen.plan.segments().get(*place).ok_or(Failure::Refused)?;
+        let segment = chosen.plan.rows().get(*place).ok_or(Failure::Refused)?;
         loaded.push((segment.range().end, chosen.load((*place, PartKind::Attention), parts)?));
     }
     let started = Instant::now();

@@ -3,9 +3,9 @@
 //! Every refusal names the field. Limits that Anthropic documents are kept where a client could come to rely on them
 //! (temperature, stop sequences); those that only protect Anthropic's machines are not.
 
+use poncho_engine::SigningKey;
 use poncho_engine::Thinking;
 use poncho_engine::calls::request::{MAX_STOP_BYTES, MAX_STOPS};
-use poncho_engine::reply::signature::SigningKey;
 use serde_json::json;
 
 use super::conversation::{Conversation, conversation};

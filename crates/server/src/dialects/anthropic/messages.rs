@@ -7,8 +7,8 @@ use axum::Extension;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
+use poncho_engine::SigningKey;
 use poncho_engine::backend::ChatOutput;
-use poncho_engine::reply::signature::SigningKey;
 use serde_json::value::RawValue;
 use tokio::time::Instant;
 

@@ -5,7 +5,7 @@
 //! block that comes back changed is refused. Without one the signature is a plain digest that nobody checks: clients
 //! insist on a text there, and a local server has no secret to defend.
 
-use poncho_engine::reply::signature::SigningKey;
+use poncho_engine::SigningKey;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 

@@ -8,9 +8,9 @@ use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::extract::State;
-use poncho_cache::gguf_identity::{GgufValue, gguf_metadata};
 use poncho_cache::{QuantType, to_hex};
 use poncho_engine::Model;
+use poncho_gguf::{self as gguf, Keep, Metadata};
 use serde_json::{Map, Number, Value, json};
 use tokio::time::Instant;
 
@@ -123,11 +123,10 @@ fn describe_installed(
     longest_array: usize,
     started: u64,
 ) -> Result<ShowAnswer, ApiError> {
-    let stored = gguf_metadata(&model.config.model.path, longest_array).unwrap_or_default();
-    let own = stored.iter().find_map(|(key, value)| match value {
-        GgufValue::Text(text) if key == "tokenizer.chat_template" => Some(text.clone()),
-        _ => None,
-    });
+    let keep = Keep::arrays_up_to(longest_array);
+    let stored = Metadata::open(&model.config.model.path, &keep).unwrap_or_default();
+    let own = stored.get("tokenizer.chat_template").and_then(gguf::Value::as_text);
+    let own = own.map(|text| text.lossy().into_owned());
     let template = model.defaults.template.clone().or(own).unwrap_or_default();
     let defaults = ServedDefaults::new(&model.defaults)?;
     let parameters = parameters(model.config.context.n_ctx as usize, &defaults);
@@ -136,7 +135,7 @@ fn describe_installed(
         embedding: embeds,
         tools: template.contains("tools"),
         thinking: template.contains("think"),
-        insert: stored.iter().any(|(key, _)| key == "tokenizer.ggml.fim_mid_token_id"),
+        insert: stored.get("tokenizer.ggml.fim_mid_token_id").is_some(),
     };
     let info = stored.into_iter().filter(|(key, _)| !key.starts_with("tokenizer.chat_template"));
     Ok(ShowAnswer {
@@ -146,7 +145,7 @@ fn describe_installed(
         template,
         system: model.defaults.system.clone(),
         details: facts_details(&model.facts),
-        model_info: info.map(|(key, value)| (key, value_json(value))).collect(),
+        model_info: info.map(|(key, value)| (key, value_json(&value))).collect(),
         capabilities: capabilities.words(),
         modified_at: timestamp(model.facts.modified.unwrap_or_else(|| at(started))),
     })
@@ -268,23 +267,32 @@ fn model_info(model: &Model, longest_array: usize) -> Map<String, Value> {
         (format!("{arch}.embedding_length"), json!(info.n_embd)),
         (format!("{arch}.vocab_size"), json!(info.n_vocab)),
     ]);
-    let stored = gguf_metadata(&model.config().model.path, longest_array).unwrap_or_default();
+    let keep = Keep::arrays_up_to(longest_array);
+    let stored = Metadata::open(&model.config().model.path, &keep).unwrap_or_default();
     // The template has a place of its own in the answer.
     let stored = stored.into_iter().filter(|(key, _)| !key.starts_with("tokenizer.chat_template"));
-    all.extend(stored.map(|(key, value)| (key, value_json(value))));
+    all.extend(stored.map(|(key, value)| (key, value_json(&value))));
     all
 }
 
-fn value_json(value: GgufValue) -> Value {
+fn value_json(value: &gguf::Value) -> Value {
     match value {
-        GgufValue::Unsigned(value) => value.into(),
-        GgufValue::Signed(value) => value.into(),
+        gguf::Value::U8(value) => (*value).into(),
+        gguf::Value::I8(value) => (*value).into(),
+        gguf::Value::U16(value) => (*value).into(),
+        gguf::Value::I16(value) => (*value).into(),
+        gguf::Value::U32(value) => (*value).into(),
+        gguf::Value::I32(value) => (*value).into(),
+        gguf::Value::U64(value) => (*value).into(),
+        gguf::Value::I64(value) => (*value).into(),
         // By way of its shortest text, so that 1e-5 does not become 0.000009999999747378752.
-        GgufValue::Float(value) => value.to_string().parse().ok().and_then(Number::from_f64).into(),
-        GgufValue::Double(value) => Number::from_f64(value).into(),
-        GgufValue::Bool(value) => value.into(),
-        GgufValue::Text(value) => value.into(),
-        GgufValue::Array(values) => values.into_iter().map(value_json).collect(),
+        gguf::Value::F32(value) => value.to_string().parse().ok().and_then(Number::from_f64).into(),
+        gguf::Value::F64(value) => Number::from_f64(*value).into(),
+        gguf::Value::Bool(value) => (*value).into(),
+        gguf::Value::Text(value) => value.lossy().into(),
+        // Longer than any text of a model.
+        gguf::Value::LongText(_) => Value::Null,
+        gguf::Value::Array(array) => array.values.iter().map(value_json).collect(),
     }
 }
 
@@ -331,9 +339,11 @@ mod tests {
 
     #[test]
     fn values_keep_their_type_and_their_short_form() {
-        assert_eq!(value_json(GgufValue::Float(1e-5)).to_string(), "0.00001");
-        assert_eq!(value_json(GgufValue::Float(f32::NAN)), Value::Null);
-        assert_eq!(value_json(GgufValue::Array(vec![GgufValue::Signed(-1), GgufValue::Bool(true)])), json!([-1, true]));
-        assert_eq!(value_json(GgufValue::Unsigned(u64::MAX)), json!(u64::MAX));
+        assert_eq!(value_json(&gguf::Value::F32(1e-5)).to_string(), "0.00001");
+        assert_eq!(value_json(&gguf::Value::F32(f32::NAN)), Value::Null);
+        let values = vec![gguf::Value::I8(-1), gguf::Value::I8(2)];
+        let array = gguf::Array { element: gguf::Kind::I8, count: 2, values };
+        assert_eq!(value_json(&gguf::Value::Array(Box::new(array))), json!([-1, 2]));
+        assert_eq!(value_json(&gguf::Value::U64(u64::MAX)), json!(u64::MAX));
     }
 }

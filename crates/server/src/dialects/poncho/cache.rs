@@ -51,18 +51,18 @@ fn row(row: &RowInfo, is_narrowed: bool) -> Value {
     let unless_narrowed = |number: u64| (!is_narrowed).then_some(number);
     json!({
         "key": row.key.to_string(),
-        "parent": row.parent.map(|key| key.to_string()),
-        "fingerprint": poncho_cache::to_hex(&row.namespace.fingerprint),
-        "tokens": row.tokens,
-        "start": row.start,
+        "parent": row.meta.parent.map(|key| key.to_string()),
+        "fingerprint": poncho_cache::to_hex(&row.meta.namespace.fingerprint),
+        "tokens": row.meta.token_count,
+        "start": row.meta.start,
         "children": row.children,
         "tiers": row.tiers.iter().map(|tier| tier.as_str()).collect::<Vec<_>>(),
         "pending": row.pending,
         "bytes": row.bytes,
-        "hits": unless_narrowed(row.hits.into()),
-        "created": row.created,
-        "last_used": unless_narrowed(row.last_used),
-        "reason": row.reason.as_str(),
+        "hits": unless_narrowed(row.meta.hits.into()),
+        "created": row.meta.created,
+        "last_used": unless_narrowed(row.meta.last_used),
+        "reason": row.meta.reason.as_str(),
     })
 }
 

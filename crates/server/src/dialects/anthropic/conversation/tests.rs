@@ -1,6 +1,6 @@
 //! How messages and blocks become a conversation, and what is refused.
 
-use poncho_engine::reply::signature::SigningKey;
+use poncho_engine::SigningKey;
 use serde_json::{Value, json};
 
 use super::super::signature::sign;

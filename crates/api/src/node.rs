@@ -1,0 +1,171 @@
+//! What an engine offers: a node with its models and its cache, and one loaded model.
+//!
+//! The server speaks to nothing else. Implemented by the engine in this process. A call that waits is async, and
+//! dropping its future gives the work up; what is read without waiting is what the node last knew. Errors are values: no
+//! call may panic.
+
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use futures_core::Stream;
+use poncho_kinds::{OwnerId, Tier};
+use serde::{Deserialize, Serialize};
+
+use crate::cache::{CacheReport, Explained, RowPage};
+use crate::chat::HygieneRule;
+use crate::error::EngineError;
+use crate::load::config::ModelConfig;
+use crate::model::{
+    AdapterId, AdapterInfo, Capabilities, Footprint, ModelFile, ModelReport, SessionInfo, SpecialText, StatusReport,
+    TokenizeMode, Verified,
+};
+use crate::reply::ReplyEvent;
+use crate::turn::{Generate, Input, Rendered};
+
+/// The events of one reply. Dropping it cancels the request.
+pub type ReplyStream = Pin<Box<dyn Stream<Item = ReplyEvent> + Send>>;
+
+/// The events of a load.
+pub type Loading = Pin<Box<dyn Stream<Item = LoadEvent> + Send>>;
+
+/// A model to load.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct LoadModel {
+    /// How it is loaded; its id is the name that it gets.
+    pub config: ModelConfig,
+    /// Adapters that are attached at full strength; one that cannot be fails the load.
+    pub adapters: Vec<PathBuf>,
+}
+
+/// What happens while a model is loaded. The last event is `Loaded` or `Failed`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum LoadEvent {
+    /// Bytes of the file that were read, of how many.
+    Progress {
+        /// Those that were read.
+        read: u64,
+        /// All of them.
+        total: u64,
+    },
+    /// It is loaded.
+    Loaded,
+    /// It is not.
+    Failed(EngineError),
+}
+
+/// Models and a cache, wherever they are.
+#[async_trait]
+pub trait Node: Send + Sync {
+    /// All loaded models, by name.
+    fn models(&self) -> Vec<Arc<dyn NodeModel>>;
+
+    /// The loaded model of that name.
+    fn model(&self, id: &str) -> Option<Arc<dyn NodeModel>>;
+
+    /// The rules that make prompts equal, those that are on.
+    fn hygiene(&self) -> Vec<HygieneRule>;
+
+    /// Loads a model. Dropping the stream does not end a load.
+    fn load(&self, model: LoadModel) -> Loading;
+
+    /// Saves what a model holds, ends its requests and forgets it.
+    async fn unload(&self, id: &str) -> Result<(), EngineError>;
+
+    /// How much memory a model with its adapters would take, by its files and settings.
+    async fn footprint(&self, model: &LoadModel) -> Footprint;
+
+    /// What a model file says of itself, loaded or not. Arrays longer than `longest_array` are left out.
+    async fn model_file(&self, path: &Path, longest_array: usize) -> ModelFile;
+
+    /// The cache at this moment.
+    fn cache(&self) -> CacheReport;
+
+    /// Some rows by key, of all owners or of one.
+    async fn cache_rows(&self, owner: Option<OwnerId>, offset: usize, limit: usize) -> RowPage;
+
+    /// Frees at least that many bytes, oldest rows first; of an owner, only what is its own alone. Returns the bytes that
+    /// were freed.
+    async fn evict_bytes(&self, owner: Option<OwnerId>, bytes: u64, tiers: &[Tier]) -> u64;
+
+    /// Drops every row that nobody holds. Returns the bytes that were freed.
+    async fn collect_garbage(&self) -> u64;
+}
+
+/// One loaded model.
+#[async_trait]
+pub trait NodeModel: Send + Sync {
+    /// What never changes while it is loaded.
+    fn report(&self) -> &ModelReport;
+
+    /// What it is doing.
+    fn status(&self) -> StatusReport;
+
+    /// Whether its file was changed since it was loaded, as far as anybody looked. It takes no requests then.
+    fn is_file_changed(&self) -> bool;
+
+    /// Looks at its file, unless somebody did a moment ago. Says whether it was changed since it was loaded.
+    async fn look_at_file(&self) -> bool;
+
+    /// Starts the replies to some prompts, those to the first prompt first. A full queue refuses before anything is done.
+    async fn generate(&self, prompts: Vec<Generate>) -> Result<Vec<ReplyStream>, EngineError>;
+
+    /// A prompt as the model would read it. It may be longer than the context, up to a few times.
+    async fn render(&self, prompt: Generate) -> Result<Rendered, EngineError>;
+
+    /// Why a prompt is found in the cache or not. Where tenants are told apart, as if the asking one's rows were all.
+    async fn explain(&self, prompt: Generate) -> Result<Explained, EngineError>;
+
+    /// The tokens of a text, which may be longer than the context, up to a few times.
+    async fn tokenize(&self, text: String, mode: TokenizeMode) -> Result<Vec<u32>, EngineError>;
+
+    /// The text of some tokens; bytes that are not UTF-8 become U+FFFD.
+    async fn detokenize(&self, tokens: Vec<u32>, special: SpecialText) -> Result<String, EngineError>;
+
+    /// The exact bytes of each token.
+    async fn token_bytes(&self, tokens: Vec<u32>) -> Result<Vec<Vec<u8>>, EngineError>;
+
+    /// The tokens of inputs that are to be embedded; one that is too long is cut if `truncates`, and else refused. An
+    /// error that belongs to one input names it `[0]`, `[1]`, ...
+    async fn embedding_inputs(&self, inputs: Vec<Input>, truncates: bool) -> Result<Vec<Vec<u32>>, EngineError>;
+
+    /// Bytes of the context in which inputs of up to `longest` tokens are embedded.
+    async fn embedding_bytes(&self, longest: usize) -> u64;
+
+    /// One vector for each input; of length 1 if `normalises`.
+    async fn embed(&self, inputs: Vec<Vec<u32>>, normalises: bool) -> Result<Vec<Vec<f32>>, EngineError>;
+
+    /// What it can do, with its own template or another one.
+    async fn capabilities(&self, template: Option<String>) -> Capabilities;
+
+    /// Its chat template.
+    async fn chat_template(&self) -> Option<String>;
+
+    /// Sessions that hold a sequence and are idle.
+    async fn sessions(&self) -> Result<Vec<SessionInfo>, EngineError>;
+
+    /// Forgets a session and frees its sequence. Says whether it was known.
+    async fn end_session(&self, name: &str) -> Result<bool, EngineError>;
+
+    /// How many of the draft tokens it would have drawn itself after the prefix, greedily.
+    async fn verify(&self, prefix: Vec<u32>, draft: Vec<u32>) -> Result<Verified, EngineError>;
+
+    /// Its own next tokens after the prefix, greedily.
+    async fn draft(&self, prefix: Vec<u32>, count: usize) -> Result<Vec<u32>, EngineError>;
+
+    /// Loads a LoRA adapter and attaches it at full strength.
+    async fn load_adapter(&self, path: &Path) -> Result<AdapterId, EngineError>;
+
+    /// Detaches an adapter; one that is not attached is fine.
+    async fn unload_adapter(&self, id: AdapterId) -> Result<(), EngineError>;
+
+    /// Changes an adapter's strength for requests that come after.
+    async fn set_adapter_scale(&self, id: AdapterId, scale: f32) -> Result<(), EngineError>;
+
+    /// The attached adapters.
+    async fn adapters(&self) -> Result<Vec<AdapterInfo>, EngineError>;
+
+    /// Saves every idle session and frees its sequence. Returns how many there were.
+    async fn evict(&self) -> Result<usize, EngineError>;
+}

@@ -1,0 +1,216 @@
+//! How much memory a model takes: its weights and the cells of its context, worked out from the file and the settings
+//! before anything is loaded; and what the second context for embeddings takes, if one is made.
+//!
+//! Used by whoever keeps several models within a budget. It is an estimate: the compute buffers of the first context are
+//! not in it (they do not grow with its length), and a windowed model is counted as if it kept every position. A file that
+//! cannot be read counts nothing; loading it says why.
+
+use poncho_api::Footprint;
+use poncho_gguf::{Keep, Metadata, Value};
+
+use crate::backend::{ContextOptions, FlashAttention, KvLayout, KvType};
+use crate::config::ModelConfig;
+use crate::files::parts;
+
+/// One number for each layer; no model has more.
+const MAX_LAYERS: usize = 4096;
+
+/// What a model with these settings takes. Reads the head of the file.
+#[must_use]
+pub fn footprint(config: &ModelConfig) -> Footprint {
+    let shape = Shape::of(config);
+    let count = shape.values.get("split.count").and_then(Value::as_unsigned);
+    let sizes = parts::files(&config.model, count).into_iter().filter_map(|path| std::fs::metadata(path).ok());
+    let weights = sizes.map(|file| file.len()).fold(0, u64::saturating_add);
+    Footprint { weights, cells: shape.bytes_per_cell(&config.context).saturating_mul(shape.cells(&config.context)) }
+}
+
+/// What the context for embeddings takes, by the length of the longest input.
+///
+/// An input is computed in one piece, so the buffers of this context grow with it, and without flash attention with its
+/// square.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct EmbeddingCost {
+    /// Bytes for each row: keys, values and activations.
+    per_row: u64,
+    /// Bytes for each pair of rows: attention scores and their mask.
+    per_pair: u64,
+}
+
+impl EmbeddingCost {
+    /// The cost for a model with these settings. Reads the head of the file.
+    #[must_use]
+    pub fn of(config: &ModelConfig) -> Self {
+        let shape = Shape::of(config);
+        let number = |key: &str| shape.number(key).unwrap_or(0);
+        let width = number("embedding_length");
+        let inner = shape.largest("feed_forward_length");
+        // The largest tensors that live at the same time: the two halves of the feed-forward part, or the residual, the
+        // norm and the projections of the attention, in 32 bits.
+        let activations = inner.saturating_mul(2).saturating_add(width.saturating_mul(6)).saturating_mul(4);
+        let heads = shape.largest("attention.head_count");
+        let scores = if config.context.flash_attention == FlashAttention::Off { heads.saturating_mul(4) } else { 2 };
+        let is_known = width > 0;
+        Self {
+            per_row: shape.bytes_per_cell(&config.context).saturating_add(activations),
+            per_pair: if is_known { scores.saturating_add(4) } else { 0 },
+        }
+    }
+
+    /// Bytes of a context with so many rows; see [`crate::Model::embedding_rows`].
+    #[must_use]
+    pub fn bytes(self, rows: u32) -> u64 {
+        let rows = u64::from(rows);
+        let pairs = rows.saturating_mul(rows);
+        self.per_row.saturating_mul(rows).saturating_add(self.per_pair.saturating_mul(pairs))
+    }
+}
+
+/// What the file says about its attention.
+struct Shape {
+    values: Metadata,
+}
+
+impl Shape {
+    fn of(config: &ModelConfig) -> Self {
+        let values = Metadata::open(&config.model.path, &Keep::arrays_up_to(MAX_LAYERS)).unwrap_or_default();
+        Self { values }
+    }
+
+    fn value(&self, key: &str) -> Option<&Value> {
+        let architecture = self.values.get("general.architecture")?.as_text()?.lossy();
+        self.values.get(&format!("{architecture}.{key}"))
+    }
+
+    fn number(&self, key: &str) -> Option<u64> {
+        self.value(key).and_then(Value::as_unsigned)
+    }
+
+    /// A number for all layers, or the largest of one for each.
+    fn largest(&self, key: &str) -> u64 {
+        let Some(value) = self.value(key) else { return 0 };
+        let each = value.as_array().map_or(std::slice::from_ref(value), |array| array.values.as_slice());
+        each.iter().filter_map(Value::as_unsigned).max().unwrap_or(0)
+    }
+
+    /// Positions that the context has room for.
+    fn cells(&self, context: &ContextOptions) -> u64 {
+        let one = if context.n_ctx == 0 { self.number("context_length").unwrap_or(0) } else { context.n_ctx.into() };
+        match context.kv {
+            KvLayout::Split => one.saturating_mul(context.n_seq_max.into()),
+            KvLayout::Unified => context.n_cells.map_or(one, u64::from),
+        }
+    }
+
+    /// Keys and values of one position in all layers.
+    fn bytes_per_cell(&self, context: &ContextOptions) -> u64 {
+        let heads = self.number("attention.head_count").unwrap_or(0);
+        let width = self.number("embedding_length").unwrap_or(0).checked_div(heads).unwrap_or(0);
+        let key = self.number("attention.key_length").unwrap_or(width);
+        let value = self.number("attention.value_length").unwrap_or(width);
+        let layers = self.number("block_count").unwrap_or(0).min(MAX_LAYERS as u64);
+        let kv_heads = match self.value("attention.head_count_kv") {
+            // Some models have layers without attention, or with fewer heads.
+            Some(Value::Array(each)) => each.values.iter().filter_map(Value::as_unsigned).fold(0, u64::saturating_add),
+            Some(one) => one.as_unsigned().unwrap_or(0).saturating_mul(layers),
+            None => heads.saturating_mul(layers),
+        };
+        let bits = key.saturating_mul(bits(context.type_k)).saturating_add(value.saturating_mul(bits(context.type_v)));
+        kv_heads.saturating_mul(bits) / 16
+    }
+}
+
+/// Half bits of an element, because blocks of 32 carry their scales.
+const fn bits(kind: KvType) -> u64 {
+    match kind {
+        KvType::F32 => 64,
+        KvType::F16 | KvType::Bf16 => 32,
+        KvType::Q8_0 => 17,
+        KvType::Q5_1 => 12,
+        KvType::Q5_0 => 11,
+        KvType::Q4_1 => 10,
+        KvType::Q4_0 | KvType::Iq4Nl => 9,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use poncho_testkit::{ModelKind, ModelSpec, model_path, write_split_model};
+
+    use super::*;
+    use crate::backend::ModelOptions;
+
+    fn config(change: impl FnOnce(&mut ContextOptions)) -> ModelConfig {
+        let mut config = ModelConfig::new("m", model_path(ModelKind::Attention));
+        config.context =
+            ContextOptions { n_ctx: 128, n_seq_max: 2, kv: KvLayout::Unified, ..ContextOptions::default() };
+        change(&mut config.context);
+        config
+    }
+
+    #[test]
+    fn the_cells_grow_with_the_context_and_the_type() {
+        let base = footprint(&config(|_| {}));
+        assert_eq!(base.weights, std::fs::metadata(model_path(ModelKind::Attention)).unwrap().len());
+        assert!(base.cells > 0);
+        assert_eq!(base.total(), base.weights + base.cells);
+        let cells = |change: fn(&mut ContextOptions)| footprint(&config(change)).cells;
+        assert_eq!(cells(|context| context.n_ctx = 256), base.cells * 2);
+        assert_eq!(cells(|context| context.n_cells = Some(512)), base.cells * 4);
+        assert_eq!(cells(|context| context.kv = KvLayout::Split), base.cells * 2);
+        assert_eq!(
+            cells(|context| {
+                context.type_k = KvType::F32;
+                context.type_v = KvType::F32;
+            }),
+            base.cells * 2
+        );
+        assert!(cells(|context| context.n_ctx = 0) > base.cells, "the trained length");
+    }
+
+    #[test]
+    fn what_is_no_model_counts_its_bytes_only() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("junk");
+        std::fs::write(&path, [0; 100]).unwrap();
+        assert_eq!(footprint(&ModelConfig::new("m", &path)), Footprint { weights: 100, cells: 0 });
+        assert_eq!(footprint(&ModelConfig::new("m", folder.path().join("none"))), Footprint::default());
+    }
+
+    /// Hardening 18: the budget saw the first part of a split model only.
+    #[test]
+    fn all_parts_of_a_split_model_are_counted() {
+        let folder = tempfile::tempdir().unwrap();
+        let parts = write_split_model(&ModelSpec::tiny(ModelKind::Attention), folder.path(), "m", 3).unwrap();
+        let all: u64 = parts.iter().map(|part| std::fs::metadata(part).unwrap().len()).sum();
+        let whole = footprint(&config(|_| {}));
+        let found = footprint(&ModelConfig { model: ModelOptions::new(&parts[0]), ..config(|_| {}) });
+        assert_eq!(found, Footprint { weights: all, cells: whole.cells });
+        assert!(all > whole.weights, "each part has a header of its own");
+    }
+
+    /// Hardening 20: the context for embeddings was in no estimate.
+    #[test]
+    fn the_context_for_embeddings_costs_more_than_its_cells() {
+        let cost = EmbeddingCost::of(&config(|_| {}));
+        let cells = footprint(&config(|context| context.n_ctx = 512)).cells;
+        assert!(cost.bytes(512) > cells, "{cost:?}");
+        assert!(cost.bytes(1024) > cost.bytes(512) * 2, "the mask grows with the square");
+        let without_flash = EmbeddingCost::of(&config(|context| context.flash_attention = FlashAttention::Off));
+        assert!(without_flash.bytes(512) > cost.bytes(512));
+        let absurd = EmbeddingCost { per_row: u64::MAX, per_pair: u64::MAX };
+        assert_eq!(absurd.bytes(u32::MAX), u64::MAX);
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(EmbeddingCost::of(&ModelConfig::new("m", folder.path())), EmbeddingCost::default());
+    }
+
+    #[test]
+    fn absurd_numbers_do_not_overflow() {
+        let numbers = ["attention.head_count", "block_count", "embedding_length"];
+        let numbers = numbers.map(|key| (format!("x.{key}"), Value::U64(u64::MAX)));
+        let architecture = ("general.architecture".to_owned(), Value::Text("x".into()));
+        let shape = Shape { values: numbers.into_iter().chain([architecture]).collect() };
+        let context = ContextOptions { n_ctx: u32::MAX, ..ContextOptions::default() };
+        assert!(shape.bytes_per_cell(&context) > 0);
+    }
+}
