@@ -185,8 +185,11 @@ fn logits_in_memory(shared: &Shared, plan: &RestorePlan) -> Option<Vec<f32>> {
 /// `continue`: the suffix is appended to everything that the session holds, unchecked.
 #[expect(clippy::expect_used, reason = "a broken invariant must be loud; the supervisor contains it")]
 fn continue_session(slots: &mut Slots, shared: &Shared, task: &mut Task) -> Result<Restored, EngineError> {
-    let no_session = || EngineError::NoSession { session: task.request.session_id.clone().unwrap_or_default() };
-    let held = slots.held().get(task.seq()).filter(|held| held.namespace == task.namespace).ok_or_else(no_session)?;
+    let held = slots.held().get(task.seq()).filter(|held| held.namespace == task.namespace);
+    let held = held.ok_or_else(|| {
+        let session = task.request.session_id.clone();
+        EngineError::NoSession { session: session.expect("invariant: a request that continues names its session") }
+    })?;
     let (tokens, limit) = (held.tokens.len() + task.tokens.len(), shared.limits.longest_prompt(Mode::Continue));
     if tokens > limit {
         return Err(EngineError::PromptTooLong { tokens, limit });

@@ -36,6 +36,9 @@ use crate::state::restore::{ATTEMPTS, Restored, Restorer, Wanted};
 use crate::state::save::{Boundary, Saver};
 use crate::state::segment_reader::{Buffers, Parts, Wake};
 
+/// The end of a range of positions that reaches to the end of its sequence, as the backend spells it.
+const TO_END: u32 = u32::MAX;
+
 /// The right of one request to compute on a sequence, and the count of tokens that the sequence holds.
 ///
 /// Made by [`Slots::lease`], given back by [`Slots::release`]. It cannot be cloned: nobody else knows the count.
@@ -247,7 +250,7 @@ impl Slots {
                 After::Pin
             }
             None => {
-                self.context.remove(seq, 0..u32::MAX);
+                self.context.remove(seq, 0..TO_END);
                 drop(self.held.take(seq));
                 After::Free
             }
@@ -286,7 +289,7 @@ impl Slots {
     /// Clears a sequence that no request runs on. The next request gets it before one that holds something.
     pub(crate) fn empty(&mut self, seq: SeqId) {
         drop(self.held.take(seq));
-        self.context.remove(seq, 0..u32::MAX);
+        self.context.remove(seq, 0..TO_END);
         self.admission.emptied(seq);
     }
 
@@ -299,7 +302,7 @@ impl Slots {
 
     /// Clears the sequence of a request.
     pub(crate) fn clear(&mut self, lease: &mut Lease) {
-        self.context.remove(lease.seq, 0..u32::MAX);
+        self.context.remove(lease.seq, 0..TO_END);
         lease.n_past = 0;
     }
 
@@ -333,7 +336,7 @@ impl Slots {
     /// Shortens a sequence to `keep` tokens. Returns false, and changes nothing, if this memory kind cannot.
     fn cut(&mut self, lease: &mut Lease, keep: usize) -> bool {
         debug_assert!(keep <= lease.n_past, "invariant: {keep} of {} tokens are kept", lease.n_past);
-        let is_cut = keep == lease.n_past || self.context.remove(lease.seq, position(keep)..u32::MAX);
+        let is_cut = keep == lease.n_past || self.context.remove(lease.seq, position(keep)..TO_END);
         if is_cut {
             lease.n_past = keep;
         }
@@ -344,7 +347,7 @@ impl Slots {
     /// cannot; the sequence then has to be restored.
     pub(crate) fn rewind(&mut self, lease: &Lease) -> bool {
         // Cutting is exact on plain attention only.
-        self.can_cut() && self.context.remove(lease.seq, position(lease.n_past)..u32::MAX)
+        self.can_cut() && self.context.remove(lease.seq, position(lease.n_past)..TO_END)
     }
 
     /// Fills a sequence with the first `keep` of the `held` tokens of another one. After a failure it is empty.
@@ -515,3 +518,6 @@ impl Slots {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

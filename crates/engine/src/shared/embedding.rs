@@ -55,7 +55,7 @@ impl OpenEmbeddings {
         self.lock().remove(&id);
     }
 
-    /// Takes every call out, for whoever answers them.
+    /// Takes all calls out; the caller answers them.
     pub(crate) fn close_all(&self) -> impl Iterator<Item = Reply<Vectors>> + use<> {
         std::mem::take(&mut *self.lock()).into_values()
     }

@@ -82,7 +82,7 @@ impl Compactor {
             }
         }
         if let Some(Thread { keys, .. }) = &self.thread {
-            // A full queue is no loss: the next save of the conversation says it again.
+            // A full queue loses nothing: the next save of the conversation reports it again.
             let _ = keys.try_send(key);
         }
     }

@@ -1,7 +1,7 @@
 //! Commands on their way to the worker that serves at the moment.
 //!
 //! It outlives workers: what a worker has not taken when it ends is there for the next one. A worker that was given up
-//! must take nothing any more, so a command that it got at the last moment goes back. Closed by the supervisor's thread.
+//! must take nothing, so a command that it got at the last moment goes back. Closed by the supervisor's thread.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
@@ -16,7 +16,7 @@ pub(crate) struct Inbox {
 }
 
 struct Pending {
-    /// `None` once it is closed: whoever sends then is told so.
+    /// `None` once it is closed: sending fails then.
     commands: Option<Receiver<Command>>,
     /// What a worker took after it was given up.
     returned: Option<Command>,
@@ -48,7 +48,7 @@ impl Inbox {
         self.take(given_up, Receiver::try_recv)
     }
 
-    /// Takes nothing any more; commands that were not taken are dropped.
+    /// Closes the inbox; commands that were not taken are dropped.
     pub(crate) fn close(&self) {
         let mut waiting = self.lock();
         waiting.commands = None;

@@ -25,7 +25,7 @@ const WORKER_STACK: usize = 64 << 20;
 /// A worker that lived this long before it ended is started again without a longer pause.
 const LONG_ENOUGH: Duration = Duration::from_secs(60);
 
-/// Whoever waits for the first worker.
+/// The loader that waits for the first worker.
 type Ready = SyncSender<Result<(), EngineError>>;
 
 /// A model's threads. Dropping it ends them.
@@ -40,7 +40,7 @@ struct Link {
     commands: Sender<Command>,
     inbox: Inbox,
     current: Mutex<Option<Current>>,
-    /// Whether a worker ended on purpose, and whoever waits for that.
+    /// Whether a worker ended on purpose, and the condition to wait for that.
     ended: (Mutex<bool>, Condvar),
 }
 
@@ -199,7 +199,7 @@ impl Link {
         self.stop();
     }
 
-    /// Nobody serves any more.
+    /// The model is no longer served.
     fn stop(&self) {
         self.shared.status.set_phase(Phase::Stopped);
         // In this order: a request that came too late is either refused by the inbox or open, and so fails here.

@@ -461,12 +461,12 @@ impl Context for LlamaContext {
     }
 
     fn restore_segments(&mut self, segments: &[StoredSegment<'_>]) -> Result<(), StateError> {
-        self.add_rows(rows)
+        self.add_segments(segments)
     }
 
     fn joiner(&self) -> Option<Arc<dyn SegmentJoiner>> {
         let shape = self.shape.clone().filter(|shape| !shape.attention.is_empty())?;
-        Some(Arc::new(crate::backend::llama::state::sequence::Joiner { shape }))
+        Some(Arc::new(sequence::Joiner { shape }))
     }
 
     fn restore_finish(&mut self) -> Result<(), StateError> {

@@ -17,7 +17,7 @@ pub(super) struct ModelHandle {
     model: NonNull<sys::llama_model>,
     vocab: NonNull<sys::llama_vocab>,
     n_vocab: u32,
-    /// Whether a token sees only those before it, by the file's own word.
+    /// Whether a token sees only those before it, as the file states.
     causal: bool,
     /// Held by the few calls that change the model: listing adapters, creating contexts.
     changes: Mutex<()>,
@@ -31,6 +31,16 @@ unsafe impl Send for ModelHandle {}
 unsafe impl Sync for ModelHandle {}
 
 impl ModelHandle {
+    /// Takes over a model that was just loaded, and its vocabulary.
+    pub(super) fn new(
+        model: NonNull<sys::llama_model>,
+        vocab: NonNull<sys::llama_vocab>,
+        n_vocab: u32,
+        causal: bool,
+    ) -> Self {
+        Self { model, vocab, n_vocab, causal, changes: Mutex::new(()), pieces: OnceLock::new() }
+    }
+
     pub(super) fn as_ptr(&self) -> *mut sys::llama_model {
         self.model.as_ptr()
     }

@@ -7,8 +7,8 @@
 use std::ffi::{CStr, CString, c_char};
 use std::path::Path;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use llama_cpp_sys_4 as sys;
 
@@ -110,8 +110,7 @@ fn load_handle(options: &ModelOptions, facts: &GgufFacts) -> Result<Option<Model
     // SAFETY: the vocabulary is valid.
     let n_vocab = unsafe { sys::llama_vocab_n_tokens(vocab.as_ptr()) };
     let n_vocab = u32::try_from(n_vocab).unwrap_or(0);
-    let (changes, pieces) = (Mutex::new(()), OnceLock::new());
-    Ok(Some(ModelHandle { model, vocab, n_vocab, causal: facts.causal, changes, pieces }))
+    Ok(Some(ModelHandle::new(model, vocab, n_vocab, facts.causal)))
 }
 
 /// llama.cpp reads as many shares as it knows devices.

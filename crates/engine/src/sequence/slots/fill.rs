@@ -26,7 +26,7 @@ pub(super) fn fill(
 ) -> Result<Restored, Failure> {
     let n_past = chosen.n_past;
     if n_past == 0 {
-        context.remove(seq, 0..u32::MAX);
+        context.remove(seq, 0..super::TO_END);
         return Ok(Restored::default());
     }
     let partial = chosen.partial.map(|row| chosen.load((row, PartKind::Partial), parts)).transpose()?;

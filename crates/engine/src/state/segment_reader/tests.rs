@@ -18,7 +18,7 @@ const ROWS: u32 = 5;
 /// Longer than anything takes here.
 const LONG: Duration = Duration::from_secs(60);
 
-/// A cache whose rows are in files that can stall, and a chain of rows of ten tokens each, with their numbers in their bytes.
+/// A cache with rows in files that can stall, and a chain of rows of ten tokens each, with their numbers in their bytes.
 struct Bench {
     fs: FaultFs,
     files: MemoryFs,
