@@ -62,21 +62,18 @@
 pub mod backend;
 pub mod error;
 
-mod adapters;
 pub mod calls;
 mod config;
 mod engine;
 pub mod files;
-mod grammar;
 mod model;
 pub mod reply;
 pub mod schedule;
 mod sequence;
+mod shared;
 pub mod state;
 mod worker;
 
-pub use adapters::{AdapterId, AdapterInfo};
-pub use calls::embedding::Embedding;
 pub use calls::event::{CacheDelta, Completion, FinishReason, StreamEvent, TokenLogprob, TokenProbability};
 pub use calls::request::{Grammar, GrammarSource, Mode, ModelLimits, Request, RequestId, Sampling, Thinking, Trigger};
 pub use calls::stream::Stream;
@@ -88,6 +85,8 @@ pub use files::footprint::{EmbeddingCost, footprint};
 pub use files::probe::{ProbeWhen, Prober};
 pub use model::Model;
 pub use poncho_api::{Footprint, SigningKey};
-pub use schedule::queue_place::QueuePlace;
+pub use shared::adapters::{AdapterId, AdapterInfo};
+pub use shared::embedding::Embedding;
+pub use shared::queue_place::QueuePlace;
+pub use shared::status::{LastHit, Phase, StatusReport};
 pub use worker::command::{SessionInfo, Verified};
-pub use worker::status::{LastHit, Phase, StatusReport};

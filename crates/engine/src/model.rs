@@ -13,12 +13,11 @@ use poncho_cache::{Cache, FileStamp, Key, Namespace};
 use sha2::{Digest, Sha256};
 use tokio::sync::oneshot;
 
-use crate::adapters::{AdapterId, AdapterInfo};
+use crate::backend::grammar::schema;
 use crate::backend::{
     Backend, ChatError, ChatPrompt, ChatRequest, Grammar as CompiledGrammar, GrammarOptions, GrammarTrigger, ModelInfo,
     SpecialText, TokenizeError, TokenizeMode,
 };
-use crate::calls::embedding::{Embedding, OpenEmbeddings};
 use crate::calls::event::Completion;
 use crate::calls::request::{Grammar, GrammarSource, Mode, ModelLimits, Request, RequestId, Trigger};
 use crate::calls::stream::{Stream, Streams};
@@ -28,16 +27,16 @@ use crate::error::EngineError;
 use crate::files::file_watch::FileWatch;
 use crate::files::parts;
 use crate::files::probe::try_model;
-use crate::grammar::schema;
 use crate::reply::detokenize::Utf8Stream;
-use crate::schedule::queue_place::QueuePlace;
+use crate::shared::Shared;
+use crate::shared::adapters::{AdapterId, AdapterInfo};
+use crate::shared::embedding::{Embedding, OpenEmbeddings, Reply};
+use crate::shared::queue_place::QueuePlace;
+use crate::shared::running::Running;
+use crate::shared::status::{Phase, Status, StatusReport};
 use crate::state::identity::FileIdentity;
-use crate::state::segment_reader::Readers;
-use crate::worker::command::{Command, Reply, SessionInfo, Verified};
+use crate::worker::command::{Command, SessionInfo, Verified};
 use crate::worker::embed::embedding_rows;
-use crate::worker::running::Running;
-use crate::worker::shared::Shared;
-use crate::worker::status::{Phase, Status, StatusReport};
 use crate::worker::supervisor::Supervisor;
 
 /// Names of adapters are unique in the process.
@@ -112,13 +111,13 @@ impl Model {
             model,
             cache,
             file,
-            watch,
+            watch: Arc::new(watch),
             limits,
             status: Status::default(),
             streams: Arc::new(Streams::default()),
             embeddings: OpenEmbeddings::default(),
             running: Running::default(),
-            readers: Readers::default(),
+            readers: Arc::default(),
             context_hash: OnceLock::new(),
             adapters: Mutex::default(),
         });

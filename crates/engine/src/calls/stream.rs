@@ -24,12 +24,12 @@ pub(crate) struct EventSender {
 
 impl EventSender {
     /// For work that nobody asked for. It is cancelled by nobody but the worker.
-    pub(crate) fn to_nobody() -> Self {
+    pub(crate) fn detached() -> Self {
         Self { events: None, cancelled: Arc::default() }
     }
 
     /// Whether this is such work.
-    pub(crate) fn is_to_nobody(&self) -> bool {
+    pub(crate) fn is_detached(&self) -> bool {
         self.events.is_none()
     }
 

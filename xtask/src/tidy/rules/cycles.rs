@@ -19,7 +19,6 @@ const NOT_YET: &[&str] = &[
     "crates/bench",
     "crates/cache",
     "crates/cli",
-    "crates/engine",
     "crates/gguf",
     "crates/models",
     "crates/node",

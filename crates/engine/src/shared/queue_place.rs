@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use crate::calls::request::RequestId;
 use crate::calls::stream::{EventSender, Stream};
 use crate::error::EngineError;
-use crate::worker::shared::Shared;
+use crate::shared::Shared;
 
 /// A place that no request has yet. Dropping it gives it back.
 pub struct QueuePlace {

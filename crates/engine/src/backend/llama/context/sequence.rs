@@ -17,7 +17,7 @@ use crate::backend::llama::state::layout::{STATE_HEADER, StateShape};
 use crate::backend::llama::state::packed::Packed;
 use crate::backend::llama::state::partial;
 use crate::backend::llama::state::segment::{self, SEGMENT_HEADER, Segment};
-use crate::backend::{Context, MemoryKind, SegmentJoiner, SeqId, StateError, StatePart, StoredRow};
+use crate::backend::{Context, MemoryKind, SegmentJoiner, SeqId, StateError, StatePart, StoredSegment};
 
 /// Rows reach a device in copies of up to so many bytes.
 const DEVICE_COPY: usize = 8 << 20;
@@ -184,9 +184,9 @@ impl LlamaContext {
         Ok(())
     }
 
-    pub(in crate::backend::llama) fn add_rows(&mut self, rows: &[StoredRow<'_>]) -> Result<(), StateError> {
+    pub(in crate::backend::llama) fn add_segments(&mut self, stored: &[StoredSegment<'_>]) -> Result<(), StateError> {
         let mut restore = self.restoring.take().ok_or(StateError::OutOfOrder)?;
-        let added = self.add_checked_rows(&mut restore, rows);
+        let added = self.add_checked_segments(&mut restore, stored);
         match added {
             Ok(()) => self.restoring = Some(restore),
             Err(_) => self.drop_restored(&restore),
@@ -204,16 +204,20 @@ impl LlamaContext {
         finished
     }
 
-    fn add_checked_rows(&mut self, restore: &mut RestoreInProgress, rows: &[StoredRow<'_>]) -> Result<(), StateError> {
+    fn add_checked_segments(
+        &mut self,
+        restore: &mut RestoreInProgress,
+        stored: &[StoredSegment<'_>],
+    ) -> Result<(), StateError> {
         let known = self.known_seq(restore.seq)?;
-        if rows.is_empty() {
+        if stored.is_empty() {
             return Err(StateError::OutOfOrder);
         }
         let start = restore.covered;
-        let mut segments = Vec::with_capacity(rows.len());
-        for row in rows {
-            let segment = Segment::read(row.bytes, self.attention_shape()?)?;
-            let wanted = self.wanted_of(restore, &segment, row.end)?;
+        let mut segments = Vec::with_capacity(stored.len());
+        for link in stored {
+            let segment = Segment::read(link.bytes, self.attention_shape()?)?;
+            let wanted = self.wanted_of(restore, &segment, link.end)?;
             restore.covered = wanted.end;
             segments.push((segment, wanted));
         }
@@ -221,7 +225,7 @@ impl LlamaContext {
         match self.scratch {
             // The first rows go to their place; setting a state empties its target, so the others take a detour.
             Some(scratch) if start > 0 => {
-                self.set_rows(scratch, &segments).map_err(|error| no_room(error, &all))?;
+                self.set_segments(scratch, &segments).map_err(|error| no_room(error, &all))?;
                 // The scratch sequence keeps its marks until the next rows or the end: taking them away is a pass over all
                 // cells, and setting makes one anyway.
                 // SAFETY: both sequences exist; within one stream only marks are copied.
@@ -230,11 +234,11 @@ impl LlamaContext {
             }
             // A sequence with cells of its own is set as a whole.
             None if all != (0..restore.n_tokens) => Err(StateError::OutOfOrder),
-            _ => self.set_rows(known, &segments).map_err(|error| no_room(error, &all)),
+            _ => self.set_segments(known, &segments).map_err(|error| no_room(error, &all)),
         }
     }
 
-    /// The positions that a chain takes of its next row.
+    /// The positions that a chain takes of its next segment.
     fn wanted_of(
         &self,
         restore: &RestoreInProgress,
@@ -258,7 +262,11 @@ impl LlamaContext {
     }
 
     /// Sets a sequence to what is wanted of rows that follow each other.
-    fn set_rows(&mut self, target: sys::llama_seq_id, rows: &[(Segment<'_>, Range<u32>)]) -> Result<(), StateError> {
+    fn set_segments(
+        &mut self,
+        target: sys::llama_seq_id,
+        rows: &[(Segment<'_>, Range<u32>)],
+    ) -> Result<(), StateError> {
         // One row as it was written is what the library takes.
         if let [(segment, wanted)] = rows
             && segment.range == *wanted
@@ -547,12 +555,12 @@ mod tests {
                     context.pack_range(0, range, &mut bytes).unwrap();
                     (bytes, end)
                 });
-                let rows: Vec<StoredRow<'_>> =
-                    packed.iter().map(|(bytes, end)| StoredRow { bytes, end: *end }).collect();
+                let rows: Vec<StoredSegment<'_>> =
+                    packed.iter().map(|(bytes, end)| StoredSegment { bytes, end: *end }).collect();
                 for scratch in [0, 100, 1 << 20] {
                     context.device_scratch = Some(HostBuffer::plain(scratch));
                     context.restore_begin(1, LENGTH, None).unwrap();
-                    context.restore_rows(&rows).unwrap();
+                    context.restore_segments(&rows).unwrap();
                     context.restore_finish().unwrap();
                     assert!(whole(&mut context, 1) == expected, "{kv:?}, {flash_attention:?}, scratch of {scratch}");
                 }
@@ -595,7 +603,7 @@ mod tests {
         let mut half = vec![0; context.pack_size(0, 0..20).unwrap()];
         context.pack_range(0, 0..20, &mut half).unwrap();
         context.restore_begin(1, LENGTH, None).unwrap();
-        assert_eq!(context.restore_rows(&[StoredRow { bytes: &half, end: 20 }]), Err(StateError::OutOfOrder));
+        assert_eq!(context.restore_segments(&[StoredSegment { bytes: &half, end: 20 }]), Err(StateError::OutOfOrder));
         assert_eq!(context.restore_finish(), Err(StateError::OutOfOrder), "the restore is over");
         assert_eq!(context.pos_max(1), None);
     }

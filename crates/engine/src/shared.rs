@@ -1,28 +1,32 @@
-//! What a model's handle, its worker, its supervisor and its watchdog share.
+//! The data that a model's handle, worker, supervisor and watchdog share.
 //!
-//! Everything here is read-only after loading or synchronised by itself; nobody waits for the worker to read it.
+//! Everything here is read-only after loading or synchronised by itself. Reading it must never wait for the worker.
+
+pub(crate) mod adapters;
+pub(crate) mod embedding;
+pub(crate) mod queue_place;
+pub(crate) mod running;
+pub(crate) mod status;
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use poncho_cache::Cache;
 
-use crate::adapters::AdapterSet;
-use crate::backend::{Backend, Context, Model};
-use crate::calls::embedding::OpenEmbeddings;
+use crate::backend::{Backend, Model};
 use crate::calls::event::StreamEvent;
-use crate::calls::request::{ModelLimits, RequestId};
+use crate::calls::request::{ModelLimits, Request, RequestId};
 use crate::calls::stream::Streams;
-use crate::config::ModelConfig;
+use crate::config::{Checked as _, ModelConfig};
 use crate::error::EngineError;
 use crate::files::file_watch::FileWatch;
-use crate::state::buffer_pool::Staging;
-use crate::state::cost::Estimates;
+use crate::schedule::grid::Grid;
+use crate::shared::adapters::AdapterSet;
+use crate::shared::embedding::OpenEmbeddings;
+use crate::shared::running::Running;
+use crate::shared::status::Status;
 use crate::state::identity::FileIdentity;
-use crate::state::restore::Restorer;
-use crate::state::segment_reader::{Buffers, Readers};
-use crate::worker::running::Running;
-use crate::worker::status::Status;
+use crate::state::segment_reader::Readers;
 
 /// See the module.
 pub(crate) struct Shared {
@@ -31,8 +35,8 @@ pub(crate) struct Shared {
     pub(crate) model: Arc<dyn Model>,
     pub(crate) cache: Arc<Cache>,
     pub(crate) file: FileIdentity,
-    /// Whether its files are still those.
-    pub(crate) watch: FileWatch,
+    /// Whether its files have changed since.
+    pub(crate) watch: Arc<FileWatch>,
     pub(crate) limits: ModelLimits,
     pub(crate) status: Status,
     pub(crate) streams: Arc<Streams>,
@@ -41,30 +45,18 @@ pub(crate) struct Shared {
     /// The decode call that runs, and the right to abort it.
     pub(crate) running: Running,
     /// The threads that read stored rows.
-    pub(crate) readers: Readers,
-    /// Told by the first worker: only a context knows the layout of its state.
+    pub(crate) readers: Arc<Readers>,
+    /// Set by the first worker: only a context knows the layout of its state.
     pub(crate) context_hash: OnceLock<[u8; 32]>,
-    /// What requests that are admitted now get; kept here because it outlives a worker. `None` until one is attached.
+    /// The adapters of requests that are admitted now; kept here because they outlive a worker. `None` until one is
+    /// attached.
     pub(crate) adapters: Mutex<Option<Arc<AdapterSet>>>,
 }
 
 impl Shared {
-    /// What restoring needs, with what is the worker's own.
-    pub(crate) fn restorer<'a>(
-        &'a self,
-        context: &'a mut dyn Context,
-        estimates: &'a mut Estimates,
-        staging: &Staging,
-    ) -> Restorer<'a> {
-        Restorer {
-            context,
-            cache: &self.cache,
-            estimates,
-            readers: &self.readers,
-            buffers: Buffers { backend: Arc::clone(&self.backend), staging: staging.clone() },
-            read_wait: self.config.read_wait,
-            n_vocab: self.limits.vocab,
-        }
+    /// The grid of a request, if it is exact.
+    pub(crate) fn grid_of(&self, request: &Request) -> Option<Grid> {
+        self.config.grid().filter(|_| request.exact)
     }
 
     /// Gives a request its last event.
@@ -78,7 +70,7 @@ impl Shared {
 
     /// Ends every open request and every open call for embeddings with an error.
     pub(crate) fn fail_all(&self, error: &EngineError) {
-        // Both are closed before anybody hears of it: what a caller starts after its error is for the next worker.
+        // All are closed before the first error is sent: what a caller starts after its error is for the next worker.
         let (open, embeddings) = (self.streams.close_all(), self.embeddings.close_all());
         self.status.depth.fetch_sub(open.len(), Ordering::Relaxed);
         open.iter().for_each(|sender| sender.send(StreamEvent::Error(error.clone())));

@@ -11,7 +11,7 @@ use std::fmt;
 
 use serde_json::{Map, Value};
 
-use kind::{Kind, kind};
+use kind::{SchemaKind, kind};
 
 mod kind;
 pub(crate) mod limits;
@@ -278,24 +278,24 @@ impl<'s> Walk<'s, '_> {
         }
         self.rule(name)?;
         let ways = match kind(schema, as_type) {
-            Kind::Reference(reference) => self.reference(reference, depth)?,
-            Kind::Any(key, alternatives) => self.alternatives(key, alternatives, name, depth)?,
-            Kind::All(parts) if self.converting => self.merged(parts, name, depth)?,
-            Kind::All(parts) => self.alternatives("allOf", parts, name, depth)?,
-            Kind::Types(types) => self.types(schema, types, name, depth)?,
-            Kind::Constant(value) => {
+            SchemaKind::Reference(reference) => self.reference(reference, depth)?,
+            SchemaKind::Any(key, alternatives) => self.alternatives(key, alternatives, name, depth)?,
+            SchemaKind::All(parts) if self.converting => self.merged(parts, name, depth)?,
+            SchemaKind::All(parts) => self.alternatives("allOf", parts, name, depth)?,
+            SchemaKind::Types(types) => self.types(schema, types, name, depth)?,
+            SchemaKind::Constant(value) => {
                 self.value(value)?;
                 1
             }
-            Kind::Enum(values) => {
+            SchemaKind::Enum(values) => {
                 self.enumeration(values)?;
                 1
             }
-            Kind::Object(fields) => {
+            SchemaKind::Object(fields) => {
                 self.object(fields, name, depth)?;
                 1
             }
-            Kind::Tuple(key, items) => {
+            SchemaKind::Tuple(key, items) => {
                 self.at_most(Counted::Alternatives, items.len(), limits::ALTERNATIVES)?;
                 for (at, item) in items.iter().enumerate() {
                     let name = format!("{name}-tuple-{at}");
@@ -303,7 +303,7 @@ impl<'s> Walk<'s, '_> {
                 }
                 1
             }
-            Kind::Array(fields, items) => {
+            SchemaKind::Array(fields, items) => {
                 self.repetitions(fields, "minItems")?;
                 if let Some((key, items)) = items {
                     let name = format!("{name}-item");
@@ -311,11 +311,11 @@ impl<'s> Walk<'s, '_> {
                 }
                 1
             }
-            Kind::Text(fields) => {
+            SchemaKind::Text(fields) => {
                 self.text(fields)?;
                 1
             }
-            Kind::Plain => 1,
+            SchemaKind::Plain => 1,
         };
         if ways > limits::WAYS {
             return Err(too_much(self.shown_path(), Counted::Ways, ways, limits::WAYS));
@@ -476,8 +476,8 @@ impl<'s> Walk<'s, '_> {
         let mut open: Vec<(&'s Value, Option<&'s str>, bool, u64)> = Vec::new();
         for part in parts {
             match kind(part, None) {
-                Kind::Any(_, alternatives) => open.extend(alternatives.iter().map(|each| (each, None, true, 0))),
-                Kind::Types(types) => {
+                SchemaKind::Any(_, alternatives) => open.extend(alternatives.iter().map(|each| (each, None, true, 0))),
+                SchemaKind::Types(types) => {
                     open.extend(types.iter().filter_map(Value::as_str).map(|each| (part, Some(each), true, 0)));
                 }
                 _ => open.push((part, None, false, 0)),
@@ -487,11 +487,11 @@ impl<'s> Walk<'s, '_> {
         while let Some((part, as_type, is_optional, hops)) = open.pop() {
             self.work(limits::WORK_PER_RULE)?;
             match kind(part, as_type) {
-                Kind::Reference(reference) if hops < limits::DEPTH => {
+                SchemaKind::Reference(reference) if hops < limits::DEPTH => {
                     open.extend(self.resolve(reference).map(|target| (target, None, is_optional, hops + 1)));
                 }
-                Kind::Enum(values) => self.enumeration(values)?,
-                Kind::Object(fields) => {
+                SchemaKind::Enum(values) => self.enumeration(values)?,
+                SchemaKind::Object(fields) => {
                     for (property, schema) in fields.get("properties").and_then(Value::as_object).into_iter().flatten()
                     {
                         optional += usize::from(is_optional);

@@ -1,6 +1,6 @@
 //! The decode call that runs at the moment, and the right to abort it.
 //!
-//! The worker begins and ends calls, the watchdog looks at their age, and whoever cancels a request may abort a call that
+//! The worker begins and ends calls, the watchdog looks at their age, and the cancellation of a request may abort a call that
 //! computes nothing else. All of it happens under one lock: an abort can only be meant for the call that runs, and never
 //! reaches the next one. Every worker has a flag of its own, so that an abort of a stuck worker cannot stop its successor.
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 pub use poncho_api::{AdapterId, AdapterInfo};
 use poncho_cache::{AdapterIdentity, Namespace};
 
-use crate::backend::{Adapter, AdapterUse};
+use crate::backend::{Adapter, AdapterUse, Context};
 use crate::calls::request::Request;
 use crate::calls::tenant::{Tenant, TenantNamespace as _};
 use crate::error::EngineError;
@@ -28,6 +28,55 @@ pub(crate) struct ContextHashes {
     pub(crate) plain: [u8; 32],
     /// For states of exact requests; the plain one if there are none.
     pub(crate) exact: [u8; 32],
+}
+
+/// The adapters of a worker: those of requests that are admitted now, and those that its context has attached.
+pub(crate) struct Adapters {
+    current: Arc<AdapterSet>,
+    attached: Arc<AdapterSet>,
+    none: Arc<AdapterSet>,
+    hashes: ContextHashes,
+}
+
+impl Adapters {
+    /// The adapters of a fresh context, which has none attached. `current` is what an earlier worker had.
+    pub(crate) fn new(
+        current: Option<Arc<AdapterSet>>,
+        file: &FileIdentity,
+        hashes: ContextHashes,
+    ) -> Result<Self, EngineError> {
+        let none = Arc::new(AdapterSet::new(Vec::new(), file, hashes)?);
+        let current = current.unwrap_or_else(|| Arc::clone(&none));
+        Ok(Self { current, attached: Arc::clone(&none), none, hashes })
+    }
+
+    /// The adapters of requests that are admitted now.
+    pub(crate) fn current(&self) -> &Arc<AdapterSet> {
+        &self.current
+    }
+
+    /// Replaces the adapters of requests to come.
+    pub(crate) fn replace(&mut self, adapters: Vec<LoadedAdapter>, file: &FileIdentity) -> Result<(), EngineError> {
+        self.current = Arc::new(AdapterSet::new(adapters, file, self.hashes)?);
+        Ok(())
+    }
+
+    /// Attaches a set to the context, unless it is attached already.
+    pub(crate) fn attach(&mut self, context: &mut dyn Context, set: &Arc<AdapterSet>) -> Result<(), EngineError> {
+        if !Arc::ptr_eq(set, &self.attached) {
+            context.set_adapters(&set.uses()).map_err(|error| EngineError::Backend {
+                call: "attaching adapters".to_owned(),
+                reason: error.to_string(),
+            })?;
+            self.attached = Arc::clone(set);
+        }
+        Ok(())
+    }
+
+    /// The context was replaced by a fresh one, which has none attached.
+    pub(crate) fn detached(&mut self) {
+        self.attached = Arc::clone(&self.none);
+    }
 }
 
 /// All adapters of a model at one moment.

@@ -45,7 +45,7 @@ struct Stretch {
 }
 
 #[derive(Clone, Debug)]
-struct State {
+struct MachineState {
     /// Sorted; each begins with a character or a token, or is complete.
     ways: Arc<[u32]>,
     has_tokens: bool,
@@ -61,7 +61,7 @@ pub(crate) struct Machine {
     grammar: Arc<Gbnf>,
     nodes: Vec<Node>,
     node_ids: HashMap<Node, u32>,
-    states: Vec<State>,
+    states: Vec<MachineState>,
     state_ids: HashMap<Arc<[u32]>, StateId>,
     start: StateId,
     /// What may still be spent.
@@ -206,7 +206,7 @@ impl Machine {
         self.states.clear();
         self.state_ids.clear();
         let none: Arc<[u32]> = Arc::from([]);
-        self.states.push(State { ways: Arc::clone(&none), has_tokens: false, steps: None, ascii: Vec::new() });
+        self.states.push(MachineState { ways: Arc::clone(&none), has_tokens: false, steps: None, ascii: Vec::new() });
         self.state_ids.insert(none, DEAD);
     }
 
@@ -232,7 +232,7 @@ impl Machine {
         }
     }
 
-    fn stored(&self, state: StateId) -> Option<&State> {
+    fn stored(&self, state: StateId) -> Option<&MachineState> {
         self.states.get(usize::try_from(state.0).ok()?)
     }
 
@@ -304,7 +304,7 @@ impl Machine {
         let is_token = |way: &u32| matches!(self.first(*way), Some(Element::Token(_) | Element::OtherToken(_)));
         let has_tokens = ways.iter().any(is_token);
         let ways: Arc<[u32]> = Arc::from(ways);
-        self.states.push(State { ways: Arc::clone(&ways), has_tokens, steps: None, ascii: Vec::new() });
+        self.states.push(MachineState { ways: Arc::clone(&ways), has_tokens, steps: None, ascii: Vec::new() });
         self.state_ids.insert(ways, id);
         Ok(id)
     }

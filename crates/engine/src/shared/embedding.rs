@@ -12,8 +12,10 @@ use tokio::sync::oneshot;
 
 use crate::calls::request::RequestId;
 use crate::error::EngineError;
-use crate::worker::command::Reply;
-use crate::worker::shared::Shared;
+use crate::shared::Shared;
+
+/// Where an answer goes.
+pub(crate) type Reply<T> = oneshot::Sender<Result<T, EngineError>>;
 
 /// One vector for each input, in the order of the inputs.
 pub(crate) type Vectors = Vec<Vec<f32>>;
@@ -53,7 +55,7 @@ impl OpenEmbeddings {
         self.lock().remove(&id);
     }
 
-    /// Takes every call out, for whoever answers them.
+    /// Takes all calls out; the caller answers them.
     pub(crate) fn close_all(&self) -> impl Iterator<Item = Reply<Vectors>> + use<> {
         std::mem::take(&mut *self.lock()).into_values()
     }
