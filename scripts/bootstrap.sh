@@ -159,7 +159,7 @@ has_venv() {
     python3 -c 'import venv, ensurepip; ensurepip.version()' >/dev/null 2>&1
 }
 
-# A Python of our own with pip in it, for machines whose Python has none. It comes first in PATH.
+# A Python of our own with pip in it, for machines with a Python that lacks it. It comes first in PATH.
 make_python() {
     [ "$mode" != check ] || return 1
     has_venv || return 1
@@ -305,7 +305,7 @@ check_libclang() {
 check_nextest() {
     have cargo || return 0
     cargo nextest --version >/dev/null 2>&1 && return
-    # Whoever has to install something else first should not wait for this.
+    # A user who has to install something else first should not wait for this.
     [ -z "$missing" ] || return 0
     if [ "$mode" != check ]; then
         if have cargo-binstall; then
@@ -366,7 +366,7 @@ write_env() {
 
 mkdir -p "$tools"
 : >"$log"
-# A shell that has read .tools/env.sh names our own wheel; that is no choice of the user.
+# A shell that has read .tools/env.sh names our own wheel; the user did not choose it.
 if [ "${LIBCLANG_PATH:-}" = "$tools/libclang/clang/native" ]; then
     unset LIBCLANG_PATH
 fi

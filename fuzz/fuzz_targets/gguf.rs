@@ -16,7 +16,7 @@ use poncho_fuzz::edits;
 use poncho_fuzz::models::{read, small_options};
 use poncho_testkit::{ModelKind, model_path};
 
-/// Metadata lies in front of the tensors; behind it an edit changes a weight, which is no damage.
+/// Metadata precedes the tensors; after it an edit changes a weight, which is not damage.
 const HEAD: usize = 24 << 10;
 
 static FILES: LazyLock<Vec<Vec<u8>>> = LazyLock::new(|| {
@@ -35,8 +35,9 @@ fuzz_target!(|data: &[u8]| {
     };
     let path: PathBuf = FOLDER.path().join("model.gguf");
     fs::write(&path, &bytes).expect("the temporary folder has room");
-    let _ = poncho_cache::gguf_identity::gguf_metadata(&path, 100);
-    let _ = poncho_models::read_facts(&path);
+    let _ = poncho_gguf::Gguf::open(&path, &poncho_gguf::Keep::arrays_up_to(100));
+    let _ = poncho_gguf::read_facts(&path);
+    let _ = poncho_cache::identify(&path);
     // Reading the file instead of mapping it: the next input overwrites it.
     let options = ModelOptions { mmap: false, ..ModelOptions::new(&path) };
     let Ok(model) = LlamaBackend.load_model(&options) else { return };

@@ -5,8 +5,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use poncho_cache::format::{
-    MAX_PREFIX, NewPart, NewRow, RowPrefix, VERSION_CHAINED, decode_prefix, encode_prefix, prefix_length,
+use poncho_cache::{
+    MAX_PREFIX, NewPart, PrefixDraft, RowPrefix, VERSION_CHAINED, decode_prefix, encode_prefix, prefix_length,
 };
 
 fuzz_target!(|data: &[u8]| {
@@ -31,17 +31,17 @@ fuzz_target!(|data: &[u8]| {
     }
 });
 
-/// What holds for every row that decodes.
+/// The invariants of every row that decodes.
 fn check(row: &RowPrefix) {
-    assert_eq!(u64::from(row.token_count), u64::from(row.start) + row.tokens.len() as u64);
-    assert_eq!(row.start > 0, row.parent.is_some());
+    assert_eq!(u64::from(row.meta.token_count), u64::from(row.meta.start) + row.tokens.len() as u64);
+    assert_eq!(row.meta.start > 0, row.meta.parent.is_some());
     let mut end = 0;
     for part in &row.parts {
         assert!(part.offset >= end);
         end = part.offset + part.length;
     }
     assert!(end <= row.payload_length);
-    if row.version == VERSION_CHAINED {
+    if row.meta.version == VERSION_CHAINED {
         check_again(row);
     }
 }
@@ -49,24 +49,13 @@ fn check(row: &RowPrefix) {
 fn check_again(row: &RowPrefix) {
     let parts: Vec<NewPart> =
         row.parts.iter().map(|part| NewPart { kind: part.kind, length: part.length, crc: part.crc }).collect();
-    let again = encode_prefix(&NewRow {
-        reason: row.reason,
-        flags: row.flags,
-        hits: row.hits,
-        context_size: row.context_size,
-        created: row.created,
-        last_used: row.last_used,
-        namespace: row.namespace,
-        fingerprint_mode: row.fingerprint_mode,
-        parent: row.parent,
-        start: row.start,
-        tokens: &row.tokens,
-        parts: &parts,
+    let again = encode_prefix(&PrefixDraft {
+        owners: &row.owners,
         text: &row.text,
         host: row.host.as_deref(),
         writer: row.writer.as_deref(),
         reason_detail: row.reason_detail.as_deref(),
-        owners: &row.owners,
+        ..PrefixDraft::new(row.meta, &row.tokens, &parts)
     });
     // A payload of nearly 2^64 bytes may leave no room for the prefix that the encoder makes.
     let Ok(prefix) = again else {

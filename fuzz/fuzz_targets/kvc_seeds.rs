@@ -6,8 +6,7 @@
 use std::path::Path;
 use std::{env, fs, io};
 
-use poncho_cache::format::{NewPart, NewRow, encode_prefix};
-use poncho_cache::{FingerprintMode, Key, Namespace, PartKind, QuantType, SaveReason};
+use poncho_cache::{Key, Namespace, NewPart, PartKind, PrefixDraft, QuantType, RowMeta, SaveReason, encode_prefix};
 
 /// Every part, and a length that fits the two bytes of `kvc_tlv`.
 const PARTS: [NewPart; 3] = [
@@ -19,34 +18,33 @@ const PARTS: [NewPart; 3] = [
 fn main() -> io::Result<()> {
     let folder = env::args_os().nth(1).ok_or_else(|| io::Error::other("usage: kvc_seeds FOLDER"))?;
     let folder = Path::new(&folder);
-    let root = NewRow {
+    let namespace = Namespace { fingerprint: [1; 32], quant: QuantType::Q4_1, context_hash: [2; 32] };
+    let meta = RowMeta {
         reason: SaveReason::Cold,
         flags: 1,
         hits: 1,
         context_size: 4096,
         created: 1,
         last_used: 2,
-        namespace: Namespace { fingerprint: [1; 32], quant: QuantType::Q4_1, context_hash: [2; 32] },
-        fingerprint_mode: FingerprintMode::Safe,
-        parent: None,
-        start: 0,
-        tokens: &[1, 2, 3, 4],
-        parts: &PARTS,
+        ..RowMeta::new(namespace, 4)
+    };
+    let root = PrefixDraft {
         text: "seed",
         host: Some("host"),
         writer: Some("0.1.0"),
         reason_detail: Some("seed"),
-        owners: &[],
+        ..PrefixDraft::new(meta, &[1, 2, 3, 4], &PARTS)
     };
-    let child = NewRow { parent: Some(Key::from_bytes([3; 32])), start: 4, tokens: &[5, 6], ..root };
-    let bare = NewRow { tokens: &[], parts: &[], text: "", host: None, writer: None, reason_detail: None, ..root };
+    let below = RowMeta { parent: Some(Key::from_bytes([3; 32])), start: 4, token_count: 6, ..meta };
+    let child = PrefixDraft { meta: below, tokens: &[5, 6], ..root };
+    let bare = PrefixDraft::new(RowMeta { token_count: 0, ..meta }, &[], &[]);
     for (name, row) in [("root", root), ("child", child), ("bare", bare)] {
         write_seeds(folder, name, &row)?;
     }
     Ok(())
 }
 
-fn write_seeds(folder: &Path, name: &str, row: &NewRow<'_>) -> io::Result<()> {
+fn write_seeds(folder: &Path, name: &str, row: &PrefixDraft<'_>) -> io::Result<()> {
     let prefix = encode_prefix(row).map_err(io::Error::other)?;
     let payload_length: u64 = row.parts.iter().map(|part| part.length).sum();
 

@@ -6,7 +6,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use poncho_cache::format::{FormatError, Tag, VERSION_CHAINED, VERSION_WHOLE, crc32c, decode_prefix};
+use poncho_cache::{FormatError, RecordTag, VERSION_CHAINED, VERSION_WHOLE, crc32c, decode_prefix};
 
 fuzz_target!(|data: &[u8]| {
     let Some((&[choice, t0, t1, t2, t3, p0, p1], block)) = data.split_first_chunk::<7>() else { return };
@@ -17,10 +17,10 @@ fuzz_target!(|data: &[u8]| {
 
     match decode_prefix(&prefix, prefix.len() as u64 + payload_length) {
         Ok(row) => {
-            assert_eq!(row.version, version);
-            assert_eq!(row.token_count, u32::from_le_bytes(token_count));
-            assert_eq!(u64::from(row.token_count), u64::from(row.start) + row.tokens.len() as u64);
-            assert_eq!(row.start > 0, row.parent.is_some());
+            assert_eq!(row.meta.version, version);
+            assert_eq!(row.meta.token_count, u32::from_le_bytes(token_count));
+            assert_eq!(u64::from(row.meta.token_count), u64::from(row.meta.start) + row.tokens.len() as u64);
+            assert_eq!(row.meta.start > 0, row.meta.parent.is_some());
             assert!(row.tokens.len() * 4 <= block.len());
             assert!(row.parts.iter().all(|part| part.offset + part.length <= payload_length));
         }
@@ -35,7 +35,7 @@ fuzz_target!(|data: &[u8]| {
             | FormatError::PrefixCrc { .. }),
         ) => panic!("{error}"),
         Err(FormatError::ForeignTag { tag, version }) => assert!(version < tag.first_version()),
-        Err(FormatError::MissingTag { tag }) => assert!(version == VERSION_CHAINED || tag != Tag::Parts),
+        Err(FormatError::MissingTag { tag }) => assert!(version == VERSION_CHAINED || tag != RecordTag::Parts),
         Err(error) => assert!(!error.to_string().is_empty()),
     }
 });

@@ -1,6 +1,6 @@
 //! Raw bytes as a list of changes to a text or file that is valid without them.
 //!
-//! Used by the targets whose input has a frame that random bytes would never pass: GGUF files and packed states. An edit
+//! Used by the targets for formats with a frame that random bytes never pass: GGUF files and packed states. An edit
 //! overwrites, inserts or removes bytes at a place that is taken modulo the length, so every input means something.
 
 /// Values that parsers stumble over, as eight bytes each.

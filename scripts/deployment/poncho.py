@@ -1,7 +1,7 @@
 # A Poncho to deploy: the release binary with the default model and a key, and a client that looks closely.
 #
-# Used by the parts of scripts/try_deployment.py. The client speaks HTTP/1.1 through the standard library and tells when
-# bytes came, because that is what a proxy can spoil. A server's home and cache are inside the folder that it is given.
+# Used by the parts of scripts/try_deployment.py. The client speaks HTTP/1.1 through the standard library and records when
+# bytes arrive, because that is what a proxy can spoil. A server's home and cache are inside the folder that it is given.
 import contextlib
 import http.client
 import json
@@ -69,7 +69,7 @@ class Client:
             return answer.status, answer.read()
 
     def chat(self, tokens, stream):
-        """Asks for a reply of about so many tokens, told piece by piece or at once."""
+        """Asks for a reply of about `tokens` tokens, streamed or whole."""
         # A story ends early if it may; a list of numbers goes on.
         question = "Count from one to ten thousand in words, one number in each line, and leave none out."
         body = {"messages": [{"role": "user", "content": question}], "stream": stream}
@@ -86,7 +86,7 @@ class Client:
 
 @contextlib.contextmanager
 def running(folder):
-    """A server that takes requests; it must end well when it is told to."""
+    """A server that takes requests; it must exit cleanly when it is asked to."""
     port = free_port()
     env = {"HOME": str(folder), "PATH": os.environ["PATH"], "PONCHO_API_KEY": KEY}
     command = [BINARY, "serve", "--model", MODEL, "--name", "poncho", "--port", str(port), "--cache-dir", folder / "kv"]

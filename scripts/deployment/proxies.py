@@ -113,7 +113,7 @@ def passes_bodies(client):
         try:
             status, text = client.call("POST", "/v1/chat/completions", body)
         except OSError as broken:
-            # Whoever refuses need not read to the end; then the connection breaks while the client still sends.
+            # A server that refuses need not read to the end; then the connection breaks while the client still sends.
             assert wanted == 413, f"a body of {size} bytes was cut off: {broken}"
             continue
         assert status == wanted, f"a body of {size} bytes was answered {status}: {text[:200]}"
@@ -121,7 +121,7 @@ def passes_bodies(client):
 
 
 def pieces(answer, events):
-    """Reads so many events of a stream; in how many pieces did they come?"""
+    """Reads `events` events of a stream and returns in how many pieces they came."""
     count = read = 0
     while read < events:
         piece = answer.read1(1 << 16)
@@ -147,7 +147,7 @@ def tells_of_hanging_up(client, poncho):
     pieces(answer, 3)
     assert poncho.in_flight() == 1, "the stream runs"
     answer.close()
-    wait_until(lambda: poncho.in_flight() == 0, "the end of a stream whose client is gone")
+    wait_until(lambda: poncho.in_flight() == 0, "the end of a stream after its client has left")
 
 
 def came_to_its_end(client, stream):

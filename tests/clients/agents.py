@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # Runs real agents and front ends against Poncho, each with the settings that docs/agents.md gives for it.
 #
-# Called by `make agents`, which is no part of `make test`: it installs 2 GB of clients into .tools/agents. A client gets
+# Called by `make agents`, which is not part of `make test`: it installs 2 GB of clients into .tools/agents. A client gets
 # the block of its section with the server's port in it, an empty home, and proxies that lead nowhere. Its server has a
 # model that says what a prompt has between `[say:` and `:say]`, so each prompt is a script: an answer, a second one that
 # must find the first prompt in the cache, and, for agents, a call of one of their tools. `agents.py codex aider` runs
@@ -273,7 +273,7 @@ def main():
     rows = []
     for client in chosen:
         print(f"agents: {client.name}", flush=True)
-        # Installing is no part of what is timed.
+        # Installing is not timed.
         client.command("", pathlib.Path(tempfile.gettempdir())) if client.settings else python_tools("langchain")
         start = time.monotonic()
         found, share, called = attempt(client)

@@ -35,7 +35,7 @@ def fail(reason):
 
 
 def install(folder, pins, make):
-    """Makes a folder anew when the pins changed; it is marked as whole only at the end."""
+    """Makes a folder again when the pins changed; it is marked as whole only at the end."""
     digest = hashlib.sha256(pins.read_bytes()).hexdigest()
     mark = folder / "pins"
     if mark.is_file() and mark.read_text() == digest:

@@ -1,7 +1,7 @@
 //! Chores of the repository that need more than a line of shell: `cargo xtask tidy` and `cargo xtask deny`.
 //!
 //! Called by the Makefile and by people. This file reads the arguments and prints the outcome;
-//! the rules live one noun a file under `tidy`. It must never change a file of the repository.
+//! the rules live in `tidy/rules`, one file each. It must never change a file of the repository.
 
 mod deny;
 mod tidy;
@@ -9,11 +9,13 @@ mod tidy;
 use std::path::Path;
 use std::process::ExitCode;
 
-const USAGE: &str = "usage: cargo xtask tidy
+const USAGE: &str = "usage: cargo xtask tidy [--strict]
        cargo xtask deny [ADVISORIES]
 
-  tidy   check what the compiler does not: file headers and sizes, paths and tests named in
-         documents, forbidden code, unsafe outside its folder, crate boundaries, white space
+  tidy   check what the compiler does not: file headers and sizes, entries of a folder, import
+         cycles, crate boundaries, forbidden code, unsafe outside its folder, paths and tests named
+         in documents, wording, line widths, white space, the Rust version, commit messages;
+         --strict also covers the files that a rule exempts for now
   deny   check the dependencies: licences, sources and, if ADVISORIES is a checkout of RustSec's
          database (by default .tools/advisory-db, if it is there), known flaws
 
@@ -23,7 +25,8 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match words.as_slice() {
-        ["tidy"] => run_tidy(),
+        ["tidy"] => run_tidy(false),
+        ["tidy", "--strict"] => run_tidy(true),
         ["deny"] => run_deny(None),
         ["deny", advisories] => run_deny(Some(Path::new(advisories))),
         ["help" | "--help" | "-h"] => {
@@ -67,15 +70,16 @@ fn run_deny(database: Option<&Path>) -> ExitCode {
     if findings.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn run_tidy() -> ExitCode {
+fn run_tidy(is_strict: bool) -> ExitCode {
     let root = repository();
-    let tree = match tidy::Tree::read(root) {
+    let mut tree = match tidy::Tree::read(root) {
         Ok(tree) => tree,
         Err(error) => {
             eprintln!("tidy: cannot read the repository at {}: {error}", root.display());
             return ExitCode::from(2);
         }
     };
+    tree.is_strict = is_strict;
     let findings = tidy::check(&tree);
     for finding in &findings {
         println!("{finding}");

@@ -1,20 +1,21 @@
 //! Settings of a cache: raw as the caller gives them (`CacheConfig`), checked once when it is opened.
 //!
-//! Built by the engine and by the command line. After `check` has passed, no other module needs to ask
-//! whether a setting makes sense.
+//! Built by the engine and by the command line. After `check` has passed, no other module needs to
+//! check a setting.
 
+use std::fmt::Debug;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::clock::{Clock, SystemClock};
 use crate::error::CacheError;
-use crate::fs::{Fs, StdFs};
-use crate::policy::Gates;
-use crate::pressure::PressureConfig;
-use crate::publish::StageObserver;
-use crate::words::Tier;
+use crate::identity::key::Key;
+use crate::io::clock::{Clock, SystemClock};
+use crate::io::fs::{Fs, StdFs};
+use crate::kinds::Tier;
+use crate::policy::{Gates, Policy};
+use crate::pressure::config::PressureConfig;
 
 /// A tier of files.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,7 +55,7 @@ pub struct CacheConfig {
     pub fs: Arc<dyn Fs>,
     /// The clock. Tests put a paused one here.
     pub clock: Arc<dyn Clock>,
-    /// Told at each publish stage.
+    /// Notified at each publish stage.
     pub observer: Option<Arc<dyn StageObserver>>,
 }
 
@@ -116,14 +117,14 @@ impl CacheConfig {
         config.filter(|config| config.quota > 0)
     }
 
-    /// The tier that saves go to unless they say otherwise.
+    /// The tier of saves that name none.
     #[must_use]
     pub fn default_tier(&self) -> Tier {
         self.save_tier
             .unwrap_or_else(|| Tier::ALL.into_iter().rev().find(|tier| self.quota(*tier) > 0).unwrap_or(Tier::Ram))
     }
 
-    /// Refuses settings that make no sense, by name.
+    /// Refuses invalid settings, by name.
     ///
     /// # Errors
     /// The first setting that is wrong.
@@ -152,10 +153,70 @@ impl CacheConfig {
         {
             return Err(CacheError::SharedFolder { path: one.clone() });
         }
-        crate::policy::Policy::new(self.gates)?;
+        Policy::new(self.gates)?;
         self.pressure.validate()?;
         Ok(())
     }
+
+    /// The settings, once they have passed the check.
+    pub(crate) fn checked(self) -> Result<CheckedConfig, CacheError> {
+        self.check()?;
+        Ok(CheckedConfig { policy: Policy::new(self.gates)?, settings: self })
+    }
+}
+
+/// Settings that passed the check, and the policy that was made from them.
+pub(crate) struct CheckedConfig {
+    settings: CacheConfig,
+    policy: Policy,
+}
+
+impl CheckedConfig {
+    pub(crate) fn settings(&self) -> &CacheConfig {
+        &self.settings
+    }
+
+    pub(crate) fn policy(&self) -> &Policy {
+        &self.policy
+    }
+}
+
+/// A point in the life of a file that is being published, reported right after it was reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Stage {
+    /// The key is reserved; nothing is on the disk yet.
+    Reserved,
+    /// The temporary file is complete and synced.
+    TmpWritten,
+    /// The reservation was still ours, and stays so.
+    Checked,
+    /// The final name exists; the temporary name too.
+    Linked,
+    /// The temporary name is gone.
+    TmpRemoved,
+    /// The folder is synced.
+    FolderSynced,
+    /// The row is announced.
+    Announced,
+}
+
+impl Stage {
+    /// All stages in their order.
+    pub const ALL: [Self; 7] = [
+        Self::Reserved,
+        Self::TmpWritten,
+        Self::Checked,
+        Self::Linked,
+        Self::TmpRemoved,
+        Self::FolderSynced,
+        Self::Announced,
+    ];
+}
+
+/// Learns of each stage. Tests kill the process or fail there.
+pub trait StageObserver: Send + Sync + Debug {
+    /// `key` has just reached `stage`.
+    fn reached(&self, stage: Stage, key: &Key);
 }
 
 /// A NUL would end the path early in the kernel, so that another file is used than the one that was named.

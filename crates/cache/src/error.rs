@@ -1,19 +1,19 @@
-//! What can go wrong in a way that the caller must hear of: wrong settings, a folder that cannot be used,
-//! a save that makes no sense.
+//! All errors of the cache that a caller can do something about: wrong settings, a folder that cannot be used, a save
+//! that contradicts itself.
 //!
 //! Faults of files and disks while the cache runs are NOT here: they make a row a miss or a save dropped
-//! (`SaveOutcome`, `Unusable`), are counted, and never reach a request as an error.
+//! (`SaveOutcome`, `Unusable`), are counted, and must never reach a request as an error.
 
 use std::io;
 use std::path::PathBuf;
 
 use crate::format::FormatError;
-use crate::key::Key;
+use crate::identity::key::Key;
+use crate::kinds::{PartKind, Tier};
 use crate::policy::GateError;
-use crate::pressure::PressureConfigError;
-use crate::words::{PartKind, Tier};
+use crate::pressure::config::PressureConfigError;
 
-/// An error that the caller can mend.
+/// An error that the caller can fix.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CacheError {
@@ -156,9 +156,9 @@ pub enum BadSave {
         /// The kind.
         kind: PartKind,
     },
-    /// Whole states are of version 1, which is only read.
+    /// Whole states are of version 1, which is only listed and verified.
     #[error(
-        "part `whole` belongs to files of version 1, which are read and never written; pack attention and partial state apart"
+        "part `whole` belongs to files of version 1, which are no longer written; pack attention and partial state apart"
     )]
     WholePart,
     /// The range starts after it ends. One that starts where it ends is the row of its base with other parts.
@@ -170,14 +170,6 @@ pub enum BadSave {
         start: usize,
         /// Token count of the row.
         end: usize,
-    },
-    /// The range does not start at 0 and there is no parent to start from.
-    #[error(
-        "its range starts at token {start}, but there is no row with the tokens before; ask for a base again (`base_for`), or save all tokens without one"
-    )]
-    NoParent {
-        /// First token of the range.
-        start: usize,
     },
     /// The parent belongs to another model or context.
     #[error(
@@ -198,13 +190,5 @@ pub enum BadSave {
         agree: usize,
         /// First token of the range.
         start: usize,
-    },
-    /// A version 1 row cannot be extended.
-    #[error(
-        "its parent {parent} is a whole row of version 1, which cannot be extended by segments; save all tokens without a base"
-    )]
-    WholeParent {
-        /// The parent.
-        parent: Key,
     },
 }

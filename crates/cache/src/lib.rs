@@ -24,7 +24,6 @@
 //!     base: None,
 //!     parts: vec![PayloadPart { kind: PartKind::Attention, bytes: vec![7; 6000].into() }],
 //!     reason: SaveReason::Finish,
-//!     reason_detail: None,
 //!     flags: 0,
 //!     context_size: 4096,
 //!     text: String::new(),
@@ -37,81 +36,71 @@
 //! prompt.extend([9000, 9001]);
 //! let plan = cache.lookup(&namespace, &prompt, Needs::ATTENTION).expect("a stored prefix");
 //! assert_eq!(plan.reach(), 500);
-//! assert_eq!(plan.segments()[0].bytes(PartKind::Attention).map(|bytes| bytes.len()), Some(6000));
+//! assert_eq!(plan.rows()[0].bytes(PartKind::Attention).map(|bytes| bytes.len()), Some(6000));
 //! # Ok::<(), poncho_cache::CacheError>(())
 //! ```
 
 mod cache;
-mod clock;
-mod compact;
 mod config;
-mod context_hash;
 mod error;
-mod evict;
-mod explain;
-pub mod files;
-mod fingerprint;
-mod folder_index;
-pub mod format;
-mod fs;
-pub mod gguf_identity;
+mod folder;
+mod format;
+mod identity;
 mod index;
 mod inspect;
-mod key;
-mod lease;
-mod lock;
-mod owner;
-mod plan;
+mod io;
+mod kinds;
 mod policy;
 mod pressure;
-mod pressure_source;
-mod privacy;
-mod publish;
-mod quant;
-mod recover;
-mod reservation;
-mod rows;
-mod save;
 mod stats;
 mod store;
-mod sync;
-#[cfg(any(test, feature = "testing"))]
-pub mod testing;
-mod tier;
-pub mod trie;
-mod words;
-mod writer;
 
 pub use cache::{Cache, RowInfo};
-#[cfg(any(test, feature = "testing"))]
-pub use clock::PausedClock;
-pub use clock::{Clock, SystemClock};
-pub use compact::Compaction;
-pub use config::{CacheConfig, FileTierConfig};
-pub use context_hash::ContextFacts;
+pub use config::{CacheConfig, FileTierConfig, Stage, StageObserver};
 pub use error::{BadSave, CacheError};
-pub use explain::{ExplainedRow, Explanation, Parting, Verdict};
-pub use fingerprint::{
-    AdapterIdentity, FileStamp, Fingerprint, FingerprintError, effective_fingerprint, identify, split_part_names,
-    split_parts,
+pub use folder::privacy::{Closed, OpenToOthers, close_cache_folder, open_to_others};
+#[cfg(any(test, feature = "testing"))]
+pub use format::encode_v1;
+pub use format::{
+    Crc32c, FLAG_GRID, FileNameKind, FilePart, FormatError, FormatField, HEADER_LENGTH, HITS_OFFSET, LAST_USED_OFFSET,
+    LOCK_FILE_NAME, MAGIC, MAX_PREFIX, NewPart, PrefixDraft, RecordTag, RowMeta, RowPrefix, Touch, VERSION_CHAINED,
+    VERSION_WHOLE, bad_path, classify, crc32c, crc32c_combine, decode_prefix, encode_prefix, encode_touch,
+    is_row_folder_name, prefix_length, row_file_name, row_folder, row_path, tmp_path,
 };
-pub use folder_index::{Eviction, FolderIndex};
-pub use fs::{Entry, Fs, NewFile, ReadFile, StdFs};
+pub use identity::context_hash::ContextFacts;
+pub use identity::fingerprint::{
+    AdapterIdentity, Fingerprint, FingerprintError, effective_fingerprint, identify, split_part_names, split_parts,
+};
+pub use identity::key::{Key, KeyHasher, Namespace, to_hex};
+pub use identity::owner::OwnerId;
+pub use index::rows::PayloadPart;
 pub use index::{Cut, Needs};
-pub use inspect::{Finding, FolderReport, RowFile, inspect_file, inspect_folder};
-pub use key::{Key, KeyHasher, Namespace, to_hex};
-pub use owner::OwnerId;
-pub use plan::{RestorePlan, Segment, Unusable};
+pub use inspect::explain::{ExplainedRow, Explanation, Parting, Verdict};
+pub use inspect::folder_index::{Eviction, FolderIndex};
+pub use inspect::listing::{Finding, FolderReport, RowFile, inspect_file, inspect_folder};
+#[cfg(any(test, feature = "testing"))]
+pub use io::clock::PausedClock;
+pub use io::clock::{Clock, SystemClock};
+pub use io::files::{
+    Links, NotRegular, PRIVATE_FILE, PRIVATE_FOLDER, close_to_others, create_private, create_private_folder,
+    open_folder, open_or_create_private, open_regular, open_regular_with,
+};
+pub use io::fs::{Entry, Fs, NewFile, ReadFile, StdFs};
+#[cfg(any(test, feature = "testing"))]
+pub use io::testing;
+pub use kinds::{FingerprintMode, HitKind, PartKind, SaveReason, Tier};
 pub use policy::{GateError, Gates, Policy};
-pub use pressure::{EvictBytes, PressureAction, PressureConfig, PressureConfigError, PressureReport, PressureWatcher};
-pub use pressure_source::{
+pub use poncho_gguf::QuantType;
+pub use poncho_gguf::file::FileStamp;
+pub use pressure::config::{PressureConfig, PressureConfigError};
+pub use pressure::sources::{
     NoopSource, PressureError, PressureSample, PressureSource, PressureSourceKind, SystemSource,
 };
-pub use privacy::{Closed, OpenToOthers, close_cache_folder, open_to_others};
-pub use publish::{Stage, StageObserver};
-pub use quant::QuantType;
-pub use rows::PayloadPart;
-pub use save::{DropReason, SaveBase, SaveOutcome, SaveRequest, Saved};
+pub use pressure::watcher::{EvictBytes, PressureAction, PressureReport, PressureWatcher};
 pub use stats::{CounterSnapshot, Counters};
-pub use tier::{Readable, TierHealth};
-pub use words::{FingerprintMode, HitKind, PartKind, SaveReason, Tier};
+pub use store::compact::Compaction;
+pub use store::lease::SaveBase;
+pub use store::lookup::RestorePlan;
+pub use store::pinned_row::{PinnedRow, Unusable};
+pub use store::save::{DropReason, SaveOutcome, SaveRequest, Saved};
+pub use store::tier::{Readable, TierHealth};

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use crate::words::SaveReason;
+use crate::kinds::SaveReason;
 
 pub use poncho_kinds::Gates;
 
@@ -82,10 +82,10 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// Checks the gates; the error names the ones that do not go together.
+    /// Checks the gates; the error names the ones that contradict each other.
     ///
     /// # Errors
-    /// The first senseless gate or pair of gates.
+    /// The first invalid gate or pair of gates.
     pub fn new(gates: Gates) -> Result<Self, GateError> {
         let Gates {
             min_tokens,
@@ -147,14 +147,14 @@ impl Policy {
         Duration::from_millis(self.gates.evict_save_timeout_ms)
     }
 
-    /// Whether a state of so many tokens is worth a row. The same floor holds for every reason: a short state is
+    /// Whether a state of `token_count` tokens is worth a row. The same floor holds for every reason: a short state is
     /// computed again sooner than it is found, read and put back.
     #[must_use]
     pub fn should_save(&self, _reason: SaveReason, token_count: usize) -> bool {
         token_count >= tokens(self.gates.min_tokens).max(1)
     }
 
-    /// Whether so many generated tokens since the last save call for a continued one.
+    /// Whether the tokens generated since the last save call for a continued one.
     #[must_use]
     pub fn continued_due(&self, tokens_since_last_save: usize) -> bool {
         tokens_since_last_save >= tokens(self.gates.continued_interval)
@@ -186,7 +186,7 @@ impl Policy {
         boundaries
     }
 
-    /// Where to save a prompt of `n` tokens on a model whose state cannot be cut: at the hints, which are the ends
+    /// Where to save a prompt of `n` tokens on a model with a state that cannot be cut: at the hints, which are the ends
     /// of the system prompt with its tools and of each message, because the next turn diverges exactly there. Hints
     /// past `n` and under `min_tokens` fall away; a hint at `n` itself stays, so the last usable one is always there.
     #[must_use]

@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::words::{SaveReason, Tier};
+use crate::kinds::{SaveReason, Tier};
 
 /// A number that only grows.
 #[derive(Debug, Default)]
@@ -19,7 +19,7 @@ impl Counter {
         self.add(1);
     }
 
-    /// Counts `amount`; wraps after 2^64, which no process lives to see.
+    /// Counts `amount`; wraps after 2^64.
     pub fn add(&self, amount: u64) {
         self.0.fetch_add(amount, Ordering::Relaxed);
     }
@@ -158,7 +158,7 @@ impl Counters {
 }
 
 impl CounterSnapshot {
-    /// What each tier holds: bytes, then rows. These go up and down.
+    /// Bytes and rows of each tier. These go up and down.
     pub fn tiers(&self) -> impl Iterator<Item = (Tier, u64, u64)> {
         Tier::ALL.into_iter().zip(self.tier_bytes).zip(self.tier_rows).map(|((tier, bytes), rows)| (tier, bytes, rows))
     }

@@ -91,7 +91,7 @@ fn longer(tokens: &[u32], number: u32, count: usize) -> Vec<u32> {
 
 /// Flips the last byte of the row's file: the payload is damaged, its header is not.
 fn damage(folder: &Path, key: &Key) {
-    let path = poncho_cache::format::row_path(folder, key);
+    let path = poncho_cache::row_path(folder, key);
     let mut bytes = std::fs::read(&path).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     std::fs::write(&path, bytes).unwrap();
@@ -137,7 +137,7 @@ fn two_conversations_share_their_system_prompt() {
     cache.flush();
     for (key, end) in children.iter().zip([230, 240]) {
         let row = cache.row(key).unwrap();
-        assert_eq!((row.parent, row.start, row.tokens), (Some(parent), 200, end));
+        assert_eq!((row.meta.parent, row.meta.start, row.meta.token_count), (Some(parent), 200, end));
     }
     assert_eq!(cache.row(&parent).unwrap().children, 2);
     assert_eq!((reach(&cache, namespace(1), &one), reach(&cache, namespace(1), &two)), (230, 240));
@@ -160,7 +160,7 @@ fn a_conversation_that_parts_inside_a_segment_builds_on_what_it_shares() {
     let other = save(&cache, namespace(1), &fourth).key;
     drop(cache);
     let cache = Cache::open(on_memory(&fs, 1 << 30)).unwrap();
-    let chain = |key| cache.row(key).map(|row| (row.parent, row.start)).unwrap();
+    let chain = |key| cache.row(key).map(|row| (row.meta.parent, row.meta.start)).unwrap();
     assert_eq!(chain(&child), (Some(parent), 37), "starts inside its parent, which has 100 tokens");
     assert_eq!(chain(&grandchild), (Some(child), 45));
     assert_eq!(chain(&other), (Some(parent), 20));
@@ -186,17 +186,17 @@ fn a_boundary_inside_a_longer_row_stores_no_token_again() {
     };
     let cache = Cache::open(on_memory(&fs, 1 << 30)).unwrap();
     let row = cache.row(&key).unwrap();
-    assert_eq!((row.start, row.tokens, row.parts), (60, 60, vec![PartKind::Partial, PartKind::Logits]));
+    assert_eq!((row.meta.start, row.meta.token_count, row.parts), (60, 60, vec![PartKind::Partial, PartKind::Logits]));
     let plan = cache.lookup(&namespace(1), &prompt, Needs::ATTENTION_AND_PARTIAL).unwrap();
     assert_eq!(check_plan(&plan, &prompt).unwrap(), 60);
-    assert_eq!(plan.segments().len(), 2, "the tokens of the long row, then the boundary");
+    assert_eq!(plan.rows().len(), 2, "the tokens of the long row, then the boundary");
     let boundary = plan.boundary().unwrap();
     assert_eq!((boundary.key(), boundary.range(), plan.has_logits()), (key, 60..60, true));
     let mut partial = vec![0; usize::try_from(boundary.length(PartKind::Partial).unwrap()).unwrap()];
     boundary.read(PartKind::Partial, &mut partial).unwrap();
     assert_eq!(partial, at_end(&long[..60], PartKind::Partial));
     let recurrent = cache.lookup(&namespace(1), &prompt, Needs::PARTIAL).unwrap();
-    assert_eq!((recurrent.reach(), recurrent.segments().len()), (60, 1), "a recurrent model loads the boundary alone");
+    assert_eq!((recurrent.reach(), recurrent.rows().len()), (60, 1), "a recurrent model loads the boundary alone");
 }
 
 #[test]
@@ -354,7 +354,7 @@ fn a_memory_file_may_build_on_the_disk_and_not_the_other_way_round() {
     let parent = save_to(&cache, namespace(1), &tokens[..30], Some(Tier::Disk)).key;
     let child = save_to(&cache, namespace(1), &tokens[..60], Some(Tier::RamFile)).key;
     cache.flush();
-    assert_eq!(cache.row(&child).unwrap().parent, Some(parent));
+    assert_eq!(cache.row(&child).unwrap().meta.parent, Some(parent));
     let base = cache.base_for(&namespace(1), &tokens, Some(Tier::Disk)).unwrap();
     assert_eq!((base.key(), base.start()), (parent, 30), "the row on tmpfs may be gone after a reboot");
     drop(base);
@@ -445,7 +445,7 @@ fn a_chain_of_a_thousand_rows_is_found_again() {
     let cache = Cache::open(on_memory(&fs, 1 << 30)).unwrap();
     assert_eq!((cache.len(), cache.counters().orphans_dropped), (1000, 0));
     let plan = cache.lookup(&namespace(1), &tokens, Needs::ATTENTION).unwrap();
-    assert_eq!((plan.segments().len(), check_plan(&plan, &tokens).unwrap()), (1000, 2000));
+    assert_eq!((plan.rows().len(), check_plan(&plan, &tokens).unwrap()), (1000, 2000));
     assert_eq!((cache.gc(), cache.pinned_rows()), (0, 1000), "all of it is leased");
     drop(plan);
     assert!(cache.gc() > 0);
@@ -478,7 +478,10 @@ fn a_second_save_counts_only_where_it_adds_a_part_and_takes_none() {
     assert_eq!(with(&[Attention, Partial], 80), SaveOutcome::AlreadyPresent, "it would lose the logits");
     assert_eq!(with(&[Attention, Logits, Partial], 80), SaveOutcome::Queued);
     let [whole, child] = [50, 80].map(|end| cache.row(&namespace(1).key(&tokens[..end])).unwrap());
-    assert_eq!((child.parent, child.start, child.parts), (Some(whole.key), 50, vec![Attention, Partial, Logits]));
+    assert_eq!(
+        (child.meta.parent, child.meta.start, child.parts),
+        (Some(whole.key), 50, vec![Attention, Partial, Logits])
+    );
     let mut rooted = boundary_request(&tokens, None);
     rooted.flags = 1;
     assert_eq!(cache.save(rooted).unwrap().outcome, SaveOutcome::AlreadyPresent, "it hangs on another row");
@@ -580,6 +583,28 @@ fn a_synchronous_save_waits_no_longer_than_its_bound_and_is_published_all_the_sa
 }
 
 #[test]
+fn a_save_for_later_never_waits_for_its_file() {
+    let (fs, gate) = (MemoryFs::new(), Arc::new(Gate::default()));
+    let gates = Gates { evict_save_timeout_ms: 3_600_000, ..Gates::default() };
+    let config = CacheConfig { writers: 1, queue: 1, gates, observer: Some(gate.clone()), ..on_memory(&fs, 1 << 30) };
+    let cache = Cache::open(config).unwrap();
+    let _end = OpenAtEnd(&gate);
+    gate.shut();
+    let rows: Vec<Vec<u32>> = (1..=3).map(|number| conversation(number, 40)).collect();
+    let later = |tokens: &[u32]| {
+        let evict = SaveRequest { reason: SaveReason::Evict, ..request(namespace(1), tokens, None) };
+        cache.save_later(evict).unwrap().outcome
+    };
+    assert_eq!(later(&rows[0]), SaveOutcome::Queued);
+    gate.wait_for(1);
+    assert_eq!(later(&rows[1]), SaveOutcome::Queued);
+    assert_eq!(later(&rows[2]), SaveOutcome::Dropped(DropReason::QueueFull));
+    gate.open();
+    cache.flush();
+    assert_eq!((cache.len(), cache.counters().saves_evict), (2, 2));
+}
+
+#[test]
 fn hits_on_a_row_that_waits_for_the_disk_reach_its_file() {
     let (fs, gate) = (MemoryFs::new(), Arc::new(Gate::default()));
     let config = || CacheConfig { observer: Some(gate.clone()), ..on_memory(&fs, 1 << 30) };
@@ -592,11 +617,11 @@ fn hits_on_a_row_that_waits_for_the_disk_reach_its_file() {
         gate.wait_for(1);
         reach(&cache, namespace(1), &tokens);
         let info = cache.row(&key).unwrap();
-        assert_eq!((info.hits, info.pending), (1, true));
+        assert_eq!((info.meta.hits, info.pending), (1, true));
         gate.open();
         key
     };
-    assert_eq!(Cache::open(config()).unwrap().row(&key).unwrap().hits, 1);
+    assert_eq!(Cache::open(config()).unwrap().row(&key).unwrap().meta.hits, 1);
 }
 
 #[test]

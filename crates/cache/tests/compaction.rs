@@ -34,7 +34,7 @@ fn with(key: impl std::borrow::Borrow<Key>, start: u32, parts: Vec<PayloadPart>)
 fn links(cache: &Cache, tokens: &[u32]) -> usize {
     let plan = cache.lookup(&namespace(1), tokens, Needs::ATTENTION).unwrap();
     assert_eq!(check_plan(&plan, tokens).unwrap(), tokens.len());
-    plan.segments().len()
+    plan.rows().len()
 }
 
 #[test]
@@ -49,7 +49,7 @@ fn a_long_chain_becomes_one_row_and_what_it_took_over_leaves() {
         assert_eq!(cache.long_chain(&last, 13), None);
         let start = cache.long_chain(&last, 12).unwrap();
         assert_eq!(start, 0);
-        cache.compact(with(last, start, parts(&tokens, start))).unwrap();
+        cache.compact(with(last, start, parts(&tokens, start)));
         assert_eq!(links(&cache, &tokens), 1, "readable at once");
         cache.flush();
         assert_eq!(links(&cache, &tokens), 1);
@@ -82,11 +82,11 @@ fn what_others_build_on_and_what_is_large_stays() {
     save(&cache, namespace(1), &other);
     let start = cache.long_chain(&key.unwrap(), 8).unwrap();
     assert_eq!(start, 430, "the row at 430 has two children");
-    assert_eq!(cache.compact(with(key.unwrap(), start, parts(&tokens, start))).unwrap(), SaveOutcome::Published);
+    assert_eq!(cache.compact(with(key.unwrap(), start, parts(&tokens, start))), SaveOutcome::Published);
     assert_eq!(links(&cache, &tokens), 5, "the system prompt, three shared turns, and the rest");
     assert_eq!(reach(&cache, namespace(1), &other), 440);
     assert_eq!(
-        cache.compact(with(key.unwrap(), start, parts(&tokens, start))).unwrap(),
+        cache.compact(with(key.unwrap(), start, parts(&tokens, start))),
         SaveOutcome::Dropped(DropReason::Conflict)
     );
 }
@@ -101,16 +101,16 @@ fn a_row_that_is_read_or_written_is_left_alone() {
     let last = *keys.last().unwrap();
     cache.flush();
     let plan = cache.lookup(&namespace(1), &tokens, Needs::ATTENTION).unwrap();
-    let refused = cache.compact(with(last, 0, parts(&tokens, 0))).unwrap();
+    let refused = cache.compact(with(last, 0, parts(&tokens, 0)));
     assert_eq!(refused, SaveOutcome::Dropped(DropReason::Conflict));
     drop(plan);
     gate.shut();
-    assert_eq!(cache.compact(with(last, 0, parts(&tokens, 0))).unwrap(), SaveOutcome::Queued);
+    assert_eq!(cache.compact(with(last, 0, parts(&tokens, 0))), SaveOutcome::Queued);
     // The old chain is held until the new file is in its place.
     cache.evict_bytes(u64::MAX, &Tier::ALL);
     assert_eq!(cache.rows().len(), 5);
     assert_eq!(links(&cache, &tokens), 1);
-    assert_eq!(cache.compact(with(last, 0, parts(&tokens, 0))).unwrap(), SaveOutcome::Dropped(DropReason::Conflict));
+    assert_eq!(cache.compact(with(last, 0, parts(&tokens, 0))), SaveOutcome::Dropped(DropReason::Conflict));
     gate.open();
     cache.flush();
     assert_eq!(cache.rows().len(), 1);
@@ -125,7 +125,7 @@ fn a_compaction_that_cannot_be_written_changes_nothing() {
     let (tokens, keys) = chain(&cache, 6);
     cache.flush();
     faulty.fail(Operation::WriteNew, Fault::Error(28));
-    assert_eq!(cache.compact(with(keys.last().unwrap(), 0, parts(&tokens, 0))).unwrap(), SaveOutcome::Queued);
+    assert_eq!(cache.compact(with(keys.last().unwrap(), 0, parts(&tokens, 0))), SaveOutcome::Queued);
     cache.flush();
     faulty.clear();
     assert_eq!(cache.rows().len(), 6);
@@ -153,7 +153,7 @@ fn boundaries_of_models_that_cannot_be_cut_stay() {
     }
     let key = namespace(1).key(&tokens);
     let start = cache.long_chain(&key, 6).unwrap();
-    cache.compact(with(key, start, with_partial(60, start))).unwrap();
+    cache.compact(with(key, start, with_partial(60, start)));
     assert_eq!(cache.rows().len(), 6);
     for count in [10, 20, 30, 40, 50, 60] {
         let plan = cache.lookup(&namespace(1), &tokens[..count], Needs::ATTENTION_AND_PARTIAL).unwrap();

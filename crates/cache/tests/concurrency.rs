@@ -111,7 +111,7 @@ fn check_at_rest(cache: &Cache) -> BTreeMap<Key, RowInfo> {
     for row in &rows {
         let tokens = cache.tokens_of(&row.key).unwrap();
         assert_eq!(reach(cache, namespace(1), &tokens), tokens.len());
-        assert!(row.parent.is_none_or(|parent| cache.contains(&parent)));
+        assert!(row.meta.parent.is_none_or(|parent| cache.contains(&parent)));
     }
     cache.flush();
     assert_eq!(cache.pinned_rows(), 0);
@@ -126,7 +126,7 @@ fn check_reopened(before: &BTreeMap<Key, RowInfo>, config: CacheConfig) {
     assert!(after.keys().eq(durable.clone().map(|(key, _)| key)));
     for (key, row) in durable {
         let found = &after[key];
-        let facts = |row: &RowInfo| (row.tokens, row.start, row.parent, row.hits, row.last_used, row.parts.clone());
+        let facts = |row: &RowInfo| (row.meta, row.parts.clone());
         assert_eq!(facts(found), facts(row));
     }
     for key in after.keys() {

@@ -132,7 +132,7 @@ fn a_row_in_memory_is_handed_out_by_reference() {
         cache.save(SaveRequest { parts, ..request(namespace(1), &tokens, None) }).unwrap();
         let look_up = || {
             let plan = cache.lookup(&namespace(1), &tokens, Needs::ATTENTION).unwrap();
-            plan.segments()[0].bytes(PartKind::Attention).unwrap()
+            plan.rows()[0].bytes(PartKind::Attention).unwrap()
         };
         assert_eq!(place(&look_up()), place(&given), "at once");
         cache.flush();

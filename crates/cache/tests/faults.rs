@@ -421,7 +421,7 @@ fn a_folder_removed_underneath_means_misses_and_later_saves_work_again() {
     }
     assert_eq!(cache.health()[0].off, None);
     // One sub-folder only: the part before it is still served.
-    let middle = poncho_cache::format::row_folder(faulty.folder.path(), &namespace(1).key(&tokens[..60]));
+    let middle = poncho_cache::row_folder(faulty.folder.path(), &namespace(1).key(&tokens[..60]));
     std::fs::remove_dir_all(middle).unwrap();
     assert_eq!(reach(&cache, namespace(1), &tokens), 30);
     assert_eq!(save_now(&cache, &tokens), SaveOutcome::Published);

@@ -212,8 +212,8 @@ fn check_folder(orders: &Orders, certain: &HashSet<Key>, context: &str) -> HashS
 fn check_row(cache: &Cache, key: &Key, context: &str) {
     let row = cache.row(key).unwrap();
     let tokens = cache.tokens_of(key).unwrap();
-    assert_eq!(row.namespace.key(&tokens), *key, "{context}");
-    let plan = cache.resume(&row.namespace, &tokens, key, Needs::ATTENTION, Duration::ZERO).unwrap();
+    assert_eq!(row.meta.namespace.key(&tokens), *key, "{context}");
+    let plan = cache.resume(&row.meta.namespace, &tokens, key, Needs::ATTENTION, Duration::ZERO).unwrap();
     assert_eq!(check_plan(&plan, &tokens).unwrap(), tokens.len(), "{context}: {key}");
     assert_eq!(plan.has_logits(), row.parts.contains(&PartKind::Logits), "{context}: {key}");
     let boundary = plan.boundary().unwrap();

@@ -52,9 +52,9 @@ fn every_tier_serves_the_same_bytes() {
         save_to(&cache, namespace(1), &tokens, Some(tier));
         cache.flush();
         let plan = cache.lookup(&namespace(1), &tokens, Needs::ATTENTION).unwrap();
-        assert_eq!(plan.segments()[0].tier(), tier);
+        assert_eq!(plan.rows()[0].tier(), tier);
         assert_eq!(check_plan(&plan, &tokens).unwrap(), 64);
-        assert_eq!(plan.segments()[0].bytes(poncho_cache::PartKind::Attention).is_some(), tier == Tier::Ram);
+        assert_eq!(plan.rows()[0].bytes(poncho_cache::PartKind::Attention).is_some(), tier == Tier::Ram);
     }
     assert_eq!(cache.counters().tier_rows, [1, 1, 1]);
 }
@@ -90,7 +90,7 @@ fn hits_and_last_use_are_in_the_file_after_a_restart() {
         key
     };
     let row = Cache::open(config()).unwrap().row(&key).unwrap();
-    assert_eq!((row.hits, row.last_used, row.created), (3, 1_000_500, 1_000_000));
+    assert_eq!((row.meta.hits, row.meta.last_used, row.meta.created), (3, 1_000_500, 1_000_000));
 }
 
 #[test]

@@ -19,6 +19,9 @@ mod economy;
 mod faults;
 #[cfg(test)]
 #[cfg(not(feature = "shuttle"))]
+mod fingerprints;
+#[cfg(test)]
+#[cfg(not(feature = "shuttle"))]
 mod kill;
 #[cfg(test)]
 #[cfg(not(feature = "shuttle"))]

@@ -331,7 +331,7 @@ impl World {
         let found = self.infos();
         for (key, info) in &found {
             // A row in memory that builds on it is not there any more.
-            let children = expected.values().filter(|row| row.parent == Some(*key)).count();
+            let children = expected.values().filter(|row| row.meta.parent == Some(*key)).count();
             assert_eq!(*info, RowInfo { children, ..expected[key].clone() });
         }
         assert_eq!(found.len(), expected.len(), "every published row is there again");
@@ -340,7 +340,7 @@ impl World {
 
     /// The rows that a lease, a base or a write holds.
     fn pinned(&self) -> BTreeSet<Key> {
-        let leased = self.leases.iter().flat_map(|held| held.plan.segments()).map(poncho_cache::Segment::key);
+        let leased = self.leases.iter().flat_map(|held| held.plan.rows()).map(poncho_cache::PinnedRow::key);
         let bases = self.bases.iter().map(|(base, _)| base.key());
         let pending = self.rows.iter().filter(|(_, row)| row.pending).map(|(key, _)| *key);
         leased.chain(bases).chain(pending).collect()
@@ -531,7 +531,7 @@ impl World {
         assert_eq!(plan.reach() as usize, reach);
         let boundary = namespace(prompt.namespace).key(&prompt.tokens[..reach]);
         let ends_on_row = self.rows.get(&boundary);
-        assert_eq!(plan.boundary().map(poncho_cache::Segment::key), ends_on_row.map(|_| boundary));
+        assert_eq!(plan.boundary().map(poncho_cache::PinnedRow::key), ends_on_row.map(|_| boundary));
         assert_eq!(plan.has_logits(), ends_on_row.is_some_and(|row| row.parts.contains(&PartKind::Logits)));
         if ends_on_row.is_some() && reach == prompt.tokens.len() {
             self.expected.hits_exact += 1;
@@ -563,7 +563,7 @@ impl World {
     }
 
     fn took(&mut self, held: Held, hold: bool) {
-        self.touch(held.plan.segments().last().map(poncho_cache::Segment::key), true);
+        self.touch(held.plan.rows().last().map(poncho_cache::PinnedRow::key), true);
         read_all(&held);
         if hold {
             self.leases.push(held);
@@ -633,12 +633,12 @@ impl World {
     ) -> u64 {
         let mut rows = before.clone();
         let mut freed = 0;
-        let order = |info: &RowInfo| (info.last_used, info.hits, std::cmp::Reverse(info.tokens));
+        let order = |info: &RowInfo| (info.meta.last_used, info.meta.hits, std::cmp::Reverse(info.meta.token_count));
         let left = |key: &Key| gone.is_none_or(|gone| gone.contains(key));
         let in_order: BTreeSet<_> = gone.iter().copied().flatten().map(|key| order(&before[key])).collect();
         let no_equals = gone.is_some_and(|gone| gone.len() == in_order.len());
         loop {
-            let leaf = |info: &&RowInfo| !rows.values().any(|row| row.parent == Some(info.key));
+            let leaf = |info: &&RowInfo| !rows.values().any(|row| row.meta.parent == Some(info.key));
             let free = rows.values().filter(|info| !pinned.contains(&info.key)).filter(leaf);
             let Some(first) = free.clone().map(order).min() else { break };
             // Rows of equal age, hits and length leave in any order, but one that sets free an older row, which stayed
@@ -647,9 +647,9 @@ impl World {
             let ends_it = |info: &RowInfo| {
                 let mut leaving = info;
                 loop {
-                    let parent = leaving.parent.filter(|parent| !pinned.contains(parent));
+                    let parent = leaving.meta.parent.filter(|parent| !pinned.contains(parent));
                     let Some(parent) = parent.map(|parent| &rows[&parent]) else { return false };
-                    let others = rows.values().any(|row| row.parent == Some(parent.key) && row.key != leaving.key);
+                    let others = rows.values().any(|row| row.meta.parent == Some(parent.key) && row.key != leaving.key);
                     if others || order(parent) >= first {
                         return false;
                     }
@@ -676,12 +676,12 @@ impl World {
         assert!(infos.keys().eq(self.rows.keys()), "the rows are those of the model");
         for (key, info) in &infos {
             let row = &self.rows[key];
-            assert_eq!((info.start, info.tokens as usize), (row.start, row.tokens.len()));
-            assert_eq!((info.parent, info.namespace), (row.parent, namespace(row.namespace)));
-            assert_eq!((info.hits, info.last_used, info.pending), (row.hits, row.last_used, row.pending));
+            assert_eq!((info.meta.start, info.meta.token_count as usize), (row.start, row.tokens.len()));
+            assert_eq!((info.meta.parent, info.meta.namespace), (row.parent, namespace(row.namespace)));
+            assert_eq!((info.meta.hits, info.meta.last_used, info.pending), (row.hits, row.last_used, row.pending));
             assert_eq!(info.parts.iter().copied().collect::<BTreeSet<_>>(), row.parts);
             assert!(row.parent.is_none_or(|parent| infos.contains_key(&parent)), "a parent left before its child");
-            assert_eq!(info.children, infos.values().filter(|child| child.parent == Some(*key)).count());
+            assert_eq!(info.children, infos.values().filter(|child| child.meta.parent == Some(*key)).count());
         }
         assert_eq!(self.cache().pinned_rows(), self.pinned().len());
         let counters = self.cache().counters();

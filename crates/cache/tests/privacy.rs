@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
+use poncho_cache::row_path;
 use poncho_cache::{
-    Cache, CacheConfig, FileTierConfig, Key, Stage, StageObserver, Tier, close_cache_folder, format, inspect_folder,
+    Cache, CacheConfig, FileTierConfig, Key, Stage, StageObserver, Tier, close_cache_folder, inspect_folder,
     open_to_others,
 };
 
@@ -70,7 +71,7 @@ fn child_process() {
     save_to(&cache, namespace(1), &conversation(2, 30), Some(Tier::RamFile));
     cache.flush();
     // A damaged row is moved aside.
-    let damaged = format::row_path(&disk, &namespace(1).key(&tokens));
+    let damaged = row_path(&disk, &namespace(1).key(&tokens));
     let mut bytes = std::fs::read(&damaged).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     std::fs::write(&damaged, bytes).unwrap();

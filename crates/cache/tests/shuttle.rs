@@ -39,7 +39,7 @@ fn check_at_rest(fs: &MemoryFs, cache: Arc<Cache>) {
     assert_eq!((counters.save_failures, counters.corrupt_files, counters.orphans_dropped), (0, 0, 0));
     assert_eq!(counters.tier_bytes, [0, 0, cache.rows().iter().map(|row| row.bytes).sum()]);
     for row in cache.rows() {
-        assert!(row.parent.is_none_or(|parent| cache.contains(&parent)) && !row.pending);
+        assert!(row.meta.parent.is_none_or(|parent| cache.contains(&parent)) && !row.pending);
         let tokens = cache.tokens_of(&row.key).unwrap();
         assert_eq!(reach(&cache, namespace(1), &tokens), tokens.len());
     }

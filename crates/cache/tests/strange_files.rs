@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use poncho_cache::format::{self, FormatError, NewPart, NewRow};
 use poncho_cache::{
-    Cache, CacheError, Cut, Fingerprint, FingerprintMode, FolderIndex, Key, Needs, PartKind, SaveOutcome, SaveReason,
-    SaveRequest, Tier, Unusable, inspect_file, inspect_folder,
+    Cache, CacheError, Cut, Fingerprint, FolderIndex, Key, Needs, PartKind, SaveOutcome, SaveReason, SaveRequest, Tier,
+    Unusable, inspect_file, inspect_folder,
 };
+use poncho_cache::{FormatError, LOCK_FILE_NAME, NewPart, PrefixDraft, RowMeta, bad_path, encode_prefix, row_path};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use crate::support::{check_plan, conversation, namespace, on_disk, reach, request, save};
@@ -65,7 +65,7 @@ fn two_rows() -> (tempfile::TempDir, PathBuf) {
     let cache = Cache::open(on_disk(folder.path(), 1 << 20)).unwrap();
     save(&cache, namespace(1), &conversation(1, 40));
     save(&cache, namespace(1), &conversation(2, 40));
-    let row = format::row_path(folder.path(), &namespace(1).key(&conversation(1, 40)));
+    let row = row_path(folder.path(), &namespace(1).key(&conversation(1, 40)));
     (folder, row)
 }
 
@@ -94,7 +94,7 @@ fn a_fifo_under_a_rows_name_is_reported_and_moved_aside_and_nothing_waits_for_it
         let cache = bounded(kind, move || Cache::open(config).unwrap());
         assert_eq!(reach(&cache, namespace(1), &conversation(1, 40)), 0, "{kind}");
         assert_eq!(reach(&cache, namespace(1), &conversation(2, 40)), 40, "{kind}");
-        assert!(row.symlink_metadata().is_err() && format::bad_path(&row).symlink_metadata().is_ok(), "{kind}");
+        assert!(row.symlink_metadata().is_err() && bad_path(&row).symlink_metadata().is_ok(), "{kind}");
         assert_eq!(save_now(&cache, &conversation(1, 40)), SaveOutcome::Published, "{kind}");
         bounded(kind, move || {
             assert_eq!(reach(&cache, namespace(1), &conversation(1, 40)), 40);
@@ -148,7 +148,7 @@ fn a_fifo_in_the_place_of_a_new_row_is_replaced() {
 #[test]
 fn a_fifo_in_the_place_of_the_lock_or_of_a_memo_is_not_waited_for() {
     let (folder, _) = two_rows();
-    let lock = folder.path().join(format::LOCK_FILE_NAME);
+    let lock = folder.path().join(LOCK_FILE_NAME);
     for kind in ["a FIFO", "a link to a FIFO", "a socket"] {
         replace(&lock, kind);
         let config = on_disk(folder.path(), 1 << 20);
@@ -173,27 +173,10 @@ fn a_fifo_in_the_place_of_the_lock_or_of_a_memo_is_not_waited_for() {
 /// A well-formed row whose payload of so many bytes was never written.
 fn hollow_row(folder: &Path, tokens: &[u32], payload: u64) -> (Key, PathBuf) {
     let key = namespace(1).key(tokens);
-    let prefix = format::encode_prefix(&NewRow {
-        reason: SaveReason::Finish,
-        flags: 0,
-        hits: 0,
-        context_size: 4096,
-        created: 1,
-        last_used: 1,
-        namespace: namespace(1),
-        fingerprint_mode: FingerprintMode::Safe,
-        parent: None,
-        start: 0,
-        tokens,
-        parts: &[NewPart { kind: PartKind::Attention, length: payload, crc: 1 }],
-        text: "",
-        host: None,
-        writer: None,
-        reason_detail: None,
-        owners: &[],
-    })
-    .unwrap();
-    let path = format::row_path(folder, &key);
+    let meta = RowMeta::new(namespace(1), u32::try_from(tokens.len()).unwrap());
+    let parts = [NewPart { kind: PartKind::Attention, length: payload, crc: 1 }];
+    let prefix = encode_prefix(&PrefixDraft::new(meta, tokens, &parts)).unwrap();
+    let path = row_path(folder, &key);
     std::fs::create_dir_all(path.parent().unwrap()).unwrap();
     std::fs::write(&path, &prefix).unwrap();
     let file = std::fs::File::options().write(true).open(&path).unwrap();
@@ -224,7 +207,7 @@ fn a_sparse_file_that_promises_a_terabyte_is_refused_by_every_reader() {
     let cache = bounded("opening", move || Cache::open(config).unwrap());
     assert_eq!(reach(&cache, namespace(1), &tokens), 0);
     assert_eq!(cache.counters().corrupt_files, 1);
-    assert!(!path.exists() && format::bad_path(&path).exists());
+    assert!(!path.exists() && bad_path(&path).exists());
     for number in [1, 2] {
         assert_eq!(reach(&cache, namespace(1), &conversation(number, 40)), 40);
     }
@@ -238,7 +221,7 @@ fn a_part_is_loaded_within_the_callers_limit_and_only_with_its_checksum() {
     let (key, path) = hollow_row(folder.path(), &tokens, 32 << 20);
     let cache = Cache::open(on_disk(folder.path(), 1 << 30)).unwrap();
     let plan = cache.lookup(&namespace(1), &tokens, Needs::ATTENTION).unwrap();
-    let segment = &plan.segments()[0];
+    let segment = &plan.rows()[0];
     let refused = segment.load(PartKind::Attention, 1 << 20).unwrap_err();
     assert!(matches!(refused, Unusable::TooLarge { length, limit, .. } if length == 32 << 20 && limit == 1 << 20));
     assert!(path.exists(), "another caller may have use for it");
@@ -251,8 +234,8 @@ fn a_part_is_loaded_within_the_callers_limit_and_only_with_its_checksum() {
 
     save_now(&cache, &tokens);
     let plan = cache.lookup(&namespace(1), &tokens, Needs::ATTENTION).unwrap();
-    let bytes = plan.segments()[0].load(PartKind::Attention, u64::MAX).unwrap();
-    assert_eq!(bytes.len() as u64, plan.segments()[0].length(PartKind::Attention).unwrap());
+    let bytes = plan.rows()[0].load(PartKind::Attention, u64::MAX).unwrap();
+    assert_eq!(bytes.len() as u64, plan.rows()[0].length(PartKind::Attention).unwrap());
 }
 
 /// Hardening 24: to make room for a row that can never fit, all others left.

@@ -58,7 +58,6 @@ pub(crate) fn request<'a>(namespace: Namespace, tokens: &'a [u32], base: Option<
             PayloadPart { kind: PartKind::Logits, bytes: at_end(tokens, PartKind::Logits).into() },
         ],
         reason: SaveReason::Finish,
-        reason_detail: None,
         flags: 0,
         context_size: 4096,
         text: "for people".to_owned(),
@@ -84,7 +83,7 @@ pub(crate) fn check_plan(plan: &RestorePlan, tokens: &[u32]) -> Result<usize, Un
     assert!(reach <= tokens.len());
     let expected = attention(&tokens[..reach], 0);
     let mut covered = 0;
-    for segment in plan.segments() {
+    for segment in plan.rows() {
         let (range, stored) = (segment.range(), segment.stored_range());
         assert_eq!(range.start as usize, covered, "no gap and no overlap");
         covered = range.end as usize;

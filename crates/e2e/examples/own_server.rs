@@ -10,10 +10,10 @@ use std::sync::Arc;
 
 use poncho_cache::{Cache, CacheConfig};
 use poncho_engine::backend::llama::LlamaBackend;
-use poncho_engine::{Engine, ModelConfig};
+use poncho_engine::{ChatSettings, Engine, Host, ModelConfig};
 use poncho_server::{ServerConfig, check_bind, serve};
 
-/// Serves a model until it is told to stop, then saves what it holds.
+/// Serves a model until it is asked to stop, then saves its state.
 pub(crate) fn run(
     model: &Path,
     folder: &Path,
@@ -29,10 +29,11 @@ pub(crate) fn run(
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
         let listener = tokio::net::TcpListener::from_std(listener)?;
-        serve(listener, Arc::clone(&engine), config, stop).await?;
+        let node = Arc::new(Host::new(Arc::clone(&engine), ChatSettings::default()));
+        serve(listener, node, config, stop).await?;
         Ok::<(), Box<dyn Error>>(())
     })?;
-    // Nothing is in flight any more: now the state can be saved.
+    // No request is in flight: now the state can be saved.
     engine.unload("mine")?;
     engine.cache().flush();
     Ok(())

@@ -129,7 +129,7 @@ async fn a_wrong_adapter_is_refused_with_the_reason() {
         assert_eq!(refused.status, 400, "{body}: {}", refused.text);
         assert!(refused.json()["error"].as_str().unwrap().contains(words), "{body}: {}", refused.text);
     }
-    // The right architecture with other sizes, and a file that was cut: found out when they are laid over the model.
+    // The right architecture with other sizes, and a truncated file: detected when they are applied to the model.
     let folder = tempfile::tempdir().unwrap();
     let (wide, cut) = (folder.path().join("wide.gguf"), folder.path().join("cut.gguf"));
     let spec = ModelSpec { width: 128, ..ModelSpec::tiny(ModelKind::Attention) };

@@ -73,7 +73,7 @@ struct Home {
 }
 
 impl Home {
-    /// A server that pulls from the hub and tries a broken transfer again so many times.
+    /// A server that pulls from the hub and retries a broken transfer `retries` times.
     async fn new(hub: &Hub, retries: u32) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let mut options = PullOptions::default();

@@ -47,7 +47,7 @@ async fn a_text_that_cannot_fit_is_refused_by_its_size_in_every_dialect() {
     for (path, body) in requests(&text) {
         let answer = server.post(path, &body).await;
         assert_eq!(answer.status, 400, "{path}: {}", answer.text);
-        // Only a bound is told, because nothing was tokenized; Anthropic's clients know one sentence.
+        // The answer gives only a bound, because nothing was tokenized; Anthropic's clients know one sentence.
         let told = if path.starts_with("/v1/messages") { "prompt is too long: 333" } else { "at least 333" };
         assert!(answer.text.contains(told), "{path}: {}", answer.text);
         if path.starts_with("/v1/chat") {
@@ -83,7 +83,7 @@ async fn token_lists_are_counted_while_they_are_read() {
     assert_eq!((many.status, &many.json()["error"]["code"]), (400, &json!("context_length_exceeded")), "{}", many.text);
 }
 
-/// A server of a tiny model whose pre-tokenizer llama.cpp has no code of its own for.
+/// A server of a tiny model with a pre-tokenizer that llama.cpp has no special code for.
 async fn gpt4o() -> Server {
     let chatml = ModelSpec { pre_tokenizer: "gpt-4o", n_ctx_train: 65536, ..ModelSpec::tiny(ModelKind::Attention) };
     let context = ContextOptions { n_ctx: 32768, n_seq_max: 1, threads: Some(1), ..ContextOptions::default() };

@@ -1,6 +1,6 @@
 //! Tool turns on every chat template of llama.cpp's test set: called, sent back, and found again to the token.
 //!
-//! Each template gets a tiny generated model of its own, whose vocabulary has the template's marks as tokens, on real
+//! Each template gets a tiny generated model of its own, with the template's marks as tokens, on real
 //! llama.cpp. The templates come from `scripts/fetch_llama_cpp.py`. Where they are missing the tests fail.
 
 use std::fs;
@@ -25,7 +25,7 @@ const MESSAGES: &str = "/v1/messages";
 /// opens no new turn, and llama.cpp's grammar for it wants the mark of one all the same.
 const KNOWN: [(&str, &str); 1] = [("deepseek-ai-DeepSeek-V3.2", "turn 1: not one call")];
 
-/// Families whose models write calls in another way than their templates do, or whose templates leave calls out.
+/// Families with models that write calls in another way than their templates do, or with templates that leave calls out.
 const ODD_SCRIPTS: &[(&str, &str)] = &[
     ("openai-gpt-oss-120b", "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>ARGUMENTS"),
     ("LFM2-8B-A1B", "<|tool_call_start|>[NAME(PYTHON)]<|tool_call_end|>"),
@@ -149,7 +149,7 @@ fn load(engine: &Engine, kind: ModelKind, name: &str, template: &str) -> Model {
     model
 }
 
-/// A server whose models write what a test wants.
+/// A server with models that write what a test wants.
 struct Scripted {
     server: Server,
     script: Script,
@@ -170,7 +170,7 @@ async fn server() -> Scripted {
     Scripted { server: Server::of(Arc::new(engine), ServerConfig::default()).await, script }
 }
 
-/// Parameters whose values are chosen from few: a call ends whatever the model would like to write.
+/// Parameters with few allowed values: a call ends whatever the model would like to write.
 fn parameters() -> [(&'static str, Value); 2] {
     let object = |properties: Value, required: Value| json!({"type": "object", "properties": properties, "required": required, "additionalProperties": false});
     let level = json!({"type": "integer", "description": "How bright", "minimum": 1, "maximum": 9});
@@ -247,7 +247,7 @@ fn written_after(prompt: &str, conversation: &str) -> String {
 }
 
 fn size(value: &Value) -> usize {
-    value.as_u64().and_then(|value| usize::try_from(value).ok()).unwrap_or_else(|| panic!("{value} is no size"))
+    value.as_u64().and_then(|value| usize::try_from(value).ok()).unwrap_or_else(|| panic!("{value} is not a size"))
 }
 
 /// Sends a turn and reads the answer; what is wrong with it, if something is.
@@ -379,7 +379,7 @@ async fn parting(server: &Server, wire: Wire, body: &Value, place: usize) -> Str
     format!("{before:?} HERE {:?}", text(&after[..after.len().min(120)]).await)
 }
 
-/// Has the conversation on each of these templates and tells what went wrong.
+/// Has the conversation on each of these templates and reports what went wrong.
 async fn check(kind: ModelKind, wire: Wire, templates: impl Iterator<Item = (String, String)>) {
     let server = server().await;
     let (mut failed, mut count) = (Vec::new(), 0);

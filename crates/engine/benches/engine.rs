@@ -304,7 +304,7 @@ fn chains(path: &std::path::Path, length: usize, tiers: &[&str]) {
         cache_of_many.flush();
         cache_of_one.flush();
         let rows = |cache: &Cache, model: &Model| {
-            cache.lookup(&model.namespace(), &tokens, Needs::ATTENTION).unwrap().segments().len()
+            cache.lookup(&model.namespace(), &tokens, Needs::ATTENTION).unwrap().rows().len()
         };
         let counts = (rows(&cache_of_many, &many), rows(&cache_of_one, &one));
         let mut ratios = Vec::new();
@@ -469,11 +469,11 @@ fn hits(path: &std::path::Path) {
 fn copy_time(cache: &Cache, model: &Model, tokens: &[u32]) -> Duration {
     let plan = cache.lookup(&model.namespace(), tokens, Needs::ATTENTION).unwrap();
     let kinds = [PartKind::Attention, PartKind::Logits];
-    let lengths = plan.segments().iter().flat_map(|segment| kinds.iter().filter_map(|kind| segment.length(*kind)));
+    let lengths = plan.rows().iter().flat_map(|segment| kinds.iter().filter_map(|kind| segment.length(*kind)));
     let mut target = vec![1_u8; usize::try_from(lengths.max().unwrap()).unwrap()];
     let mut read = vec![1_u8; target.len()];
     let mut time = Duration::ZERO;
-    for segment in plan.segments() {
+    for segment in plan.rows() {
         for kind in kinds {
             let Some(length) = segment.length(kind).map(|length| usize::try_from(length).unwrap()) else { continue };
             let started = Instant::now();

@@ -695,7 +695,7 @@ fn escape(text: &str) -> String {
 
 fn file_hash(path: &Path) -> std::io::Result<[u8; 32]> {
     let mut hash = Sha256::new();
-    let mut file = poncho_cache::files::open_regular(path, poncho_cache::files::Links::Follow)?;
+    let mut file = poncho_cache::open_regular(path, poncho_cache::Links::Follow)?;
     let mut buffer = vec![0; 1 << 20];
     loop {
         let count = std::io::Read::read(&mut file, &mut buffer)?;

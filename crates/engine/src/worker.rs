@@ -276,8 +276,8 @@ impl Worker {
         self.is_prepared = true;
         let info = self.context.info().clone();
         let rows = self.shared.cache.rows();
-        let ours = rows.iter().filter(|row| self.adapters.may_have_namespace(&row.namespace));
-        let expected = buffer_pool::expected(ours.map(|row| (row.bytes, row.tokens)), &info);
+        let ours = rows.iter().filter(|row| self.adapters.may_have_namespace(&row.meta.namespace));
+        let expected = buffer_pool::expected(ours.map(|row| (row.bytes, row.meta.token_count)), &info);
         self.staging.prepare(&*self.shared.backend, expected);
     }
 

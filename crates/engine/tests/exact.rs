@@ -202,7 +202,7 @@ fn a_reply_is_read_again_on_the_grid_when_there_is_nothing_else_to_do() {
         let request = Request { max_tokens: Some(80), ..exact(&prompt(1, 50), Sampling::greedy()) };
         let first = model.complete(request).unwrap();
         // 130 tokens are said; 128 of them end on the grid. Shutting down ends what is under way, so wait for its row.
-        let key = |count: usize| cache.rows().iter().any(|row| row.tokens as usize == count);
+        let key = |count: usize| cache.rows().iter().any(|row| row.meta.token_count as usize == count);
         let started = std::time::Instant::now();
         while !key(128) {
             assert!(started.elapsed().as_secs() < 60, "{kind:?}: the reply is never read again");

@@ -111,7 +111,7 @@ fn a_prompt_is_saved_at_its_boundary_and_at_its_end_in_both_layouts() {
         let cache = memory_cache();
         let model = load(config(ModelKind::Attention, kv, 2), &cache);
         model.prefill_only(prompt(1, 60)).unwrap();
-        let mut rows: Vec<u32> = cache.rows().iter().map(|row| row.tokens).collect();
+        let mut rows: Vec<u32> = cache.rows().iter().map(|row| row.meta.token_count).collect();
         rows.sort_unstable();
         assert_eq!(rows, [56, 60], "{kv:?}");
     }

@@ -107,7 +107,7 @@ fn long_chains_are_joined_and_stay_bit_for_bit_what_they_were() {
                 drop(model);
                 cache.flush();
             }
-            let longest = cache.rows().iter().map(|row| cache.chain_of(&row.key).unwrap().segments().len()).max();
+            let longest = cache.rows().iter().map(|row| cache.chain_of(&row.key).unwrap().rows().len()).max();
             assert!(
                 longest.unwrap() <= 9,
                 "{kind:?} {kv:?}: {longest:?} links after {} saves",
@@ -146,8 +146,11 @@ fn a_conversation_keeps_a_bounded_number_of_partial_states() {
         }
         let partials: Vec<u32> = {
             let rows = cache.rows();
-            let mut counts: Vec<u32> =
-                rows.iter().filter(|row| row.parts.contains(&PartKind::Partial)).map(|row| row.tokens).collect();
+            let mut counts: Vec<u32> = rows
+                .iter()
+                .filter(|row| row.parts.contains(&PartKind::Partial))
+                .map(|row| row.meta.token_count)
+                .collect();
             counts.sort_unstable();
             counts
         };
@@ -170,9 +173,9 @@ fn a_damaged_row_costs_only_what_follows_it() {
         drop(model);
         cache.flush();
         let mut rows = cache.rows();
-        rows.sort_by_key(|row| row.tokens);
-        let middle = rows.iter().find(|row| row.start >= 90).unwrap();
-        (tokens, (middle.key.to_hex(), middle.start as usize))
+        rows.sort_by_key(|row| row.meta.token_count);
+        let middle = rows.iter().find(|row| row.meta.start >= 90).unwrap();
+        (tokens, (middle.key.to_hex(), middle.meta.start as usize))
     };
     let (key, start) = damaged;
     let path = folder.path().join("disk").join(&key[..2]).join(format!("{key}.kvc"));

@@ -66,7 +66,7 @@ fn a_parent_whose_save_is_in_flight_is_found() {
         let turn = first.model.complete(greedy(&prompt(1, 30), 6)).unwrap();
         let key = turn.finish_key.unwrap();
         let row = cache.row(&key).unwrap();
-        assert!(row.pending && row.reason == SaveReason::Finish, "no file is written yet");
+        assert!(row.pending && row.meta.reason == SaveReason::Finish, "no file is written yet");
         let second = bench_with(roomy(), &StubBackend::new(kind), &cache);
         let request = Request { parent_key: Some(key), ..greedy(&next_turn(&turn, 2), 6) };
         let found = second.model.complete(request.clone()).unwrap();
@@ -245,7 +245,7 @@ fn the_session_that_was_idle_longest_gives_way_and_is_saved_first() {
         );
         assert_eq!(names(&bench), ["second"], "{kind:?}");
         let row = bench.cache.row(&bench.model.key_of(&first.context_tokens[..35])).unwrap();
-        assert_eq!(row.reason, SaveReason::Evict, "{kind:?}");
+        assert_eq!(row.meta.reason, SaveReason::Evict, "{kind:?}");
         let fresh = bench_with(roomy(), &StubBackend::new(kind), &bench.cache);
         let turn = greedy(&next_turn(&first, 4), 6);
         let found = fresh.model.complete(in_session("first", turn.clone())).unwrap();

@@ -13,7 +13,7 @@ pub struct Gates {
     pub cold_min_tokens: u32,
     /// Cap of one cold save; a chain of segments may go on past it.
     pub cold_max_tokens: u32,
-    /// A continued save every so many generated tokens.
+    /// A continued save after each run of this number of generated tokens.
     pub continued_interval: u32,
     /// Dropped from the tail before a cold save: the last tokens may be split differently once text follows them.
     pub boundary_trim_tokens: u32,

@@ -1,7 +1,7 @@
-//! What tells one state of a file from another without reading it: size, inode, and the times of its last changes.
+//! Stamps: they distinguish two states of a file without reading it: size, inode, and the times of its last changes.
 //!
-//! Kept beside every hash that is remembered, and compared by the engine while a model is loaded. The change time (ctime)
-//! is part of it because nobody can set it: a file that was overwritten in place and got its old modification time back
+//! Kept beside every hash that is remembered (the cache's memo, the registry's `hashed/`), and compared by the engine while a
+//! model is loaded. The change time (ctime) is part of it because nobody can set it: a file that was overwritten in place and got its old modification time back
 //! still has another one. The device number is left out: it differs between two mounts of the same file system.
 
 use std::fs::{self, File, Metadata};
@@ -62,6 +62,13 @@ impl FileStamp {
         }
     }
 
+    /// Whether it is the same file with the same bytes, renamed at most: a rename sets the change time.
+    #[must_use]
+    pub fn is_renamed(&self, other: &Self) -> bool {
+        let rest = |stamp: &Self| Self { changed_seconds: 0, changed_nanos: 0, ..*stamp };
+        rest(self) == rest(other)
+    }
+
     /// Whether any change after `at` would show in the stamp.
     #[must_use]
     pub fn is_settled(&self, at: SystemTime) -> bool {
@@ -74,5 +81,36 @@ impl FileStamp {
             time.is_some_and(|time| at.duration_since(time).is_ok_and(|age| age > SETTLED_AFTER))
         };
         is_old(self.modified_seconds, self.modified_nanos) && is_old(self.changed_seconds, self.changed_nanos)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STAMP: FileStamp =
+        FileStamp { bytes: 1, modified_seconds: 2, modified_nanos: 3, changed_seconds: 4, changed_nanos: 5, inode: 6 };
+
+    #[test]
+    fn a_rename_changes_the_change_time_alone() {
+        assert!(STAMP.is_renamed(&FileStamp { changed_seconds: 9, changed_nanos: 9, ..STAMP }));
+        assert!(!STAMP.is_renamed(&FileStamp { inode: 9, ..STAMP }));
+        assert!(!STAMP.is_renamed(&FileStamp { modified_nanos: 9, ..STAMP }));
+    }
+
+    #[test]
+    fn a_file_settles_two_seconds_after_both_times() {
+        let at = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+        assert!(!STAMP.is_settled(at(3)) && !STAMP.is_settled(at(6)) && STAMP.is_settled(at(7)));
+        assert!(!FileStamp { changed_seconds: -1, ..STAMP }.is_settled(at(100)), "a time before 1970 is not believed");
+    }
+
+    /// Stamps are stored by the registry.
+    #[test]
+    fn stamps_keep_their_form_in_json() {
+        let json =
+            r#"{"bytes":1,"modified_seconds":2,"modified_nanos":3,"changed_seconds":4,"changed_nanos":5,"inode":6}"#;
+        assert_eq!(serde_json::to_string(&STAMP).unwrap(), json);
+        assert_eq!(serde_json::from_str::<FileStamp>(json).unwrap(), STAMP);
     }
 }

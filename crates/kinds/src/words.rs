@@ -15,7 +15,7 @@ pub enum SaveReason {
     Unknown = 0,
     /// After a cold prefill, at the trimmed and aligned boundary.
     Cold = 1,
-    /// Every so many generated tokens.
+    /// At fixed intervals of generated tokens.
     Continued = 2,
     /// A sequence had to give up its place.
     Evict = 3,

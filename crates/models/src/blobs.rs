@@ -9,14 +9,14 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use poncho_gguf::file::{self, FileStamp, Links};
 use serde::{Deserialize, Serialize};
 
 use crate::digest::{Hasher, Sha256, for_each_piece};
 use crate::error::RegistryError;
-use crate::files::{self, Links};
 use crate::lock::{self, HeldLock};
 use crate::progress::{Progress, ProgressSink};
-use crate::stamp::Stamp;
+use crate::stamp;
 
 /// A file by its content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -165,11 +165,8 @@ pub(crate) fn bring(
     progress: ProgressSink<'_>,
 ) -> Result<(), RegistryError> {
     let to = incoming.data();
-    let source = files::open_regular(from, Links::Follow).map_err(|source| RegistryError::io("open", from, source))?;
-    let stamp = |file: &File| {
-        let metadata = file.metadata().map_err(|source| RegistryError::io("look at", from, source))?;
-        Ok::<_, RegistryError>(Stamp::of(&metadata))
-    };
+    let source = file::open_regular(from, Links::Follow).map_err(|source| RegistryError::io("open", from, source))?;
+    let stamp = |file| FileStamp::of_file(file).map_err(|source| RegistryError::io("look at", from, source));
     let before = stamp(&source)?;
     let target = File::create(&to).map_err(|source| RegistryError::io("create", &to, source))?;
     if clone_blocks(&source, &target).is_err() {
@@ -250,16 +247,13 @@ pub(crate) fn tell(progress: ProgressSink<'_>, step: Progress) -> Result<(), Reg
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Hashed {
     pub(crate) blob: Blob,
-    pub(crate) stamp: Stamp,
+    pub(crate) stamp: FileStamp,
 }
 
 /// The hash and size of a file that does not change meanwhile.
 pub(crate) fn hash_file(path: &Path, progress: ProgressSink<'_>) -> Result<Hashed, RegistryError> {
-    let look = |file: &File| {
-        let metadata = file.metadata().map_err(|source| RegistryError::io("look at", path, source))?;
-        Ok::<_, RegistryError>(Stamp::of(&metadata))
-    };
-    let file = files::open_regular(path, Links::Follow).map_err(|source| RegistryError::io("open", path, source))?;
+    let look = |file| FileStamp::of_file(file).map_err(|source| RegistryError::io("look at", path, source));
+    let file = file::open_regular(path, Links::Follow).map_err(|source| RegistryError::io("open", path, source))?;
     let stamp = look(&file)?;
     let total = stamp.bytes;
     let mut hasher = Hasher::default();
@@ -276,20 +270,25 @@ pub(crate) fn hash_file(path: &Path, progress: ProgressSink<'_>) -> Result<Hashe
 
 /// Makes a file's bytes last.
 pub(crate) fn sync_file(path: &Path) -> Result<(), RegistryError> {
-    let synced = files::open_regular(path, Links::Follow).and_then(|file| file.sync_all());
+    let synced = file::open_regular(path, Links::Follow).and_then(|file| file.sync_all());
     synced.map_err(|source| RegistryError::io("sync", path, source))
 }
 
 /// Makes the names in a folder last.
 pub(crate) fn sync_folder(path: &Path) -> Result<(), RegistryError> {
-    let synced = files::open_folder(path).and_then(|folder| folder.sync_all());
+    let synced = file::open_folder(path, Links::Follow).and_then(|folder| folder.sync_all());
     synced.map_err(|source| RegistryError::io("sync", path, source))
 }
 
 /// Gives a whole, checked file its name, and remembers how it was when it was hashed (`None` if that was not seen). The
 /// caller holds the folder's lock and has synced the file. A file that has the name already is replaced: the new bytes
 /// were just checked, the old ones were not.
-pub(crate) fn place(layout: &Layout, data: &Path, blob: &Blob, hashed: Option<&Stamp>) -> Result<(), RegistryError> {
+pub(crate) fn place(
+    layout: &Layout,
+    data: &Path,
+    blob: &Blob,
+    hashed: Option<&FileStamp>,
+) -> Result<(), RegistryError> {
     let target = layout.blob(&blob.sha256);
     match fs::rename(data, &target) {
         Ok(()) => {}
@@ -299,12 +298,12 @@ pub(crate) fn place(layout: &Layout, data: &Path, blob: &Blob, hashed: Option<&S
     }
     sync_folder(&layout.blobs())?;
     // Taken again: the rename changed it.
-    let now = fs::metadata(&target).map(|metadata| Stamp::of(&metadata));
+    let now = FileStamp::of(&target);
     let stamp_path = layout.stamp(&blob.sha256);
     match (now, hashed) {
         (Ok(now), Some(hashed)) if hashed.is_renamed(&now) => {
             // Without it the file is read once more when it is loaded.
-            let _ = now.write(&stamp_path);
+            let _ = stamp::write(&now, &stamp_path);
         }
         _ => {
             let _ = fs::remove_file(&stamp_path);

@@ -6,10 +6,10 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use poncho_gguf::GgufError;
 use thiserror::Error;
 
 use crate::digest::Sha256;
-use crate::gguf::GgufError;
 use crate::name::ModelName;
 use crate::parameters::did_you_mean_or;
 use crate::reference::ReferenceError;

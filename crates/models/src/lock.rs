@@ -7,8 +7,9 @@ use std::fs::{File, OpenOptions, TryLockError};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use poncho_gguf::file::{self, Links};
+
 use crate::error::RegistryError;
-use crate::files::{self, Links};
 
 /// Holds the lock of a file while it lives.
 #[derive(Debug)]
@@ -26,8 +27,7 @@ impl Drop for HeldLock {
 fn open(path: &Path) -> Result<File, RegistryError> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false);
-    files::open_regular_with(&mut options, path, Links::Refuse)
-        .map_err(|source| RegistryError::io("open", path, source))
+    file::open_regular_with(&mut options, path, Links::Refuse).map_err(|source| RegistryError::io("open", path, source))
 }
 
 /// Waits until the lock is free: its holders do short work.
@@ -55,7 +55,7 @@ fn is_same_file(file: &File, path: &Path) -> bool {
 
 /// Whether nobody holds the lock of a file that is there.
 pub(crate) fn is_free(path: &Path) -> bool {
-    files::open_regular(path, Links::Refuse).is_ok_and(|file| file.try_lock().is_ok())
+    file::open_regular(path, Links::Refuse).is_ok_and(|file| file.try_lock().is_ok())
 }
 
 #[cfg(test)]

@@ -5,10 +5,10 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use poncho_gguf::Facts;
 use serde::{Deserialize, Serialize};
 
 use crate::blobs::Blob;
-use crate::gguf::Facts;
 use crate::name::ModelName;
 use crate::parameters::Parameters;
 

@@ -6,9 +6,9 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use poncho_gguf::is_file_type_name;
 use thiserror::Error;
 
-use crate::gguf::is_file_type_name;
 use crate::name::{ModelName, NameError, printable};
 
 /// What a text means.

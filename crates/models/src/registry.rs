@@ -12,16 +12,18 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use poncho_gguf::file::FileStamp;
+use poncho_gguf::{Facts, GgufError, read_facts};
+
 use crate::blobs::{Layout, hash_file, is_linked};
 use crate::catalogue::{self, CATALOGUE};
 use crate::error::RegistryError;
-use crate::gguf::{Facts, GgufError, read_facts};
 use crate::manifest::Manifest;
 use crate::name::ModelName;
 use crate::nearest::nearest;
 use crate::progress::ProgressSink;
 use crate::reference::Reference;
-use crate::stamp::Stamp;
+use crate::stamp;
 
 pub(crate) use create::Ready;
 pub use create::Upload;
@@ -197,8 +199,8 @@ impl Registry {
 
     /// How a model's file was when it was hashed; `None` if nobody wrote that down.
     #[must_use]
-    pub fn stamp(&self, installed: &Installed) -> Option<Stamp> {
-        Stamp::read(&self.layout.stamp(&installed.manifest.model.sha256))
+    pub fn stamp(&self, installed: &Installed) -> Option<FileStamp> {
+        stamp::read(&self.layout.stamp(&installed.manifest.model.sha256))
     }
 
     /// Files of models that have a second name, under which they may be changed: releases before this one made one for a
@@ -236,7 +238,7 @@ impl Registry {
                 self.detach(path, blob, progress)?;
             } else if let Ok(_writing) = self.layout.lock_for_writing() {
                 // Where nothing can be written, the file is read again when it is loaded.
-                let _ = found.stamp.write(&self.layout.stamp(&blob.sha256));
+                let _ = stamp::write(&found.stamp, &self.layout.stamp(&blob.sha256));
             }
         }
         Ok(installed)

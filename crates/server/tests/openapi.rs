@@ -3,10 +3,20 @@
 use hyper::Method;
 use poncho_server::ServerConfig;
 use serde_json::Value;
+use snapbox::{assert_data_eq, file};
 
 use crate::support::{Server, Setup};
 
 const PATH: &str = "/openapi.json";
+
+/// A change of the interface shows in the difference of the file. `SNAPSHOTS=overwrite` in the environment of the test
+/// rewrites it.
+#[tokio::test]
+async fn the_served_document_equals_its_snapshot() {
+    let server = Server::plain().await;
+    let document = serde_json::to_string_pretty(&server.get(PATH).await.json()).unwrap() + "\n";
+    assert_data_eq!(document, file!["snapshots/openapi.json": Text].raw());
+}
 
 /// A path with something in its places.
 fn filled(path: &str) -> String {

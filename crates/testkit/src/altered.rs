@@ -10,7 +10,7 @@ use crate::gguf::{Gguf, TensorType, Value};
 use crate::models;
 use crate::spec::ModelSpec;
 
-/// A generated model whose keys and tensors can be changed before it is written.
+/// A generated model; its keys and tensors can be changed before it is written.
 #[derive(Clone, Debug)]
 pub struct AlteredModel(Gguf);
 

@@ -81,7 +81,7 @@ pub enum TensorType {
     I32 = 26,
 }
 
-/// A named array; `shape` starts with the dimension whose elements are neighbours in `data`.
+/// A named array; `shape` starts with the dimension that is contiguous in `data`.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Tensor {
     pub(crate) name: String,
@@ -185,107 +185,29 @@ fn pad(out: &mut Vec<u8>) {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Cursor;
+
+    use poncho_gguf::{Gguf as Header, Keep, Value as Read};
+
     use crate::models;
     use crate::spec::{ModelKind, ModelSpec, WeightType};
-    use std::collections::BTreeMap;
 
-    /// A reader written from the format's description, sharing nothing with the writer above.
-    struct Reader<'a> {
-        bytes: &'a [u8],
-        at: usize,
-    }
-
-    struct Entry {
-        name: String,
-        shape: Vec<u64>,
-        bytes_per_element: u64,
-        offset: u64,
-    }
-
-    struct File {
-        keys: BTreeMap<String, Vec<u8>>,
-        entries: Vec<Entry>,
-        data_start: usize,
-    }
-
-    impl Reader<'_> {
-        fn take(&mut self, length: usize) -> &[u8] {
-            self.at += length;
-            &self.bytes[self.at - length..self.at]
-        }
-        fn u32(&mut self) -> u32 {
-            u32::from_le_bytes(self.take(4).try_into().unwrap())
-        }
-        fn u64(&mut self) -> u64 {
-            u64::from_le_bytes(self.take(8).try_into().unwrap())
-        }
-        fn text(&mut self) -> String {
-            let length = usize::try_from(self.u64()).unwrap();
-            String::from_utf8(self.take(length).to_vec()).unwrap()
-        }
-        fn skip_value(&mut self, kind: u32) {
-            match kind {
-                7 => assert!(self.take(1)[0] < 2),
-                2 => _ = self.take(2),
-                4..=6 => _ = self.take(4),
-                8 => _ = self.text(),
-                9 => {
-                    let element = self.u32();
-                    for _ in 0..self.u64() {
-                        self.skip_value(element);
-                    }
-                }
-                other => panic!("value type {other}"),
-            }
-        }
-        fn file(mut self) -> File {
-            assert_eq!(self.take(4), b"GGUF");
-            assert_eq!(self.u32(), 3);
-            let (tensors, pairs) = (self.u64(), self.u64());
-            let mut keys = BTreeMap::new();
-            for _ in 0..pairs {
-                let key = self.text();
-                let kind = self.u32();
-                let start = self.at;
-                self.skip_value(kind);
-                assert!(keys.insert(key.clone(), self.bytes[start..self.at].to_vec()).is_none(), "{key} twice");
-            }
-            let entries = (0..tensors)
-                .map(|_| {
-                    let name = self.text();
-                    let dimensions = self.u32();
-                    let shape = (0..dimensions).map(|_| self.u64()).collect();
-                    let bytes_per_element = match self.u32() {
-                        0 => 4,
-                        1 => 2,
-                        other => panic!("tensor type {other}"),
-                    };
-                    Entry { name, shape, bytes_per_element, offset: self.u64() }
-                })
-                .collect();
-            File { keys, entries, data_start: self.at.next_multiple_of(32) }
-        }
-    }
-
-    fn read(bytes: &[u8]) -> File {
-        Reader { bytes, at: 0 }.file()
-    }
-
-    fn check_ranges(bytes: &[u8]) -> File {
-        let file = read(bytes);
-        let mut free = file.data_start as u64;
-        for entry in &file.entries {
-            assert!(entry.name.len() < 64, "{} is too long a name", entry.name);
-            assert_eq!(entry.offset % 32, 0, "{}", entry.name);
-            let start = file.data_start as u64 + entry.offset;
-            let length = entry.shape.iter().product::<u64>() * entry.bytes_per_element;
-            assert!(length > 0, "{} is empty", entry.name);
-            assert!(start >= free, "{} overlaps its predecessor", entry.name);
+    fn check_ranges(bytes: &[u8]) -> Header {
+        let header = Header::read(Cursor::new(bytes), &Keep::arrays_up_to(usize::MAX)).unwrap();
+        assert_eq!((header.version, header.alignment), (3, 32));
+        let mut free = header.data_start();
+        for tensor in &header.tensors {
+            assert!(tensor.name.len() < 64, "{} is too long a name", tensor.name);
+            assert_eq!(tensor.offset % 32, 0, "{}", tensor.name);
+            let start = header.data_start() + tensor.offset;
+            let length = tensor.bytes().unwrap();
+            assert!(length > 0, "{} is empty", tensor.name);
+            assert!(start >= free, "{} overlaps its predecessor", tensor.name);
             free = start + length;
-            assert!(free <= bytes.len() as u64, "{} ends past the file", entry.name);
+            assert!(free <= bytes.len() as u64, "{} ends past the file", tensor.name);
         }
         assert!(bytes.len() as u64 - free < 32, "bytes that no tensor owns");
-        file
+        header
     }
 
     #[test]
@@ -295,11 +217,11 @@ mod tests {
                 let spec = ModelSpec { weight_type, ..ModelSpec::tiny(kind) };
                 let file = check_ranges(&models::build(&spec).unwrap().to_bytes());
                 let file_type = if weight_type == WeightType::F16 { 1_u32 } else { 0 };
-                assert_eq!(file.keys["general.file_type"], file_type.to_le_bytes());
-                let mut names: Vec<_> = file.entries.iter().map(|entry| entry.name.as_str()).collect();
+                assert_eq!(file.metadata.get("general.file_type"), Some(&Read::U32(file_type)));
+                let mut names: Vec<_> = file.tensors.iter().map(|tensor| tensor.name.as_str()).collect();
                 names.sort_unstable();
                 names.dedup();
-                assert_eq!(names.len(), file.entries.len(), "a tensor name occurs twice");
+                assert_eq!(names.len(), file.tensors.len(), "a tensor name occurs twice");
             }
         }
     }
@@ -312,11 +234,12 @@ mod tests {
         let mut tensors = Vec::new();
         for (number, part) in parts.into_iter().enumerate() {
             let file = check_ranges(&part.to_bytes());
-            assert!(!file.entries.is_empty());
-            assert_eq!(file.keys["split.no"], u16::try_from(number).unwrap().to_le_bytes());
-            assert_eq!(file.keys["split.count"], 3_u16.to_le_bytes());
-            assert_eq!(file.keys["split.tensors.count"], i32::try_from(whole.tensors.len()).unwrap().to_le_bytes());
-            assert_eq!(file.keys.contains_key("general.architecture"), number == 0);
+            assert!(!file.tensors.is_empty());
+            assert_eq!(file.metadata.get("split.no"), Some(&Read::U16(u16::try_from(number).unwrap())));
+            assert_eq!(file.metadata.get("split.count"), Some(&Read::U16(3)));
+            let all = i32::try_from(whole.tensors.len()).unwrap();
+            assert_eq!(file.metadata.get("split.tensors.count"), Some(&Read::I32(all)));
+            assert_eq!(file.metadata.get("general.architecture").is_some(), number == 0);
             tensors.extend(part.tensors);
         }
         assert_eq!(tensors, whole.tensors);

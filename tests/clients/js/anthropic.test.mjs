@@ -75,7 +75,7 @@ test("tokens are counted as they are read", async () => {
   assert.equal(counted.input_tokens, prompt((await ask()).usage));
 });
 
-test("a stop sequence is told", async () => {
+test("a stop sequence is reported", async () => {
   const text = (await askExact({ max_tokens: 24 })).content[0].text;
   const stop = text.slice(text.length / 2).trim().slice(0, 3);
   const message = await askExact({ max_tokens: 24, stop_sequences: [stop] });

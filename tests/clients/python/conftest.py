@@ -82,7 +82,7 @@ def metric(name):
 
 
 def until_idle():
-    """Waits until no request is in flight any more."""
+    """Waits until no request is in flight."""
     deadline = time.monotonic() + 60
     while metric("poncho_http_in_flight") != 0:
         assert time.monotonic() < deadline, "requests are still in flight"

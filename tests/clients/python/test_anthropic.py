@@ -9,7 +9,7 @@ from conftest import CAT, CLOCK, KEY, LOCKED_URL, MODEL, PATIENCE, URL, user, un
 NOW = {"name": "now", "description": "The time", "input_schema": CLOCK}
 
 
-# The SDK has no field for it any more; the API takes it.
+# The SDK no longer has a field for it; the API still takes it.
 GREEDY = {"temperature": 0}
 
 

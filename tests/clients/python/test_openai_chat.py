@@ -312,7 +312,7 @@ def test_cancelling_an_async_task_cancels_the_request():
     async def run():
         async with openai.AsyncOpenAI(base_url=f"{URL}/v1", api_key="any", max_retries=0, timeout=PATIENCE) as oai:
             call = asyncio.create_task(oai.chat.completions.create(
-                model=MODEL, messages=user("Go on for ever."), max_tokens=4000, extra_body={"ignore_eos": True}))
+                model=MODEL, messages=user("Go on forever."), max_tokens=4000, extra_body={"ignore_eos": True}))
             done, _ = await asyncio.wait([call], timeout=1)
             assert not done
             call.cancel()

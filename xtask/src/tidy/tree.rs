@@ -1,12 +1,14 @@
-//! The files of the repository as the rules see them: path and text, all in memory.
+//! The repository as the rules see it: the path and text of each file, its commits and the compiler, all in memory.
 //!
-//! Read once by `main.rs`, made by hand in tests. Files that git ignores are left out, so that
-//! build output never counts. Nothing here writes.
+//! Read once by `main.rs`, made by hand in tests. Files that git ignores are left out, so that build output never counts.
+//! Nothing here writes.
 
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use std::process::Command;
+
+use crate::tidy::commit::{Commit, recent_commits};
 
 /// Folders that hold generated files; the walk without git leaves them out.
 pub(crate) const GENERATED: [&str; 4] = [".git", ".tools", "node_modules", "target"];
@@ -14,10 +16,17 @@ pub(crate) const GENERATED: [&str; 4] = [".git", ".tools", "node_modules", "targ
 /// What the names of our sources end with.
 pub(crate) const SOURCE_EXTENSIONS: [&str; 7] = ["rs", "py", "sh", "js", "mjs", "ts", "cpp"];
 
-/// Path (from the root, with `/`) to text; `None` for a file that is not UTF-8 text.
+/// Everything that a rule may look at.
 #[derive(Debug, Default)]
 pub(crate) struct Tree {
+    /// Path (from the root, with `/`) to text; `None` for a file that is not UTF-8 text.
     files: BTreeMap<String, Option<String>>,
+    /// Commits that the rule about them covers; none outside a git checkout.
+    pub(crate) commits: Vec<Commit>,
+    /// Version of the compiler, such as `1.95.0`; `None` if it cannot be run.
+    pub(crate) compiler: Option<String>,
+    /// Whether rules also cover what their lists of exemptions name.
+    pub(crate) is_strict: bool,
 }
 
 impl Tree {
@@ -39,14 +48,14 @@ impl Tree {
             let text = if bytes.contains(&0) { None } else { String::from_utf8(bytes).ok() };
             files.insert(path, text);
         }
-        Ok(Self { files })
+        Ok(Self { files, commits: recent_commits(root), compiler: compiler(), is_strict: false })
     }
 
     /// A tree made in memory.
     #[cfg(test)]
     pub(crate) fn of(files: &[(&str, &str)]) -> Self {
         let files = files.iter().map(|(path, text)| ((*path).to_owned(), Some((*text).to_owned()))).collect();
-        Self { files }
+        Self { files, ..Self::default() }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -58,7 +67,7 @@ impl Tree {
         self.files.iter().filter_map(|(path, text)| Some((path.as_str(), text.as_deref()?)))
     }
 
-    /// Text files whose name ends with one of the extensions (given without the dot).
+    /// Text files with a name that ends with one of the extensions (given without the dot).
     pub(crate) fn with_extension<'a>(&'a self, extensions: &'a [&str]) -> impl Iterator<Item = (&'a str, &'a str)> {
         self.texts().filter(move |(path, _)| extension(path).is_some_and(|found| extensions.contains(&found)))
     }
@@ -73,6 +82,16 @@ impl Tree {
             };
             known && is_source_folder(path)
         })
+    }
+
+    /// The exemptions of a rule that count: none if all files are to be looked at.
+    pub(crate) fn exempt<'a>(&self, list: &'a [&'a str]) -> &'a [&'a str] {
+        if self.is_strict { &[] } else { list }
+    }
+
+    /// The text of one file.
+    pub(crate) fn text(&self, path: &str) -> Option<&str> {
+        self.files.get(path)?.as_deref()
     }
 
     /// Every path, text or not.
@@ -98,6 +117,12 @@ pub(crate) fn extension(path: &str) -> Option<&str> {
 /// Whether the path lies in one of the folders that hold our sources.
 pub(crate) fn is_source_folder(path: &str) -> bool {
     [".ci/", "crates/", "fuzz/", "scripts/", "tests/", "xtask/"].iter().any(|folder| path.starts_with(folder))
+}
+
+/// `rustc 1.95.0 (59807616e 2026-04-14)`: the second word.
+fn compiler() -> Option<String> {
+    let output = Command::new("rustc").arg("--version").output().ok()?;
+    String::from_utf8(output.stdout).ok()?.split_whitespace().nth(1).map(str::to_owned)
 }
 
 fn git_files(root: &Path) -> Option<Vec<String>> {
@@ -144,6 +169,14 @@ mod tests {
         assert!(tree.has("crates/cache"));
         assert!(!tree.has("crates/cach"));
         assert!(!tree.has("docs/b.md"));
+    }
+
+    #[test]
+    fn a_strict_look_exempts_nothing() {
+        let mut tree = Tree::default();
+        assert_eq!(tree.exempt(&["crates/a"]), ["crates/a"]);
+        tree.is_strict = true;
+        assert!(tree.exempt(&["crates/a"]).is_empty());
     }
 
     #[test]

@@ -115,7 +115,7 @@ fn look_up(report: &mut Report, shape: &Shape<'_>) -> Outcome<()> {
         if plan.reach() != PROMPT {
             return Err("the prompt is not found whole".into());
         }
-        segments = plan.segments().len();
+        segments = plan.rows().len();
         Ok(time)
     };
     let theirs = || Ok(timed(|| black_box(NAMESPACE.key(black_box(prompt)))).1);

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use poncho_cache::format;
+use poncho_cache::row_folder;
 use poncho_cache::{Cache, CacheConfig, Entry, Fs, Key, NewFile, ReadFile, StdFs};
 
 use crate::Outcome;
@@ -80,7 +80,7 @@ fn write_rows(folder: &Path) -> Outcome<()> {
 fn remove_rows(folder: &Path) -> Outcome<()> {
     in_threads(|thread| {
         let mut first = (0..=255_u8).filter(|first| u32::from(*first) % THREADS == thread);
-        first.try_for_each(|first| std::fs::remove_dir_all(format::row_folder(folder, &Key::from_bytes([first; 32]))))
+        first.try_for_each(|first| std::fs::remove_dir_all(row_folder(folder, &Key::from_bytes([first; 32]))))
     })?;
     Ok(std::fs::remove_dir_all(folder)?)
 }

@@ -6,10 +6,10 @@ use std::io::{self, Write};
 use std::ops::Range;
 use std::path::Path;
 
-use poncho_cache::format::{self, NewPart, NewRow, encode_prefix};
 use poncho_cache::{
     Cache, FingerprintMode, Key, Namespace, PartKind, PayloadPart, QuantType, SaveOutcome, SaveReason, SaveRequest,
 };
+use poncho_cache::{NewPart, PrefixDraft, RowMeta, encode_prefix, row_folder, row_path};
 
 use crate::Outcome;
 
@@ -61,7 +61,6 @@ fn save_for(
         base: base.as_ref(),
         parts: vec![PayloadPart { kind: PartKind::Attention, bytes: payload.clone() }],
         reason,
-        reason_detail: None,
         flags: 0,
         context_size: 131_072,
         text: String::new(),
@@ -76,7 +75,7 @@ fn save_for(
 
 /// All sub-folders of a cache folder.
 pub(crate) fn make_folders(folder: &Path) -> io::Result<()> {
-    (0..=255).try_for_each(|first| std::fs::create_dir_all(format::row_folder(folder, &Key::from_bytes([first; 32]))))
+    (0..=255).try_for_each(|first| std::fs::create_dir_all(row_folder(folder, &Key::from_bytes([first; 32]))))
 }
 
 /// Writes the file of the row that ends where `range` does and stores the tokens in it. The payload is a hole.
@@ -90,27 +89,20 @@ pub(crate) fn write_row(
     let (start, end) = (range.start as usize, range.end as usize);
     let all = tokens.get(..end).ok_or(io::ErrorKind::InvalidInput)?;
     let key = NAMESPACE.key(all);
-    let prefix = encode_prefix(&NewRow {
+    let meta = RowMeta {
         reason: SaveReason::Finish,
-        flags: 0,
-        hits: 0,
         context_size: 131_072,
         created: 1_700_000_000,
         last_used: 1_700_000_000,
-        namespace: NAMESPACE,
-        fingerprint_mode: FingerprintMode::Safe,
         parent,
         start: range.start,
-        tokens: all.get(start..).ok_or(io::ErrorKind::InvalidInput)?,
-        parts: &[NewPart { kind: PartKind::Attention, length: payload, crc: 0 }],
-        text: "",
-        host: Some("bench"),
-        writer: Some("bench"),
-        reason_detail: None,
-        owners: &[],
-    })
-    .map_err(io::Error::other)?;
-    let mut file = File::create_new(format::row_path(folder, &key))?;
+        ..RowMeta::new(NAMESPACE, range.end)
+    };
+    let own = all.get(start..).ok_or(io::ErrorKind::InvalidInput)?;
+    let parts = [NewPart { kind: PartKind::Attention, length: payload, crc: 0 }];
+    let draft = PrefixDraft { host: Some("bench"), writer: Some("bench"), ..PrefixDraft::new(meta, own, &parts) };
+    let prefix = encode_prefix(&draft).map_err(io::Error::other)?;
+    let mut file = File::create_new(row_path(folder, &key))?;
     file.write_all(&prefix)?;
     file.set_len(prefix.len() as u64 + payload)?;
     Ok(key)

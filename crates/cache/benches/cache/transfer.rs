@@ -9,8 +9,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use bytes::Bytes;
-use poncho_cache::format::{self, crc32c};
 use poncho_cache::{Cache, CacheConfig, Key, Needs, PartKind, RestorePlan, Tier};
+use poncho_cache::{crc32c, row_folder, row_path};
 
 use crate::Outcome;
 use crate::measure::{duel, repeat, timed};
@@ -51,7 +51,7 @@ pub(crate) fn memory(report: &mut Report) -> Outcome<()> {
             let mut buffer = buffer.borrow_mut();
             let (result, time) = timed(|| -> Outcome<()> {
                 let plan = cache.lookup(&NAMESPACE, &prompt, Needs::ATTENTION).ok_or("the row is gone")?;
-                let segment = plan.segments().first().ok_or("the plan is empty")?;
+                let segment = plan.rows().first().ok_or("the plan is empty")?;
                 let bytes = segment.bytes(PartKind::Attention).ok_or("the row is not in memory")?;
                 buffer.copy_from_slice(&bytes);
                 Ok(())
@@ -105,7 +105,7 @@ impl Load {
         let mut files = Vec::new();
         for number in 0..self.rows {
             let prompt = tokens(number + 1, 2000);
-            let path = format::row_path(&folder, &save_row(&cache, &prompt, &payload)?);
+            let path = row_path(&folder, &save_row(&cache, &prompt, &payload)?);
             let offset = path.metadata()?.len() - bytes as u64;
             files.push((File::open(&path)?, offset));
             plans.push(cache.lookup(&NAMESPACE, &prompt, Needs::ATTENTION).ok_or("the row is gone")?);
@@ -115,7 +115,7 @@ impl Load {
         let ours = || {
             let mut buffer = buffer.borrow_mut();
             let (result, time) = timed(|| {
-                let mut segments = plans.iter().flat_map(RestorePlan::segments);
+                let mut segments = plans.iter().flat_map(RestorePlan::rows);
                 segments.try_for_each(|segment| segment.read(PartKind::Attention, &mut buffer))
             });
             Ok(result.map(|()| time)?)
@@ -151,7 +151,7 @@ fn save_many(report: &mut Report, folder: &Path) -> Outcome<()> {
     make_folders(&folder)?;
     let cache = Cache::open(CacheConfig { ram_quota: 0, ..CacheConfig::on_disk(&folder, u64::MAX) })?;
     let payload = Bytes::from(noise(1 << 20));
-    let same_bytes = std::fs::read(format::row_path(&folder, &save_row(&cache, &tokens(0, 2000), &payload)?))?;
+    let same_bytes = std::fs::read(row_path(&folder, &save_row(&cache, &tokens(0, 2000), &payload)?))?;
     let number = Cell::new(0_u32);
     let ours = || {
         let prompts: Vec<Vec<u32>> = (1..=ROWS).map(|row| tokens(number.get() + row, 2000)).collect();
@@ -168,7 +168,7 @@ fn save_many(report: &mut Report, folder: &Path) -> Outcome<()> {
     let plainly = || {
         let write = |row: u32| {
             let [first, ..] = row.to_le_bytes();
-            write_plainly(&format::row_folder(&folder, &Key::from_bytes([first; 32])), &same_bytes, Durability::Data)
+            write_plainly(&row_folder(&folder, &Key::from_bytes([first; 32])), &same_bytes, Durability::Data)
         };
         (0..ROWS).map(write).sum::<Outcome<Duration>>()
     };
@@ -195,7 +195,7 @@ fn save_size(
     let cache = Cache::open(CacheConfig { ram_quota: 0, ..CacheConfig::on_disk(&folder, u64::MAX) })?;
     let payload = Bytes::from(noise(bytes));
     // The very bytes of a row's file, prefix and all.
-    let same_bytes = std::fs::read(format::row_path(&folder, &save_row(&cache, &tokens(0, 2000), &payload)?))?;
+    let same_bytes = std::fs::read(row_path(&folder, &save_row(&cache, &tokens(0, 2000), &payload)?))?;
     let number = Cell::new(0_u32);
     let ours = || {
         number.set(number.get() + 1);
@@ -208,7 +208,7 @@ fn save_size(
     let plainly = |durability| {
         // Spread over the sub-folders as rows are.
         let [first, ..] = number.get().to_le_bytes();
-        write_plainly(&format::row_folder(&folder, &Key::from_bytes([first; 32])), &same_bytes, durability)
+        write_plainly(&row_folder(&folder, &Key::from_bytes([first; 32])), &same_bytes, durability)
     };
     let outcome = duel(rounds, ours, || plainly(Durability::Data))?;
     report.ratio(&format!("save, {name}, against write + fdatasync"), bytes, &outcome, targets[0]);

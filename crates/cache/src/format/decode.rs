@@ -4,16 +4,19 @@
 //! kilobytes, asks `prefix_length` how many there are, preads the rest and calls `decode_prefix`. It must accept
 //! any bytes: nothing is allocated by a length that was not checked against the bytes that are there.
 
-use super::error::{Field, FormatError};
+use poncho_gguf::QuantType;
+
+use super::error::{FormatError, FormatField};
 use super::header::{Header, prefix_crc};
-use super::parts::parse_parts;
+use super::layout::{CODEC_RAW, HEADER_LENGTH, VERSION_CHAINED};
+use super::parts::{FilePart, parse_parts};
+use super::prefix::RowPrefix;
 use super::reader::Reader;
-use super::tlv::{Records, Tag, to_text};
-use super::{CODEC_RAW, HEADER_LENGTH, Part, RowPrefix, VERSION_CHAINED, check_parent};
-use crate::key::{Key, Namespace};
-use crate::owner::{MOST_OWNERS, OwnerId};
-use crate::quant::QuantType;
-use crate::words::{FingerprintMode, PartKind, SaveReason};
+use super::row_meta::RowMeta;
+use super::tlv::{RecordTag, Records, to_text};
+use crate::identity::key::{Key, Namespace};
+use crate::identity::owner::{MOST_OWNERS, OwnerId};
+use crate::kinds::{FingerprintMode, PartKind, SaveReason};
 
 /// How many bytes are before the payload, from the first bytes of the file (at least `HEADER_LENGTH`, unless the
 /// file is shorter) and its length. The answer is at most `MAX_PREFIX` and at most `file_length`, so it is safe to
@@ -33,7 +36,8 @@ pub fn prefix_length(first_bytes: &[u8], file_length: u64) -> Result<usize, Form
 pub fn decode_prefix(bytes: &[u8], file_length: u64) -> Result<RowPrefix, FormatError> {
     let header = Header::parse(bytes)?;
     let length = header.prefix_length(file_length)?;
-    let truncated = || FormatError::Truncated { field: Field::Prefix, needed: length as u64, got: bytes.len() as u64 };
+    let truncated =
+        || FormatError::Truncated { field: FormatField::Prefix, needed: length as u64, got: bytes.len() as u64 };
     let prefix = bytes.get(..length).ok_or_else(truncated)?;
     let (header_bytes, rest) = prefix.split_first_chunk::<HEADER_LENGTH>().ok_or_else(truncated)?;
     if header.version >= VERSION_CHAINED {
@@ -43,86 +47,87 @@ pub fn decode_prefix(bytes: &[u8], file_length: u64) -> Result<RowPrefix, Format
         }
     }
     let mut sections = Reader::new(rest);
-    let text = sections.sized(Field::Text)?;
-    let block = sections.sized(Field::Records)?;
+    let text = sections.sized(FormatField::Text)?;
+    let block = sections.sized(FormatField::Records)?;
     let records = Records::parse(block, header.version)?;
     decode_fields(&header, text, &records)
 }
 
 fn decode_fields(header: &Header, text: &[u8], records: &Records<'_>) -> Result<RowPrefix, FormatError> {
     // First of all records: a later codec may give the others another meaning.
-    match records.get_array::<1>(Tag::Codec)? {
+    match records.get_array::<1>(RecordTag::Codec)? {
         None | Some([CODEC_RAW]) => {}
         Some([codec]) => return Err(FormatError::UnsupportedCodec { codec }),
     }
     let bad_field = |field, got| FormatError::BadField { field, got };
-    let reason = SaveReason::from_byte(header.reason).ok_or_else(|| bad_field(Field::SaveReason, header.reason))?;
-    let [mode] = records.require_array(Tag::FingerprintMode)?;
-    let fingerprint_mode = FingerprintMode::from_byte(mode).ok_or_else(|| bad_field(Field::FingerprintMode, mode))?;
-    let [quant] = records.require_array(Tag::QuantType)?;
+    let reason =
+        SaveReason::from_byte(header.reason).ok_or_else(|| bad_field(FormatField::SaveReason, header.reason))?;
+    let [mode_byte] = records.require_array(RecordTag::FingerprintMode)?;
+    let mode =
+        FingerprintMode::from_byte(mode_byte).ok_or_else(|| bad_field(FormatField::FingerprintMode, mode_byte))?;
+    let [quant] = records.require_array(RecordTag::QuantType)?;
     let namespace = Namespace {
-        fingerprint: records.require_array(Tag::Fingerprint)?,
+        fingerprint: records.require_array(RecordTag::Fingerprint)?,
         quant: QuantType::from_byte(quant),
-        context_hash: records.require_array(Tag::ContextHash)?,
+        context_hash: records.require_array(RecordTag::ContextHash)?,
     };
-    let parent = records.get_array(Tag::Parent)?.map(Key::from_bytes);
-    let start = records.get_array(Tag::Start)?.map_or(0, u32::from_le_bytes);
-    check_parent(start, parent)?;
-    let parts = if header.version >= VERSION_CHAINED {
-        parse_parts(records.require(Tag::Parts)?, header.payload_length)?
-    } else {
-        let (length, crc) = (header.payload_length, header.payload_crc);
-        vec![Part { kind: PartKind::Whole, offset: 0, length, crc }]
-    };
-    Ok(RowPrefix {
+    let meta = RowMeta {
         version: header.version,
-        quant_bits: header.quant_bits,
+        namespace,
+        mode,
         reason,
         flags: header.flags,
-        token_count: header.token_count,
-        hits: header.hits,
         context_size: header.context_size,
         created: header.created,
         last_used: header.last_used,
-        namespace,
-        fingerprint_mode,
-        parent,
-        start,
-        tokens: decode_tokens(header.token_count, start, records)?,
-        parts,
-        text: to_text(Field::Text, text)?,
-        host: records.get_text(Tag::Host)?,
-        writer: records.get_text(Tag::Writer)?,
-        reason_detail: records.get_text(Tag::ReasonDetail)?,
+        hits: header.hits,
+        parent: records.get_array(RecordTag::Parent)?.map(Key::from_bytes),
+        start: records.get_array(RecordTag::Start)?.map_or(0, u32::from_le_bytes),
+        token_count: header.token_count,
+    };
+    meta.check_parent()?;
+    let parts = if header.version >= VERSION_CHAINED {
+        parse_parts(records.require(RecordTag::Parts)?, header.payload_length)?
+    } else {
+        let (length, crc) = (header.payload_length, header.payload_crc);
+        vec![FilePart { kind: PartKind::Whole, offset: 0, length, crc }]
+    };
+    Ok(RowPrefix {
+        meta,
+        quant_bits: header.quant_bits,
+        tokens: decode_tokens(&meta, records)?,
         owners: decode_owners(records)?,
+        parts,
+        text: to_text(FormatField::Text, text)?,
+        host: records.get_text(RecordTag::Host)?,
+        writer: records.get_text(RecordTag::Writer)?,
+        reason_detail: records.get_text(RecordTag::ReasonDetail)?,
         payload_offset: header.payload_offset,
         payload_length: header.payload_length,
         payload_crc: header.payload_crc,
     })
 }
 
-/// Who the file says has sent its tokens; a reader keeps no more of them than a writer writes.
+/// The owners that the file names; a reader keeps no more of them than a writer writes.
 fn decode_owners(records: &Records<'_>) -> Result<Vec<OwnerId>, FormatError> {
-    let value = records.get(Tag::Owners).unwrap_or_default();
+    let value = records.get(RecordTag::Owners).unwrap_or_default();
     let (owners, remainder) = value.as_chunks::<{ OwnerId::LENGTH }>();
     if !remainder.is_empty() {
-        return Err(FormatError::TagUnit { tag: Tag::Owners, unit: OwnerId::LENGTH, got: value.len() });
+        return Err(FormatError::TagUnit { tag: RecordTag::Owners, unit: OwnerId::LENGTH, got: value.len() });
     }
     Ok(owners.iter().take(MOST_OWNERS).copied().map(OwnerId::from_bytes).collect())
 }
 
-/// The tokens of the covered range, once header, count and ids agree on how many there are.
-fn decode_tokens(token_count: u32, start: u32, records: &Records<'_>) -> Result<Vec<u32>, FormatError> {
-    let declared = u32::from_le_bytes(records.require_array(Tag::TokenIdCount)?);
-    let ids = records.require(Tag::TokenIds)?;
+/// The tokens of the row's own segment, once header, count and ids agree on how many there are.
+fn decode_tokens(meta: &RowMeta, records: &Records<'_>) -> Result<Vec<u32>, FormatError> {
+    let declared = u32::from_le_bytes(records.require_array(RecordTag::TokenIdCount)?);
+    let ids = records.require(RecordTag::TokenIds)?;
     let (ids, remainder) = ids.as_chunks::<4>();
     if !remainder.is_empty() {
         let got = ids.len() * 4 + remainder.len();
-        return Err(FormatError::TagUnit { tag: Tag::TokenIds, unit: 4, got });
+        return Err(FormatError::TagUnit { tag: RecordTag::TokenIds, unit: 4, got });
     }
-    if token_count.checked_sub(start) != Some(declared) || u64::from(declared) != ids.len() as u64 {
-        return Err(FormatError::TokenCount { header: token_count, start, declared, ids: ids.len() as u64 });
-    }
+    meta.check_tokens(declared, ids.len())?;
     Ok(ids.iter().map(|id| u32::from_le_bytes(*id)).collect())
 }
 
@@ -130,7 +135,7 @@ fn decode_tokens(token_count: u32, start: u32, records: &Records<'_>) -> Result<
 mod tests {
     use super::*;
     use crate::format::encode::tests::sample;
-    use crate::format::{FLAG_GRID, NewPart, NewRow, crc32c, encode_prefix, encode_v1};
+    use crate::format::{FLAG_GRID, NewPart, PrefixDraft, crc32c, encode_prefix, encode_v1};
 
     const PAYLOAD_LENGTH: u64 = 40;
 
@@ -227,65 +232,55 @@ mod tests {
     fn version_1_file_made_by_hand_is_read() {
         let file = ByHand::whole();
         let offset = file.bytes().len() as u64;
-        let expected = RowPrefix {
+        let meta = RowMeta {
             version: 1,
-            quant_bits: 4,
+            namespace: Namespace { fingerprint: [0xaa; 32], quant: QuantType::Q4_K_M, context_hash: [0xbb; 32] },
+            mode: FingerprintMode::GgufChunked,
             reason: SaveReason::Evict,
             flags: 0,
-            token_count: 3,
-            hits: 9,
             context_size: 2048,
             created: 1_000,
             last_used: 2_000,
-            namespace: Namespace { fingerprint: [0xaa; 32], quant: QuantType::Q4_K_M, context_hash: [0xbb; 32] },
-            fingerprint_mode: FingerprintMode::GgufChunked,
+            hits: 9,
             parent: None,
             start: 0,
+            token_count: 3,
+        };
+        let expected = RowPrefix {
+            meta,
+            quant_bits: 4,
             tokens: vec![7, 8, 70_000],
-            parts: vec![Part { kind: PartKind::Whole, offset: 0, length: PAYLOAD_LENGTH, crc: 0xdead_beef }],
+            owners: Vec::new(),
+            parts: vec![FilePart { kind: PartKind::Whole, offset: 0, length: PAYLOAD_LENGTH, crc: 0xdead_beef }],
             text: "Hi".to_owned(),
             host: None,
             writer: None,
             reason_detail: None,
-            owners: Vec::new(),
             payload_offset: offset,
             payload_length: PAYLOAD_LENGTH,
             payload_crc: 0xdead_beef,
         };
         assert_eq!(file.decode(), Ok(expected.clone()));
-        let written = encode_v1(&NewRow {
-            reason: SaveReason::Evict,
-            flags: FLAG_GRID,
-            hits: 9,
-            context_size: 2048,
-            created: 1_000,
-            last_used: 2_000,
-            namespace: expected.namespace,
-            fingerprint_mode: expected.fingerprint_mode,
-            parent: None,
-            start: 0,
-            tokens: &expected.tokens,
-            parts: &[NewPart { kind: PartKind::Whole, length: PAYLOAD_LENGTH, crc: 0xdead_beef }],
-            text: "Hi",
-            host: None,
-            writer: None,
-            reason_detail: None,
-            owners: &[],
-        });
-        let row = decode_prefix(&written.unwrap(), offset + PAYLOAD_LENGTH).unwrap();
-        assert!(!row.is_grid(), "the flag has no meaning in version 1");
-        assert_eq!(RowPrefix { flags: 0, ..row }, expected);
+        let parts = [NewPart { kind: PartKind::Whole, length: PAYLOAD_LENGTH, crc: 0xdead_beef }];
+        let with_flag = RowMeta { flags: FLAG_GRID, ..meta };
+        let draft = PrefixDraft { text: "Hi", ..PrefixDraft::new(with_flag, &expected.tokens, &parts) };
+        let row = decode_prefix(&encode_v1(&draft).unwrap(), offset + PAYLOAD_LENGTH).unwrap();
+        assert!(!row.meta.is_grid(), "the flag has no meaning in version 1");
+        assert_eq!(RowPrefix { meta, ..row }, expected);
+        assert_eq!(row.meta, with_flag);
     }
 
     #[test]
     fn version_2_file_made_by_hand_is_read() {
         let row = ByHand::chained().decode().unwrap();
-        assert_eq!((row.version, row.start, row.parent, row.tokens.as_slice()), (2, 0, None, &[7, 8, 70_000][..]));
-        assert_eq!(row.parts, [Part { kind: PartKind::Attention, offset: 0, length: PAYLOAD_LENGTH, crc: 5 }]);
+        let RowMeta { version, start, parent, .. } = row.meta;
+        assert_eq!((version, start, parent, row.tokens.as_slice()), (2, 0, None, &[7, 8, 70_000][..]));
+        assert_eq!(row.parts, [FilePart { kind: PartKind::Attention, offset: 0, length: PAYLOAD_LENGTH, crc: 5 }]);
         let child = ByHand { token_count: 103, ..ByHand::chained() };
         let child = child.with(0x20, &[6; 32]).with(0x21, &[100, 0, 0, 0]).with(0x23, &[0]).with(0x70, b"later");
         let row = child.decode().unwrap();
-        assert_eq!((row.start, row.parent, row.token_count), (100, Some(Key::from_bytes([6; 32])), 103));
+        let RowMeta { start, parent, token_count, .. } = row.meta;
+        assert_eq!((start, parent, token_count), (100, Some(Key::from_bytes([6; 32])), 103));
     }
 
     #[test]
@@ -301,8 +296,9 @@ mod tests {
                 let result = decode_prefix(&damaged, file_length);
                 assert_eq!(result.is_ok(), may_change, "byte {position} = {value}");
                 if let Ok(row) = result {
-                    let (hits, last_used) = (original.hits, original.last_used);
-                    assert_eq!(RowPrefix { hits, last_used, ..row }, original, "byte {position} = {value}");
+                    let RowMeta { hits, last_used, .. } = original.meta;
+                    let meta = RowMeta { hits, last_used, ..row.meta };
+                    assert_eq!(RowPrefix { meta, ..row }, original, "byte {position} = {value}");
                 }
             }
             damaged[position] = prefix[position];
@@ -317,7 +313,7 @@ mod tests {
             for cut in 0..prefix.len() {
                 let got = cut as u64;
                 let needed = if cut < HEADER_LENGTH { HEADER_LENGTH } else { prefix.len() } as u64;
-                let field = if cut < HEADER_LENGTH { Field::Header } else { Field::Prefix };
+                let field = if cut < HEADER_LENGTH { FormatField::Header } else { FormatField::Prefix };
                 let short = Err(FormatError::Truncated { field, needed, got });
                 assert_eq!(decode_prefix(&prefix[..cut], file_length), short, "{cut} bytes given");
                 assert!(decode_prefix(&prefix[..cut], got).is_err(), "file of {cut} bytes");
@@ -346,19 +342,25 @@ mod tests {
 
     #[test]
     fn required_tags_are_required_with_their_length() {
-        let tags = [Tag::Fingerprint, Tag::FingerprintMode, Tag::QuantType, Tag::ContextHash, Tag::TokenIdCount];
-        for tag in tags.into_iter().chain([Tag::TokenIds, Tag::Parts]) {
+        let tags = [
+            RecordTag::Fingerprint,
+            RecordTag::FingerprintMode,
+            RecordTag::QuantType,
+            RecordTag::ContextHash,
+            RecordTag::TokenIdCount,
+        ];
+        for tag in tags.into_iter().chain([RecordTag::TokenIds, RecordTag::Parts]) {
             let missing = Err(FormatError::MissingTag { tag });
             assert_eq!(ByHand::chained().without(tag.byte()).decode(), missing);
-            if tag != Tag::Parts {
+            if tag != RecordTag::Parts {
                 assert_eq!(ByHand::whole().without(tag.byte()).decode(), missing);
             }
         }
-        for tag in tags.into_iter().chain([Tag::Parent, Tag::Start, Tag::Codec]) {
+        for tag in tags.into_iter().chain([RecordTag::Parent, RecordTag::Start, RecordTag::Codec]) {
             let result = ByHand::chained().with(tag.byte(), &[1; 33]).decode();
             assert!(matches!(result, Err(FormatError::TagLength { got: 33, .. })), "{tag}: {result:?}");
         }
-        for tag in [Tag::TokenIds, Tag::Parts] {
+        for tag in [RecordTag::TokenIds, RecordTag::Parts] {
             let result = ByHand::chained().with(tag.byte(), &[1; 43]).decode();
             assert!(matches!(result, Err(FormatError::TagUnit { got: 43, .. })), "{tag}: {result:?}");
         }
@@ -367,13 +369,13 @@ mod tests {
     #[test]
     fn undefined_values_and_wrong_text_are_refused_by_name() {
         let reason = ByHand { reason: 6, ..ByHand::whole() };
-        assert_eq!(reason.decode(), Err(FormatError::BadField { field: Field::SaveReason, got: 6 }));
+        assert_eq!(reason.decode(), Err(FormatError::BadField { field: FormatField::SaveReason, got: 6 }));
         let mode = ByHand::whole().with(0x02, &[3]);
-        assert_eq!(mode.decode(), Err(FormatError::BadField { field: Field::FingerprintMode, got: 3 }));
+        assert_eq!(mode.decode(), Err(FormatError::BadField { field: FormatField::FingerprintMode, got: 3 }));
         let text = ByHand { text: b"a\x80".to_vec(), ..ByHand::whole() };
-        assert_eq!(text.decode(), Err(FormatError::NotUtf8 { field: Field::Text, valid: 1 }));
+        assert_eq!(text.decode(), Err(FormatError::NotUtf8 { field: FormatField::Text, valid: 1 }));
         let quant = ByHand::whole().with(0x03, &[200]).decode().unwrap();
-        assert_eq!(quant.namespace.quant, QuantType::Other);
+        assert_eq!(quant.meta.namespace.quant, QuantType::Other);
     }
 
     #[test]

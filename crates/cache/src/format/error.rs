@@ -5,11 +5,11 @@
 
 use std::fmt;
 
-use super::tlv::Tag;
+use super::tlv::RecordTag;
 
 /// The piece of a file that an error is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Field {
+pub enum FormatField {
     /// The fixed 72 bytes at the start.
     Header,
     /// Everything before the payload.
@@ -34,7 +34,7 @@ pub enum Field {
     Payload,
 }
 
-impl fmt::Display for Field {
+impl fmt::Display for FormatField {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = match self {
             Self::Header => "header",
@@ -79,7 +79,7 @@ pub enum FormatError {
     #[error("{field} is cut off: {needed} bytes needed, {got} there; remove the file, the row will be computed again")]
     Truncated {
         /// The piece that does not fit.
-        field: Field,
+        field: FormatField,
         /// Bytes needed from the start of the file.
         needed: u64,
         /// Bytes there.
@@ -89,7 +89,7 @@ pub enum FormatError {
     #[error("{field} would end at {end}, past the limit {limit}; remove the file, the row will be computed again")]
     Overrun {
         /// The piece that is too long.
-        field: Field,
+        field: FormatField,
         /// Where it would end, from the start of the section that holds it.
         end: u64,
         /// The length of that section.
@@ -168,7 +168,7 @@ pub enum FormatError {
     #[error("{field} has the undefined value {got}; remove the file, the row will be computed again")]
     BadField {
         /// The field.
-        field: Field,
+        field: FormatField,
         /// Its value.
         got: u8,
     },
@@ -176,7 +176,7 @@ pub enum FormatError {
     #[error("{field} is not UTF-8 after {valid} bytes; remove the file, the row will be computed again")]
     NotUtf8 {
         /// The text.
-        field: Field,
+        field: FormatField,
         /// How many bytes are right.
         valid: usize,
     },
@@ -184,7 +184,7 @@ pub enum FormatError {
     #[error("tag {tag} has {got} bytes, expected {expected}; remove the file, the row will be computed again")]
     TagLength {
         /// The tag.
-        tag: Tag,
+        tag: RecordTag,
         /// The length it must have.
         expected: usize,
         /// The length it has.
@@ -194,7 +194,7 @@ pub enum FormatError {
     #[error("tag {tag} has {got} bytes, no multiple of {unit}; remove the file, the row will be computed again")]
     TagUnit {
         /// The tag.
-        tag: Tag,
+        tag: RecordTag,
         /// Bytes of one entry.
         unit: usize,
         /// The length it has.
@@ -204,19 +204,19 @@ pub enum FormatError {
     #[error("tag {tag} occurs twice; remove the file, the row will be computed again")]
     DuplicateTag {
         /// The tag.
-        tag: Tag,
+        tag: RecordTag,
     },
     /// A required tag is absent.
     #[error("tag {tag} is missing; remove the file, the row will be computed again")]
     MissingTag {
         /// The tag.
-        tag: Tag,
+        tag: RecordTag,
     },
     /// A tag that a later version brought occurs in an older file: most likely the version byte is damaged.
     #[error("tag {tag} does not belong to version {version}; remove the file, the row will be computed again")]
     ForeignTag {
         /// The tag.
-        tag: Tag,
+        tag: RecordTag,
         /// The version of the file.
         version: u8,
     },
@@ -238,7 +238,7 @@ pub enum FormatError {
     #[error("{field} is too long to be stored; save the row as a chain of shorter ones")]
     TooLong {
         /// What does not fit.
-        field: Field,
+        field: FormatField,
     },
 }
 

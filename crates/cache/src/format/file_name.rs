@@ -7,7 +7,7 @@
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
-use crate::key::{Key, to_hex};
+use crate::identity::key::{Key, to_hex};
 
 /// The advisory lock at the root of a cache folder.
 pub const LOCK_FILE_NAME: &str = "poncho.lock";

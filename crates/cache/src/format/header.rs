@@ -6,9 +6,9 @@
 use std::ops::Range;
 
 use super::crc::Crc32c;
-use super::error::{Field, FormatError};
+use super::error::{FormatError, FormatField};
+use super::layout::{HEADER_LENGTH, HITS_OFFSET, LAST_USED_OFFSET, MAGIC, MAX_PREFIX, VERSION_CHAINED, VERSION_WHOLE};
 use super::reader::Reader;
-use super::{HEADER_LENGTH, HITS_OFFSET, LAST_USED_OFFSET, MAGIC, MAX_PREFIX, VERSION_CHAINED, VERSION_WHOLE};
 
 /// The header and the two lengths of the sections behind it: no payload can start earlier.
 pub(super) const LEAST_PREFIX: u64 = HEADER_LENGTH as u64 + 8;
@@ -43,8 +43,11 @@ impl Header {
     /// Reads the header of a known version. Magic and version are looked at first, because nothing else can be
     /// said about the bytes of another version.
     pub(super) fn parse(bytes: &[u8]) -> Result<Self, FormatError> {
-        let truncated =
-            FormatError::Truncated { field: Field::Header, needed: HEADER_LENGTH as u64, got: bytes.len() as u64 };
+        let truncated = FormatError::Truncated {
+            field: FormatField::Header,
+            needed: HEADER_LENGTH as u64,
+            got: bytes.len() as u64,
+        };
         let (magic, rest) = bytes.split_first_chunk::<3>().ok_or_else(|| truncated.clone())?;
         if *magic != MAGIC {
             return Err(FormatError::WrongMagic { got: *magic });
@@ -59,7 +62,7 @@ impl Header {
     }
 
     fn parse_fields(header: &[u8; HEADER_LENGTH]) -> Result<Self, FormatError> {
-        const FIELD: Field = Field::Header;
+        const FIELD: FormatField = FormatField::Header;
         let mut reader = Reader::new(header);
         reader.take(FIELD, MAGIC.len())?;
         let version = reader.u8(FIELD)?;

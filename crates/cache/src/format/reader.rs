@@ -3,7 +3,7 @@
 //! Called by the decoder and by the TLV records. Every read names the field that it is for, so that an error
 //! does too. It must never allocate: it hands out parts of the bytes that it was given.
 
-use super::error::{Field, FormatError};
+use super::error::{FormatError, FormatField};
 
 /// A position in some bytes.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ impl<'a> Reader<'a> {
     }
 
     /// The next `length` bytes.
-    pub(super) fn take(&mut self, field: Field, length: usize) -> Result<&'a [u8], FormatError> {
+    pub(super) fn take(&mut self, field: FormatField, length: usize) -> Result<&'a [u8], FormatError> {
         let end = self.position.saturating_add(length);
         let taken = self.bytes.get(self.position..end).ok_or(FormatError::Overrun {
             field,
@@ -36,29 +36,29 @@ impl<'a> Reader<'a> {
     }
 
     /// The next `N` bytes.
-    pub(super) fn array<const N: usize>(&mut self, field: Field) -> Result<[u8; N], FormatError> {
+    pub(super) fn array<const N: usize>(&mut self, field: FormatField) -> Result<[u8; N], FormatError> {
         let mut array = [0; N];
         array.copy_from_slice(self.take(field, N)?);
         Ok(array)
     }
 
     /// The next byte.
-    pub(super) fn u8(&mut self, field: Field) -> Result<u8, FormatError> {
+    pub(super) fn u8(&mut self, field: FormatField) -> Result<u8, FormatError> {
         self.array(field).map(u8::from_le_bytes)
     }
 
     /// The next little-endian `u32`.
-    pub(super) fn u32(&mut self, field: Field) -> Result<u32, FormatError> {
+    pub(super) fn u32(&mut self, field: FormatField) -> Result<u32, FormatError> {
         self.array(field).map(u32::from_le_bytes)
     }
 
     /// The next little-endian `u64`.
-    pub(super) fn u64(&mut self, field: Field) -> Result<u64, FormatError> {
+    pub(super) fn u64(&mut self, field: FormatField) -> Result<u64, FormatError> {
         self.array(field).map(u64::from_le_bytes)
     }
 
     /// A `u32` length and as many bytes.
-    pub(super) fn sized(&mut self, field: Field) -> Result<&'a [u8], FormatError> {
+    pub(super) fn sized(&mut self, field: FormatField) -> Result<&'a [u8], FormatError> {
         let length = self.u32(field)?;
         self.take(field, usize::try_from(length).unwrap_or(usize::MAX))
     }
@@ -71,17 +71,20 @@ mod tests {
     #[test]
     fn reads_are_little_endian_and_stop_at_the_end() {
         let mut reader = Reader::new(&[1, 2, 0, 0, 0, 9, 8, 7]);
-        assert_eq!(reader.u8(Field::Header), Ok(1));
-        assert_eq!(reader.sized(Field::Text), Ok([9, 8].as_slice()));
-        assert_eq!(reader.u32(Field::Text), Err(FormatError::Overrun { field: Field::Text, end: 11, limit: 8 }));
+        assert_eq!(reader.u8(FormatField::Header), Ok(1));
+        assert_eq!(reader.sized(FormatField::Text), Ok([9, 8].as_slice()));
+        assert_eq!(
+            reader.u32(FormatField::Text),
+            Err(FormatError::Overrun { field: FormatField::Text, end: 11, limit: 8 })
+        );
         assert!(!reader.is_at_end());
-        assert_eq!(reader.u8(Field::Header), Ok(7), "a failed read moves nothing");
+        assert_eq!(reader.u8(FormatField::Header), Ok(7), "a failed read moves nothing");
         assert!(reader.is_at_end());
     }
 
     #[test]
     fn largest_length_is_an_error() {
         let bytes = [&u32::MAX.to_le_bytes()[..], &[0; 4]].concat();
-        assert!(matches!(Reader::new(&bytes).sized(Field::Records), Err(FormatError::Overrun { .. })));
+        assert!(matches!(Reader::new(&bytes).sized(FormatField::Records), Err(FormatError::Overrun { .. })));
     }
 }

@@ -6,14 +6,14 @@
 
 use std::fmt;
 
-use super::error::{Field, FormatError};
+use super::error::{FormatError, FormatField};
+use super::layout::{VERSION_CHAINED, VERSION_WHOLE};
 use super::reader::Reader;
-use super::{VERSION_CHAINED, VERSION_WHOLE};
 
 /// The known tags. The discriminant is the byte in the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
-pub enum Tag {
+pub enum RecordTag {
     /// The effective fingerprint of the model, 32 bytes.
     Fingerprint = 0x01,
     /// How the fingerprint was made, one byte.
@@ -44,7 +44,7 @@ pub enum Tag {
     Codec = 0x23,
 }
 
-impl Tag {
+impl RecordTag {
     /// All known tags, in the order of their bytes.
     pub const ALL: [Self; 14] = [
         Self::Fingerprint,
@@ -106,15 +106,15 @@ impl Tag {
     }
 }
 
-impl fmt::Display for Tag {
+impl fmt::Display for RecordTag {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "{:#04x} ({})", self.byte(), self.as_str())
     }
 }
 
 /// Appends one record.
-pub(super) fn put_record(out: &mut Vec<u8>, tag: Tag, value: &[u8]) -> Result<(), FormatError> {
-    let field = Field::Record(tag.byte());
+pub(super) fn put_record(out: &mut Vec<u8>, tag: RecordTag, value: &[u8]) -> Result<(), FormatError> {
+    let field = FormatField::Record(tag.byte());
     let length = u32::try_from(value.len()).map_err(|_| FormatError::TooLong { field })?;
     out.push(tag.byte());
     out.extend_from_slice(&length.to_le_bytes());
@@ -125,18 +125,18 @@ pub(super) fn put_record(out: &mut Vec<u8>, tag: Tag, value: &[u8]) -> Result<()
 /// The known records of a file, each at most once, values borrowed.
 #[derive(Debug)]
 pub(super) struct Records<'a> {
-    known: Vec<(Tag, &'a [u8])>,
+    known: Vec<(RecordTag, &'a [u8])>,
 }
 
 impl<'a> Records<'a> {
     /// Takes a block of records apart, skipping those with unknown tags.
     pub(super) fn parse(block: &'a [u8], version: u8) -> Result<Self, FormatError> {
-        let mut known: Vec<(Tag, &[u8])> = Vec::with_capacity(Tag::ALL.len());
+        let mut known: Vec<(RecordTag, &[u8])> = Vec::with_capacity(RecordTag::ALL.len());
         let mut reader = Reader::new(block);
         while !reader.is_at_end() {
-            let byte = reader.u8(Field::Records)?;
-            let value = reader.sized(Field::Record(byte))?;
-            let Some(tag) = Tag::from_byte(byte) else { continue };
+            let byte = reader.u8(FormatField::Records)?;
+            let value = reader.sized(FormatField::Record(byte))?;
+            let Some(tag) = RecordTag::from_byte(byte) else { continue };
             if tag.first_version() > version {
                 return Err(FormatError::ForeignTag { tag, version });
             }
@@ -149,17 +149,17 @@ impl<'a> Records<'a> {
     }
 
     /// The value of a record, if it is there.
-    pub(super) fn get(&self, tag: Tag) -> Option<&'a [u8]> {
+    pub(super) fn get(&self, tag: RecordTag) -> Option<&'a [u8]> {
         self.known.iter().find(|(other, _)| *other == tag).map(|(_, value)| *value)
     }
 
     /// The value of a record that must be there.
-    pub(super) fn require(&self, tag: Tag) -> Result<&'a [u8], FormatError> {
+    pub(super) fn require(&self, tag: RecordTag) -> Result<&'a [u8], FormatError> {
         self.get(tag).ok_or(FormatError::MissingTag { tag })
     }
 
     /// The value of a record of exactly `N` bytes, if it is there.
-    pub(super) fn get_array<const N: usize>(&self, tag: Tag) -> Result<Option<[u8; N]>, FormatError> {
+    pub(super) fn get_array<const N: usize>(&self, tag: RecordTag) -> Result<Option<[u8; N]>, FormatError> {
         let Some(value) = self.get(tag) else { return Ok(None) };
         match <[u8; N]>::try_from(value) {
             Ok(array) => Ok(Some(array)),
@@ -168,18 +168,18 @@ impl<'a> Records<'a> {
     }
 
     /// The value of a record of exactly `N` bytes that must be there.
-    pub(super) fn require_array<const N: usize>(&self, tag: Tag) -> Result<[u8; N], FormatError> {
+    pub(super) fn require_array<const N: usize>(&self, tag: RecordTag) -> Result<[u8; N], FormatError> {
         self.get_array(tag)?.ok_or(FormatError::MissingTag { tag })
     }
 
     /// The text of a record, if it is there.
-    pub(super) fn get_text(&self, tag: Tag) -> Result<Option<String>, FormatError> {
-        self.get(tag).map(|value| to_text(Field::Record(tag.byte()), value)).transpose()
+    pub(super) fn get_text(&self, tag: RecordTag) -> Result<Option<String>, FormatError> {
+        self.get(tag).map(|value| to_text(FormatField::Record(tag.byte()), value)).transpose()
     }
 }
 
 /// Text from the file, which must be UTF-8.
-pub(super) fn to_text(field: Field, bytes: &[u8]) -> Result<String, FormatError> {
+pub(super) fn to_text(field: FormatField, bytes: &[u8]) -> Result<String, FormatError> {
     match std::str::from_utf8(bytes) {
         Ok(text) => Ok(text.to_owned()),
         Err(error) => Err(FormatError::NotUtf8 { field, valid: error.valid_up_to() }),
@@ -199,10 +199,10 @@ mod tests {
 
     #[test]
     fn tag_bytes_round_trip_and_are_those_of_the_format_page() {
-        for tag in Tag::ALL {
-            assert_eq!(Tag::from_byte(tag.byte()), Some(tag));
+        for tag in RecordTag::ALL {
+            assert_eq!(RecordTag::from_byte(tag.byte()), Some(tag));
         }
-        let bytes = Tag::ALL.map(Tag::byte);
+        let bytes = RecordTag::ALL.map(RecordTag::byte);
         assert_eq!(bytes, [1, 2, 3, 4, 5, 6, 7, 8, 9, 0x0a, 0x20, 0x21, 0x22, 0x23]);
     }
 
@@ -210,20 +210,20 @@ mod tests {
     fn unknown_tags_are_skipped_even_twice() {
         let block = [record(0x77, b"x"), record(0x05, b"host"), record(0x77, b""), record(0x00, b"yy")].concat();
         let records = Records::parse(&block, 2).unwrap();
-        assert_eq!(records.get_text(Tag::Host).unwrap().as_deref(), Some("host"));
+        assert_eq!(records.get_text(RecordTag::Host).unwrap().as_deref(), Some("host"));
         assert_eq!(records.known.len(), 1);
     }
 
     #[test]
     fn known_tag_twice_is_refused() {
         let block = [record(0x05, b"a"), record(0x05, b"a")].concat();
-        assert_eq!(Records::parse(&block, 2).unwrap_err(), FormatError::DuplicateTag { tag: Tag::Host });
+        assert_eq!(Records::parse(&block, 2).unwrap_err(), FormatError::DuplicateTag { tag: RecordTag::Host });
     }
 
     #[test]
     fn tags_of_version_2_are_refused_in_version_1() {
         let block = record(0x22, &[0; 21]);
-        let expected = FormatError::ForeignTag { tag: Tag::Parts, version: 1 };
+        let expected = FormatError::ForeignTag { tag: RecordTag::Parts, version: 1 };
         assert_eq!(Records::parse(&block, 1).unwrap_err(), expected);
         assert!(Records::parse(&block, 2).is_ok());
     }
@@ -235,7 +235,7 @@ mod tests {
             assert!(matches!(Records::parse(&block[..length], 2), Err(FormatError::Overrun { .. })), "{length}");
         }
         block[1..5].copy_from_slice(&u32::MAX.to_le_bytes());
-        let expected = FormatError::Overrun { field: Field::Record(5), end: 5 + u64::from(u32::MAX), limit: 9 };
+        let expected = FormatError::Overrun { field: FormatField::Record(5), end: 5 + u64::from(u32::MAX), limit: 9 };
         assert_eq!(Records::parse(&block, 2).unwrap_err(), expected);
     }
 
@@ -243,9 +243,12 @@ mod tests {
     fn wrong_lengths_and_wrong_text_name_the_tag() {
         let block = [record(0x08, &[1, 2, 3]), record(0x06, b"ab\xff")].concat();
         let records = Records::parse(&block, 2).unwrap();
-        let expected = FormatError::TagLength { tag: Tag::TokenIdCount, expected: 4, got: 3 };
-        assert_eq!(records.require_array::<4>(Tag::TokenIdCount), Err(expected));
-        assert_eq!(records.get_text(Tag::Writer), Err(FormatError::NotUtf8 { field: Field::Record(6), valid: 2 }));
-        assert_eq!(records.require(Tag::TokenIds), Err(FormatError::MissingTag { tag: Tag::TokenIds }));
+        let expected = FormatError::TagLength { tag: RecordTag::TokenIdCount, expected: 4, got: 3 };
+        assert_eq!(records.require_array::<4>(RecordTag::TokenIdCount), Err(expected));
+        assert_eq!(
+            records.get_text(RecordTag::Writer),
+            Err(FormatError::NotUtf8 { field: FormatField::Record(6), valid: 2 })
+        );
+        assert_eq!(records.require(RecordTag::TokenIds), Err(FormatError::MissingTag { tag: RecordTag::TokenIds }));
     }
 }

@@ -1,14 +1,14 @@
-//! From tokens to the rows that serve them: which row, which ranges of its chain, and where a new row
-//! should hang itself on.
+//! From tokens to the rows that serve them: which row, which ranges of its chain, and which row a new one should
+//! build on.
 //!
-//! Called by the store on lookup and before a save. Everything it returns is decided by comparing tokens;
-//! it must never return a chain that does not cover every token up to its reach.
+//! Called by the store on lookup and before a save. Everything it returns is decided by comparing tokens; it must never
+//! return a chain that does not cover every token up to its reach.
 
-use super::Index;
-use crate::key::Namespace;
-use crate::rows::{Row, RowId};
-use crate::trie::Match;
-use crate::words::{PartKind, Tier};
+use super::rows::{Row, RowId};
+use super::table::Index;
+use super::trie::Match;
+use crate::identity::key::Namespace;
+use crate::kinds::{PartKind, Tier};
 
 /// Where a stored state may end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,9 +39,9 @@ impl Needs {
     pub const PARTIAL: Self = Self { cut: Cut::SavedBoundary, attention: false, partial: true };
 }
 
-/// Tokens that may be read in vain for each one that need not be stored again. Most rows are never read, so a little too much to
-/// read costs less than the same to write.
-const IN_VAIN: u32 = 4;
+/// Wasted tokens that may be read for each token that need not be stored again. Most rows are never read, so reading a
+/// little too much costs less than writing the same amount.
+const WASTE_FACTOR: u32 = 4;
 
 /// One row of a chain and the tokens that it contributes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,8 +60,6 @@ pub(crate) struct Found {
     pub(crate) reach: u32,
     /// The row that ends exactly at `reach`, if there is one: its partial state and logits fit.
     pub(crate) boundary: Option<RowId>,
-    /// The row that the chain was built from (the deepest one).
-    pub(crate) deepest: RowId,
 }
 
 impl Index {
@@ -72,67 +70,56 @@ impl Index {
 
     /// The longest of the matched rows that the model can use.
     pub(crate) fn serving(&self, matched: &Match<RowId>, needs: Needs) -> Option<Found> {
-        let boundaries = matched.boundaries.iter().rev().map(|(depth, row)| (*row, *depth));
-        let inside = match needs.cut {
-            Cut::AnyToken => matched.below.map(|row| (row, matched.common)),
-            Cut::SavedBoundary => None,
-        };
-        inside.into_iter().chain(boundaries).find_map(|(row, reach)| self.chain(row, u32::try_from(reach).ok()?, needs))
+        candidates(matched, needs.cut).find_map(|(row, reach)| self.chain(row, reach, needs))
     }
 
-    /// The chain that serves the first `reach` tokens of a row, or `None` if something in it is lacking.
+    /// The chain that serves the first `reach` tokens of a row, or `None` if a part that is needed is missing.
     pub(crate) fn chain(&self, id: RowId, reach: u32, needs: Needs) -> Option<Found> {
-        let row = self.row(id)?;
-        if reach == 0 || reach > row.token_count {
+        let row = self.row(id);
+        if reach == 0 || reach > row.meta.token_count {
             return None;
         }
-        let boundary = (row.token_count == reach).then_some(id);
-        let whole = row.has_part(PartKind::Whole);
+        let boundary = (row.meta.token_count == reach).then_some(id);
         if needs.cut == Cut::SavedBoundary && boundary.is_none() {
             return None;
         }
-        if needs.partial && !whole && !row.has_part(PartKind::Partial) {
+        if needs.partial && !row.has_part(PartKind::Partial) {
             return None;
         }
         if !needs.attention {
-            let links = vec![Link { row: id, from: row.start.min(reach), to: reach }];
-            return Some(Found { links, reach, boundary, deepest: id });
+            let links = vec![Link { row: id, from: row.meta.start.min(reach), to: reach }];
+            return Some(Found { links, reach, boundary });
         }
         let mut links = Vec::new();
-        let mut end = reach;
-        let mut next = Some(id);
-        while end > 0 {
-            let current = next?;
-            let row = self.row(current)?;
-            let to = end.min(row.token_count);
-            if to > row.start {
-                if !row.has_part(PartKind::Attention) && !row.has_part(PartKind::Whole) {
+        let (mut current, mut row, mut end) = (id, row, reach);
+        loop {
+            let start = row.meta.start;
+            if end > start {
+                if !row.has_part(PartKind::Attention) {
                     return None;
                 }
-                links.push(Link { row: current, from: row.start, to });
+                links.push(Link { row: current, from: start, to: end });
+                end = start;
             }
-            end = end.min(row.start);
-            next = row.parent;
+            let Some(parent) = row.parent else { break };
+            (current, row) = (parent, self.row(parent));
+            assert!(end <= row.meta.token_count, "invariant: a parent holds the tokens before its child's start");
         }
+        assert_eq!(end, 0, "invariant: a chain begins at the first token");
         links.reverse();
-        Some(Found { links, reach, boundary, deepest: id })
+        Some(Found { links, reach, boundary })
     }
 
     /// The row that a new row for `tokens` in `tier` should build on, and the token to start from: the one with which the
     /// new row has to store the fewest tokens of its own, of those that pay.
     pub(crate) fn base(&self, namespace: &Namespace, tokens: &[u32], tier: Tier) -> Option<(RowId, u32)> {
         let matched = self.match_tokens(namespace, tokens)?;
-        let inside = matched.below.map(|row| (row, matched.common));
-        let boundaries = matched.boundaries.iter().rev().map(|(depth, row)| (*row, *depth));
-        inside.into_iter().chain(boundaries).find_map(|(id, common)| {
-            let common = u32::try_from(common).ok()?;
+        candidates(&matched, Cut::AnyToken).find_map(|(id, common)| {
             let links = self.chain(id, common, Needs::ATTENTION)?.links;
-            let extendable = links.iter().all(|link| {
-                self.row(link.row).is_some_and(|row| !row.has_part(PartKind::Whole) && will_be_durable(row, tier))
-            });
-            // A row is read whole, also where it is cut. Two prompts with nothing but a template's first words in common
-            // would otherwise be read both for either.
-            let pays = self.read_in_vain(&links) <= common.saturating_mul(IN_VAIN);
+            let extendable = links.iter().all(|link| will_be_durable(self.row(link.row), tier));
+            // A row is read whole, also where it is cut: if two prompts share only the first words of a template, restoring
+            // one must not read the other.
+            let pays = self.wasted_tokens(&links) <= common.saturating_mul(WASTE_FACTOR);
             // The last link holds the tokens just before `common`; rows below it need not be held.
             let parent = links.last()?.row;
             (extendable && pays).then_some((parent, common))
@@ -140,10 +127,26 @@ impl Index {
     }
 
     /// Tokens that these rows hold and their chain does not use.
-    fn read_in_vain(&self, links: &[Link]) -> u32 {
-        let cut = |link: &Link| self.row(link.row).map_or(0, |row| row.token_count.saturating_sub(link.to));
+    fn wasted_tokens(&self, links: &[Link]) -> u32 {
+        let cut = |link: &Link| self.row(link.row).meta.token_count - link.to;
         links.iter().map(cut).fold(0, u32::saturating_add)
     }
+}
+
+/// The rows that agree with some tokens, each with the number of tokens it agrees on, the most first.
+fn candidates(matched: &Match<RowId>, cut: Cut) -> impl Iterator<Item = (RowId, u32)> {
+    let inside = match cut {
+        Cut::AnyToken => matched.below.map(|row| (row, matched.common)),
+        Cut::SavedBoundary => None,
+    };
+    let boundaries = matched.boundaries.iter().rev().map(|(depth, row)| (*row, *depth));
+    inside.into_iter().chain(boundaries).map(|(row, depth)| (row, narrow(depth)))
+}
+
+/// The trie refuses rows of more tokens than 32 bits count.
+#[expect(clippy::expect_used, reason = "a depth that wraps would name other tokens")]
+fn narrow(depth: usize) -> u32 {
+    u32::try_from(depth).expect("invariant: the tokens of a row are counted in 32 bits")
 }
 
 /// Whether the row is, or will be once its pending write is done, as durable as `tier`.

@@ -1,13 +1,13 @@
 //! Rows by their owners: who has sent all tokens of a row, and what one owner's rows hold for some tokens.
 //!
-//! Called by the handle for claims, lists and explanations that must not tell one owner about the rows of another. A row
-//! belongs to everybody who has sent all of its tokens; one that nobody claimed belongs to nobody.
+//! Called by the handle for claims, lists and explanations, which must never reveal the rows of one owner to another. A
+//! row belongs to every owner that has sent all of its tokens; one that nobody claimed belongs to nobody.
 
-use super::Index;
-use crate::key::Namespace;
-use crate::owner::{OwnerId, add_owner};
-use crate::rows::{Row, RowId};
-use crate::trie::Match;
+use super::rows::{Row, RowId};
+use super::table::Index;
+use super::trie::Match;
+use crate::identity::key::Namespace;
+use crate::identity::owner::{OwnerId, add_owner};
 
 impl Row {
     /// Whether that owner has sent all of its tokens.
@@ -19,17 +19,16 @@ impl Row {
 impl Index {
     /// Notes more owners of a row.
     pub(crate) fn add_owners(&mut self, id: RowId, owners: &[OwnerId]) {
-        if let Some(row) = self.row_mut(id) {
-            for owner in owners {
-                add_owner(&mut row.owners, *owner);
-            }
+        let row = self.row_mut(id);
+        for owner in owners {
+            add_owner(&mut row.owners, *owner);
         }
     }
 
     /// An owner has sent these tokens: every row that holds a beginning of them is its own too.
     pub(crate) fn claim(&mut self, namespace: &Namespace, tokens: &[u32], owner: OwnerId) {
-        let boundaries = self.match_tokens(namespace, tokens).map(|matched| matched.boundaries);
-        for (_, id) in boundaries.unwrap_or_default() {
+        let Some(matched) = self.match_tokens(namespace, tokens) else { return };
+        for (_, id) in matched.boundaries {
             self.add_owners(id, &[owner]);
         }
     }
@@ -43,7 +42,7 @@ impl Index {
     ) -> Option<Match<RowId>> {
         let Some(owner) = owner else { return self.match_tokens(namespace, tokens) };
         let trie = self.trie(namespace)?;
-        let is_own = |id: RowId| self.row(id).is_some_and(|row| row.is_owned_by(owner));
+        let is_own = |id: RowId| self.row(id).is_owned_by(owner);
         let mut boundaries = trie.lookup(tokens).boundaries;
         boundaries.retain(|(_, id)| is_own(*id));
         let longest = trie.longest_where(tokens, is_own);

@@ -1,25 +1,25 @@
-//! Whether evicting once more makes sense, judged by what the last eviction changed.
+//! Backing off from evictions that do not help.
 //!
-//! Asked by the watcher before it evicts. A source may measure memory that rows do not lie in: giving up row after row would
-//! then empty the cache and change nothing. Pure: no clock, no I/O; it counts samples.
+//! Asked by the watcher before it evicts. A source may measure memory that holds no rows: evicting row after row
+//! would then empty the cache and change nothing. Pure: no clock, no I/O; it counts samples.
 
-/// The most samples that are let pass: five minutes with the usual interval, after which things may be different.
+/// The most samples that are skipped: five minutes with the usual interval.
 const LONGEST_PAUSE: u32 = 64;
 
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Backoff {
-    /// What was in use when rows were given up last, until the next look.
+    /// Bytes in use at the last eviction, until the next sample.
     before: Option<u64>,
     /// How many samples the next pause lasts.
     next_pause: u32,
-    /// Samples that are still to be let pass.
+    /// Samples that are still to be skipped.
     left: u32,
 }
 
 impl Backoff {
-    /// Takes a sample at which bytes are wanted, and says whether to evict. After an eviction that left no less in use it is
-    /// not, for a while that grows each time.
+    /// Takes a sample at which bytes are wanted. Returns whether to evict: not for a growing while after an eviction that
+    /// left no less in use.
     pub(super) fn may_evict(&mut self, used: u64) -> bool {
         match self.before.take() {
             Some(before) if used < before => self.calm(),
@@ -34,7 +34,7 @@ impl Backoff {
         may
     }
 
-    /// Rows were given up at a sample. An eviction that found none to give up has cost nothing and proves nothing.
+    /// Rows were evicted at a sample. An eviction that found none is not counted: it cost nothing and proves nothing.
     pub(super) fn evicted(&mut self, used: u64, freed: u64) {
         self.before = (freed > 0).then_some(used);
     }
@@ -69,7 +69,7 @@ mod tests {
         let full = evictions(1000, 1, |_, _| 99);
         assert_eq!(full[..6], [0, 2, 5, 10, 19, 36], "pauses of 1, 2, 4, 8 and 16 samples");
         assert_eq!(full.len(), 7 + (1000 - 69) / 65, "and of 64 in the end: {full:?}");
-        assert!(evictions(1000, 1, |sample, _| 99 + sample).len() < 25, "growing use is no success either");
+        assert!(evictions(1000, 1, |sample, _| 99 + sample).len() < 25, "growing use is not a success either");
     }
 
     #[test]

@@ -2,8 +2,8 @@
 //!
 //! Filled from the configuration, checked by `PressureWatcher::start`. Pure: no I/O, no clock, no state.
 
-use crate::pressure_source::{PressureSample, PressureSourceKind};
-use crate::words::Tier;
+use crate::kinds::Tier;
+use crate::pressure::sources::{PressureSample, PressureSourceKind};
 
 /// The settings of the watcher.
 #[derive(Debug, Clone, PartialEq)]
@@ -38,7 +38,7 @@ impl Default for PressureConfig {
     }
 }
 
-/// Settings that make no sense, or a thread that cannot be had.
+/// Invalid settings, or a thread that cannot be started.
 #[derive(Debug, thiserror::Error)]
 pub enum PressureConfigError {
     /// Sampling without a pause.
@@ -78,7 +78,7 @@ impl PressureConfig {
     /// Checks the settings; the error names the wrong one.
     ///
     /// # Errors
-    /// The first senseless setting.
+    /// The first invalid setting.
     pub fn validate(&self) -> Result<(), PressureConfigError> {
         let (high_watermark, low_watermark) = (self.high_watermark, self.low_watermark);
         if self.interval_ms == 0 {

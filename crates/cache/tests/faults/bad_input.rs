@@ -4,11 +4,11 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use poncho_cache::format::{self, Field, FormatError, NewPart, NewRow};
 use poncho_cache::{
-    BadSave, Cache, CacheConfig, CacheError, FileTierConfig, FingerprintMode, GateError, Gates, PartKind, PayloadPart,
-    SaveReason, SaveRequest, Tier, inspect_file, inspect_folder,
+    BadSave, Cache, CacheConfig, CacheError, FileTierConfig, GateError, Gates, PartKind, PayloadPart, SaveRequest,
+    Tier, inspect_file, inspect_folder,
 };
+use poncho_cache::{FormatError, FormatField as Field, MAX_PREFIX, NewPart, PrefixDraft, RowMeta, encode_v1};
 
 use crate::support::{conversation, namespace, on_disk, request};
 
@@ -111,9 +111,9 @@ fn a_save_that_contradicts_itself_is_refused_with_what_to_try() {
     let twice = SaveRequest { parts: vec![logits.clone(), logits], ..plain() };
     assert_eq!(refused(&cache, twice).0, BadSave::PartTwice { kind: PartKind::Logits });
 
-    let long = SaveRequest { text: "a".repeat(usize::try_from(format::MAX_PREFIX).unwrap()), ..plain() };
+    let long = SaveRequest { text: "a".repeat(usize::try_from(MAX_PREFIX).unwrap()), ..plain() };
     let (error, text) = refused(&cache, long);
-    let limit = format::MAX_PREFIX;
+    let limit = MAX_PREFIX;
     assert!(matches!(error, BadSave::TooManyTokens { tokens: 60, .. }) && text.contains(&limit.to_string()), "{text}");
 
     let held = base();
@@ -164,26 +164,8 @@ fn gates_in_the_wrong_order_are_refused_by_name() {
 /// A good old file; its head has no checksum, so that single fields can be made wrong.
 fn old_file() -> Vec<u8> {
     let parts = [NewPart { kind: PartKind::Whole, length: 10, crc: 0 }];
-    let row = NewRow {
-        reason: SaveReason::Finish,
-        flags: 0,
-        hits: 0,
-        context_size: 4096,
-        created: 1,
-        last_used: 1,
-        namespace: namespace(1),
-        fingerprint_mode: FingerprintMode::Safe,
-        parent: None,
-        start: 0,
-        tokens: &[1, 2, 3],
-        parts: &parts,
-        text: "hello",
-        host: None,
-        writer: None,
-        reason_detail: None,
-        owners: &[],
-    };
-    let mut bytes = format::encode_v1(&row).unwrap();
+    let row = PrefixDraft { text: "hello", ..PrefixDraft::new(RowMeta::new(namespace(1), 3), &[1, 2, 3], &parts) };
+    let mut bytes = encode_v1(&row).unwrap();
     bytes.resize(bytes.len() + 10, 0);
     bytes
 }

@@ -4,11 +4,14 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use poncho_cache::format::{self, HITS_OFFSET, LAST_USED_OFFSET, NewPart, NewRow, crc32c};
 use poncho_cache::testing::MemoryFs;
 use poncho_cache::{
-    Cache, CacheConfig, DropReason, FileTierConfig, FingerprintMode, Fs, Key, Needs, NewFile, PartKind, SaveOutcome,
-    SaveReason, Tier, inspect_folder,
+    Cache, CacheConfig, DropReason, FileTierConfig, FingerprintMode, FolderIndex, Fs, Key, Needs, NewFile, PartKind,
+    SaveOutcome, SaveReason, Tier, inspect_file, inspect_folder,
+};
+use poncho_cache::{
+    HITS_OFFSET, LAST_USED_OFFSET, NewPart, PrefixDraft, RowMeta, bad_path, crc32c, decode_prefix, encode_prefix,
+    encode_touch, encode_v1, row_path, tmp_path,
 };
 
 use super::{NO_FILES, files, save_now, temporaries};
@@ -27,7 +30,7 @@ fn small_row(tokens: &[u32]) -> (PathBuf, Vec<u8>) {
     let folder = tempfile::tempdir().unwrap();
     assert_eq!(save_now(&Cache::open(on_disk(folder.path(), 1 << 20)).unwrap(), tokens), SaveOutcome::Published);
     let bytes = std::fs::read(&files(folder.path())[0]).unwrap();
-    (format::row_path(Path::new(ROOT), &namespace(1).key(tokens)), bytes)
+    (row_path(Path::new(ROOT), &namespace(1).key(tokens)), bytes)
 }
 
 /// A file system with just this file.
@@ -77,7 +80,7 @@ fn any_flipped_bit_makes_the_row_a_miss_when_the_folder_is_opened() {
             assert_eq!(save_now(&cache, &tokens), SaveOutcome::Dropped(DropReason::WriteFailed), "{case}");
             assert_eq!((fs.paths(), &cache.health()[0].off), (vec![path.clone()], &None), "{case}");
         } else {
-            assert_eq!(fs.paths(), [format::bad_path(&path)], "{case}: moved aside");
+            assert_eq!(fs.paths(), [bad_path(&path)], "{case}: moved aside");
             assert_eq!(save_now(&cache, &tokens), SaveOutcome::Published, "{case}");
             assert_eq!(reach(&cache, namespace(1), &tokens), 2, "{case}: saved again");
         }
@@ -88,7 +91,7 @@ fn any_flipped_bit_makes_the_row_a_miss_when_the_folder_is_opened() {
 fn any_bit_flipped_under_an_open_cache_is_harmless_or_noticed() {
     let tokens = conversation(1, 2);
     let (path, good) = small_row(&tokens);
-    let payload = usize::try_from(format::decode_prefix(&good, good.len() as u64).unwrap().payload_offset).unwrap();
+    let payload = usize::try_from(decode_prefix(&good, good.len() as u64).unwrap().payload_offset).unwrap();
     for bit in 0..good.len() * 8 {
         let offset = bit / 8;
         let fs = holding(&path, &good);
@@ -97,7 +100,7 @@ fn any_bit_flipped_under_an_open_cache_is_harmless_or_noticed() {
         let (served, damaged) = if offset < payload { (2, 0) } else { (0, 1) };
         assert_eq!(reach(&cache, namespace(1), &tokens), served, "byte {offset}");
         assert_eq!(cache.counters().corrupt_files, damaged, "byte {offset}");
-        assert_eq!(fs.paths(), [if damaged == 0 { path.clone() } else { format::bad_path(&path) }]);
+        assert_eq!(fs.paths(), [if damaged == 0 { path.clone() } else { bad_path(&path) }]);
     }
 }
 
@@ -112,7 +115,7 @@ fn a_file_cut_or_lengthened_anywhere_is_a_miss() {
         let fs = holding(&path, &bytes);
         let cache = Cache::open(in_memory_files(&fs)).unwrap();
         assert_eq!(reach(&cache, namespace(1), &tokens), 0, "opened with {length} bytes");
-        assert_eq!((cache.counters().corrupt_files, fs.paths()), (1, vec![format::bad_path(&path)]), "{length} bytes");
+        assert_eq!((cache.counters().corrupt_files, fs.paths()), (1, vec![bad_path(&path)]), "{length} bytes");
 
         let fs = holding(&path, &good);
         let cache = Cache::open(in_memory_files(&fs)).unwrap();
@@ -129,75 +132,64 @@ fn a_file_cut_or_lengthened_anywhere_is_a_miss() {
     }
 }
 
-/// The bytes of a whole row of version 1 with this payload.
-fn version_1(tokens: &[u32], payload: &[u8]) -> Vec<u8> {
-    let parts = [NewPart { kind: PartKind::Whole, length: payload.len() as u64, crc: crc32c(payload) }];
-    let mut bytes = format::encode_v1(&new_row(tokens, &parts)).unwrap();
-    bytes.extend_from_slice(payload);
-    bytes
-}
-
-fn new_row<'a>(tokens: &'a [u32], parts: &'a [NewPart]) -> NewRow<'a> {
-    NewRow {
+/// The description of a row that holds all its tokens itself.
+fn old_meta(tokens: &[u32]) -> RowMeta {
+    RowMeta {
         reason: SaveReason::Cold,
-        flags: 0,
         hits: 7,
         context_size: 2048,
         created: 1_600_000_000,
         last_used: 1_600_000_001,
-        namespace: namespace(1),
-        fingerprint_mode: FingerprintMode::GgufChunked,
-        parent: None,
-        start: 0,
-        tokens,
-        parts,
-        text: "an old row",
-        host: None,
-        writer: None,
-        reason_detail: None,
-        owners: &[],
+        mode: FingerprintMode::GgufChunked,
+        ..RowMeta::new(namespace(1), u32::try_from(tokens.len()).unwrap())
     }
 }
 
-/// What an open cache serves of a whole row.
-fn whole(cache: &Cache, tokens: &[u32]) -> Option<Vec<u8>> {
-    let plan = cache.lookup(&namespace(1), tokens, Needs::ATTENTION_AND_PARTIAL)?;
-    let row = plan.boundary().unwrap();
-    let mut bytes = vec![0; usize::try_from(row.length(PartKind::Whole)?).unwrap()];
-    row.read(PartKind::Whole, &mut bytes).ok().map(|()| bytes)
+/// The bytes of a whole row of version 1 with this payload.
+fn version_1(tokens: &[u32], payload: &[u8]) -> Vec<u8> {
+    let parts = [NewPart { kind: PartKind::Whole, length: payload.len() as u64, crc: crc32c(payload) }];
+    let row = PrefixDraft { text: "an old row", ..PrefixDraft::new(old_meta(tokens), tokens, &parts) };
+    [encode_v1(&row).unwrap(), payload.to_vec()].concat()
 }
 
 #[test]
-fn a_version_1_file_is_served_whole_and_stays_as_it_is() {
-    let (tokens, payload) = (conversation(1, 5), b"the whole state".to_vec());
-    let path = format::row_path(Path::new(ROOT), &namespace(1).key(&tokens));
-    let fs = holding(&path, &version_1(&tokens, &payload));
-    let cache = Cache::open(in_memory_files(&fs)).unwrap();
-    let row = cache.row(&namespace(1).key(&tokens)).unwrap();
-    assert_eq!((row.version, row.hits, row.parts), (1, 7, vec![PartKind::Whole]));
-    assert_eq!(whole(&cache, &tokens), Some(payload));
-    let longer = [&tokens[..], &[1, 2, 3]].concat();
-    assert!(cache.base_for(&namespace(1), &longer, None).is_none(), "segments cannot extend it");
-    assert_eq!(save_now(&cache, &longer), SaveOutcome::Published);
-    assert_eq!(cache.row(&namespace(1).key(&longer)).unwrap().start, 0);
+fn a_version_1_file_is_listed_and_verified_but_not_restored() {
+    let folder = tempfile::tempdir().unwrap();
+    let tokens = conversation(1, 5);
+    let key = namespace(1).key(&tokens);
+    let path = row_path(folder.path(), &key);
+    let old = version_1(&tokens, b"the whole state");
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    std::fs::write(&path, &old).unwrap();
+
+    let report = inspect_folder(folder.path()).unwrap();
+    assert_eq!(report.rows.iter().map(|row| (row.key, row.prefix.meta.version)).collect::<Vec<_>>(), [(key, 1)]);
+    assert_eq!(report.verify(|_| {}), []);
+    assert_eq!(inspect_file(&path).unwrap().text, "an old row");
+    assert!(FolderIndex::new(report.rows.iter().map(|row| (Tier::Disk, row))).is_empty());
+
+    let cache = Cache::open(on_disk(folder.path(), 1 << 20)).unwrap();
+    assert_eq!((cache.len(), cache.counters().unknown_files), (0, 1));
+    assert!(cache.lookup(&namespace(1), &tokens, Needs::ATTENTION_AND_PARTIAL).is_none());
+    assert!(std::fs::read(&path).unwrap() == old, "the file stays as it is");
+    assert_eq!(save_now(&cache, &tokens), SaveOutcome::Published);
+    drop(cache);
+    assert_eq!(inspect_file(&path).unwrap().meta.version, 2, "the same row, computed again, takes its name");
 }
 
 #[test]
-fn a_version_1_file_with_any_flipped_bit_is_a_miss_or_served_right() {
-    let (tokens, payload) = (conversation(1, 2), b"old state".to_vec());
-    let good = version_1(&tokens, &payload);
-    let path = format::row_path(Path::new(ROOT), &namespace(1).key(&tokens));
-    let mut misses = 0;
+fn a_version_1_file_with_any_flipped_bit_is_never_served_or_removed() {
+    let tokens = conversation(1, 2);
+    let good = version_1(&tokens, b"old state");
+    let path = row_path(Path::new(ROOT), &namespace(1).key(&tokens));
     for bit in 0..good.len() * 8 {
         let mut bytes = good.clone();
         bytes[bit / 8] ^= 1 << (bit % 8);
-        let cache = Cache::open(in_memory_files(&holding(&path, &bytes))).unwrap();
-        let served = whole(&cache, &tokens);
-        assert!(served.as_ref().is_none_or(|served| *served == payload), "byte {}", bit / 8);
-        misses += usize::from(served.is_none());
+        let fs = holding(&path, &bytes);
+        let cache = Cache::open(in_memory_files(&fs)).unwrap();
+        assert_eq!(reach(&cache, namespace(1), &tokens), 0, "byte {}", bit / 8);
+        assert!(fs.paths() == [path.clone()] || fs.paths() == [bad_path(&path)], "byte {}", bit / 8);
     }
-    // No checksum covers the head of an old file, but everything that decides what a row means is compared.
-    assert!(misses > good.len() * 8 / 2, "{misses} of {}", good.len() * 8);
 }
 
 #[test]
@@ -207,7 +199,7 @@ fn a_file_under_the_name_of_another_row_is_not_taken_for_it() {
     let fs = holding(&path, &other);
     let cache = Cache::open(in_memory_files(&fs)).unwrap();
     assert_eq!((reach(&cache, namespace(1), &one), reach(&cache, namespace(1), &two)), (0, 0));
-    assert_eq!((cache.counters().corrupt_files, fs.paths()), (1, vec![format::bad_path(&path)]));
+    assert_eq!((cache.counters().corrupt_files, fs.paths()), (1, vec![bad_path(&path)]));
 
     let fs = holding(&path, &good);
     let cache = Cache::open(in_memory_files(&fs)).unwrap();
@@ -224,8 +216,8 @@ fn leftover_temporaries_go_and_foreign_files_stay() {
     let tokens = conversation(1, 20);
     let key = namespace(1).key(&tokens);
     save_now(&Cache::open(on_disk(root, 1 << 20)).unwrap(), &tokens);
-    let row = format::row_path(root, &key);
-    let leftovers = ["1-0", "999-12", "x"].map(|writer| format::tmp_path(root, &key, writer));
+    let row = row_path(root, &key);
+    let leftovers = ["1-0", "999-12", "x"].map(|writer| tmp_path(root, &key, writer));
     std::fs::write(&leftovers[0], "").unwrap();
     std::fs::copy(&row, &leftovers[1]).unwrap();
     std::fs::hard_link(&row, &leftovers[2]).unwrap();
@@ -249,7 +241,7 @@ fn chain(root: &Path) -> (Vec<u32>, [PathBuf; 4]) {
     for end in [20, 40, 60, 80] {
         assert_eq!(save_now(&cache, &tokens[..end]), SaveOutcome::Published);
     }
-    let paths = [20, 40, 60, 80].map(|end| format::row_path(root, &namespace(1).key(&tokens[..end])));
+    let paths = [20, 40, 60, 80].map(|end| row_path(root, &namespace(1).key(&tokens[..end])));
     (tokens, paths)
 }
 
@@ -297,7 +289,7 @@ fn damage_in_one_segment_leaves_the_part_before_it_and_drops_what_builds_on_it()
         assert_eq!((cache.len(), cache.counters().corrupt_files, cache.counters().orphans_dropped), (2, 1, 1));
         let left = [true, true, false, false];
         assert_eq!(paths.each_ref().map(|path| path.exists()), left);
-        assert!(format::bad_path(&paths[2]).exists(), "for whoever wants to look at it");
+        assert!(bad_path(&paths[2]).exists(), "for whoever wants to look at it");
         assert_eq!(save_now(&cache, &tokens), SaveOutcome::Published);
         assert_eq!(reach(&open_after(cache, folder.path()), namespace(1), &tokens), 80);
     }
@@ -321,32 +313,33 @@ fn a_missing_parent_drops_all_that_build_on_it() {
     }
 }
 
-/// A crafted segment of one token with the given name and parent.
-fn craft_segment(root: &Path, key: Key, parent: Key) {
+/// A crafted row with a segment of one token, and with the given name and parent.
+fn craft_row(root: &Path, key: Key, parent: Key) {
     let payload = attention(&[1, 2], 1);
     let parts = [NewPart { kind: PartKind::Attention, length: payload.len() as u64, crc: crc32c(&payload) }];
-    let row = NewRow { parent: Some(parent), start: 1, ..new_row(&[2], &parts) };
-    let path = format::row_path(root, &key);
+    let meta = RowMeta { parent: Some(parent), start: 1, ..old_meta(&[1, 2]) };
+    let row = PrefixDraft::new(meta, &[2], &parts);
+    let path = row_path(root, &key);
     std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-    std::fs::write(path, [format::encode_prefix(&row).unwrap(), payload].concat()).unwrap();
+    std::fs::write(path, [encode_prefix(&row).unwrap(), payload].concat()).unwrap();
 }
 
 #[test]
 fn parents_that_run_in_circles_or_lie_are_dropped() {
     let folder = tempfile::tempdir().unwrap();
     let key = |byte| Key::from_bytes([byte; 32]);
-    craft_segment(folder.path(), key(1), key(2));
-    craft_segment(folder.path(), key(2), key(3));
-    craft_segment(folder.path(), key(3), key(1));
-    craft_segment(folder.path(), key(4), key(4));
-    craft_segment(folder.path(), key(5), key(1));
+    craft_row(folder.path(), key(1), key(2));
+    craft_row(folder.path(), key(2), key(3));
+    craft_row(folder.path(), key(3), key(1));
+    craft_row(folder.path(), key(4), key(4));
+    craft_row(folder.path(), key(5), key(1));
     let report = inspect_folder(folder.path()).unwrap();
     assert_eq!((report.rows.len(), report.verify(|_| {}).len()), (5, 5));
     // A parent that is there, but is not what the segment says.
     let tokens = conversation(1, 20);
     let real = namespace(1).key(&tokens);
     save_now(&Cache::open(on_disk(folder.path(), 1 << 20)).unwrap(), &tokens);
-    craft_segment(folder.path(), key(6), real);
+    craft_row(folder.path(), key(6), real);
     let cache = Cache::open(on_disk(folder.path(), 1 << 20)).unwrap();
     assert_eq!((cache.len(), reach(&cache, namespace(1), &tokens)), (1, 20));
     assert_eq!(cache.counters().corrupt_files, 1, "its name is not the key of its tokens");
@@ -359,7 +352,7 @@ fn folders_and_dangling_links_in_the_place_of_files_do_no_harm() {
     let folder = tempfile::tempdir().unwrap();
     let (blocked, dangling, late) = (conversation(1, 20), conversation(2, 20), conversation(3, 20));
     let [blocked_path, dangling_path, late_path] = [&blocked, &dangling, &late].map(|tokens| {
-        let path = format::row_path(folder.path(), &namespace(1).key(tokens));
+        let path = row_path(folder.path(), &namespace(1).key(tokens));
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         path
     });
@@ -371,8 +364,8 @@ fn folders_and_dangling_links_in_the_place_of_files_do_no_harm() {
         assert_eq!(save_now(&cache, tokens), SaveOutcome::Published, "what was in the way is moved aside");
         assert_eq!(reach(&cache, namespace(1), tokens), 20);
     }
-    assert!(format::bad_path(&blocked_path).join("inside").is_dir(), "with all that is in it");
-    assert!(format::bad_path(&dangling_path).is_symlink());
+    assert!(bad_path(&blocked_path).join("inside").is_dir(), "with all that is in it");
+    assert!(bad_path(&dangling_path).is_symlink());
     // A folder that comes later is left alone until the cache is opened again.
     std::fs::create_dir(&late_path).unwrap();
     assert_eq!(save_now(&cache, &late), SaveOutcome::Dropped(DropReason::WriteFailed));
@@ -403,7 +396,7 @@ fn a_damaged_copy_in_memory_files_leaves_the_one_on_disk() {
     cache.flush();
     let key = namespace(1).key(&tokens[..30]);
     assert_eq!(cache.row(&key).unwrap().tiers, [Tier::RamFile, Tier::Disk]);
-    let path = format::row_path(shm.path(), &key);
+    let path = row_path(shm.path(), &key);
     let mut bytes = std::fs::read(&path).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     std::fs::write(&path, bytes).unwrap();
@@ -411,8 +404,8 @@ fn a_damaged_copy_in_memory_files_leaves_the_one_on_disk() {
     assert_eq!(cache.row(&key).unwrap().tiers, [Tier::Disk]);
     assert_eq!((cache.counters().corrupt_files, cache.counters().orphans_dropped), (1, 0));
     assert_eq!(reach(&cache, namespace(1), &tokens), 60, "and so is what builds on it");
-    assert!(format::bad_path(&path).exists());
-    std::fs::remove_file(format::row_path(disk.path(), &key)).unwrap();
+    assert!(bad_path(&path).exists());
+    std::fs::remove_file(row_path(disk.path(), &key)).unwrap();
     assert_eq!(reach(&cache, namespace(1), &tokens), 0, "the last copy is gone");
 }
 
@@ -422,7 +415,7 @@ fn a_parent_that_seems_older_than_its_child_still_makes_room() {
     let (tokens, paths) = chain(folder.path());
     // As a crash leaves it: the uses of the children are written, those of the parents are not.
     for (age, path) in paths.iter().enumerate() {
-        let touch = format::encode_touch(9 * u32::try_from(age).unwrap(), 1_000 + age as u64);
+        let touch = encode_touch(9 * u32::try_from(age).unwrap(), 1_000 + age as u64);
         for (offset, bytes) in touch.writes() {
             poncho_cache::StdFs.write_at(path, bytes, offset).unwrap();
         }

@@ -105,13 +105,13 @@ fn a_panic_while_a_row_is_compacted_never_loses_the_row() {
                 PayloadPart { kind: PartKind::Logits, bytes: at_end(&tokens, PartKind::Logits).into() },
             ];
             let key = namespace(1).key(&tokens);
-            cache.compact(Compaction { key, start: 0, parts, give_up: &[] }).unwrap();
+            cache.compact(Compaction { key, start: 0, parts, give_up: &[] });
             cache.flush();
             assert_eq!(cache.counters().save_failures, 1, "{stage:?}");
             assert_eq!(reach(&cache, namespace(1), &tokens), 90, "{stage:?}");
             assert_eq!(cache.counters().corrupt_files, 0, "{stage:?}");
             let row = cache.row(&key).unwrap();
-            assert_eq!((row.start, row.parent), (0, None), "{stage:?}: the row is what its file is");
+            assert_eq!((row.meta.start, row.meta.parent), (0, None), "{stage:?}: the row is what its file is");
         }
         let cache = faulty.open();
         assert_eq!(reach(&cache, namespace(1), &tokens), 90, "{stage:?}");

@@ -7,9 +7,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use poncho_cache::testing::MemoryFs;
-use poncho_cache::{
-    Cache, CacheConfig, Entry, Fs, Key, NewFile, ReadFile, SaveOutcome, Stage, StageObserver, Tier, format,
-};
+use poncho_cache::{Cache, CacheConfig, Entry, Fs, Key, NewFile, ReadFile, SaveOutcome, Stage, StageObserver, Tier};
+use poncho_cache::{FileNameKind, classify};
 
 use super::save_now;
 use crate::support::{conversation, namespace, on_disk, reach};
@@ -28,7 +27,7 @@ struct SlowRemoval {
 
 impl Fs for SlowRemoval {
     fn remove(&self, path: &Path) -> io::Result<()> {
-        if matches!(format::classify(path.file_name().unwrap()), format::FileNameKind::Row(_)) {
+        if matches!(classify(path.file_name().unwrap()), FileNameKind::Row(_)) {
             let began = self.writer_began.lock().unwrap();
             while began.try_recv().is_ok() {}
             self.seen.lock().unwrap().push(began.recv_timeout(LONG));

@@ -4,7 +4,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use poncho_cache::format::row_path;
+use poncho_cache::row_path;
 use poncho_cache::{Cache, CacheConfig, DropReason, Key, SaveOutcome, Stage, StageObserver};
 
 use super::{Faulty, NO_FILES, files, save_now, temporaries};

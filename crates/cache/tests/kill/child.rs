@@ -212,21 +212,21 @@ impl Worker {
             return;
         };
         let Some(tokens) = self.cache.tokens_of(&row.key) else { return };
-        let base = self.cache.base_for(&namespace(1), &tokens[..row.start as usize], None);
+        let base = self.cache.base_for(&namespace(1), &tokens[..row.meta.start as usize], None);
         let new = self.request(&tokens, base.as_ref());
         self.save(new);
     }
 
     /// A row takes over the tokens of some of the rows that it hangs on: its file is replaced.
     fn compact(&mut self) {
-        let Some(row) = self.pick().filter(|row| row.parent.is_some()) else { return };
+        let Some(row) = self.pick().filter(|row| row.meta.parent.is_some()) else { return };
         let Some(tokens) = self.cache.tokens_of(&row.key) else { return };
-        let mut start = row.start;
-        let mut above = row.parent.and_then(|parent| self.cache.row(&parent));
+        let mut start = row.meta.start;
+        let mut above = row.meta.parent.and_then(|parent| self.cache.row(&parent));
         while let Some(ancestor) = above.take() {
-            start = start.min(ancestor.start);
+            start = start.min(ancestor.meta.start);
             if self.below(3) > 0 {
-                above = ancestor.parent.and_then(|parent| self.cache.row(&parent));
+                above = ancestor.meta.parent.and_then(|parent| self.cache.row(&parent));
             }
         }
         let all = [
@@ -240,7 +240,7 @@ impl Worker {
         }
         let waiting = self.cache.queue_depth() as u64 + 1;
         let used = self.cache.counters().tier_bytes[self.tier.index()];
-        let compact = |cache: &Cache| cache.compact(Compaction { key: row.key, start, parts, give_up: &[] }).unwrap();
+        let compact = |cache: &Cache| cache.compact(Compaction { key: row.key, start, parts, give_up: &[] });
         let outcome =
             if used + waiting * self.longest > self.quota { self.evicting(compact) } else { compact(&self.cache) };
         let fine = matches!(outcome, SaveOutcome::Queued | SaveOutcome::Dropped(_));
@@ -293,8 +293,7 @@ impl Worker {
                 leases.extend(self.cache.resume(&namespace(1), &tokens, &row.key, Needs::ATTENTION, Duration::ZERO));
             }
         }
-        let held: HashSet<Key> =
-            leases.iter().flat_map(RestorePlan::segments).map(poncho_cache::Segment::key).collect();
+        let held: HashSet<Key> = leases.iter().flat_map(RestorePlan::rows).map(poncho_cache::PinnedRow::key).collect();
         let free: Vec<Key> = rows.iter().map(|row| row.key).filter(|key| !held.contains(key)).collect();
         say(&list('E', &free));
         let result = act(&self.cache);

@@ -5,10 +5,8 @@
 //! not in it (they do not grow with its length), and a windowed model is counted as if it kept every position. A file that
 //! cannot be read counts nothing; loading it says why.
 
-use std::collections::HashMap;
-
 use poncho_api::Footprint;
-use poncho_cache::gguf_identity::{GgufValue, gguf_metadata};
+use poncho_gguf::{Keep, Metadata, Value};
 
 use crate::backend::{ContextOptions, FlashAttention, KvLayout, KvType};
 use crate::config::ModelConfig;
@@ -21,7 +19,7 @@ const MAX_LAYERS: usize = 4096;
 #[must_use]
 pub fn footprint(config: &ModelConfig) -> Footprint {
     let shape = Shape::of(config);
-    let count = shape.values.get("split.count").and_then(unsigned);
+    let count = shape.values.get("split.count").and_then(Value::as_unsigned);
     let sizes = parts::files(&config.model, count).into_iter().filter_map(|path| std::fs::metadata(path).ok());
     let weights = sizes.map(|file| file.len()).fold(0, u64::saturating_add);
     Footprint { weights, cells: shape.bytes_per_cell(&config.context).saturating_mul(shape.cells(&config.context)) }
@@ -46,19 +44,11 @@ impl EmbeddingCost {
         let shape = Shape::of(config);
         let number = |key: &str| shape.number(key).unwrap_or(0);
         let width = number("embedding_length");
-        let inner = match shape.value("feed_forward_length") {
-            Some(GgufValue::Array(each)) => each.iter().filter_map(unsigned).max().unwrap_or(0),
-            Some(one) => unsigned(one).unwrap_or(0),
-            None => 0,
-        };
+        let inner = shape.largest("feed_forward_length");
         // The largest tensors that live at the same time: the two halves of the feed-forward part, or the residual, the
         // norm and the projections of the attention, in 32 bits.
         let activations = inner.saturating_mul(2).saturating_add(width.saturating_mul(6)).saturating_mul(4);
-        let heads = match shape.value("attention.head_count") {
-            Some(GgufValue::Array(each)) => each.iter().filter_map(unsigned).max().unwrap_or(0),
-            Some(one) => unsigned(one).unwrap_or(0),
-            None => 0,
-        };
+        let heads = shape.largest("attention.head_count");
         let scores = if config.context.flash_attention == FlashAttention::Off { heads.saturating_mul(4) } else { 2 };
         let is_known = width > 0;
         Self {
@@ -78,25 +68,29 @@ impl EmbeddingCost {
 
 /// What the file says about its attention.
 struct Shape {
-    values: HashMap<String, GgufValue>,
+    values: Metadata,
 }
 
 impl Shape {
     fn of(config: &ModelConfig) -> Self {
-        let metadata = gguf_metadata(&config.model.path, MAX_LAYERS).unwrap_or_default();
-        Self { values: metadata.into_iter().collect() }
+        let values = Metadata::open(&config.model.path, &Keep::arrays_up_to(MAX_LAYERS)).unwrap_or_default();
+        Self { values }
     }
 
-    fn value(&self, key: &str) -> Option<&GgufValue> {
-        let architecture = match self.values.get("general.architecture") {
-            Some(GgufValue::Text(name)) => name.as_str(),
-            _ => return None,
-        };
+    fn value(&self, key: &str) -> Option<&Value> {
+        let architecture = self.values.get("general.architecture")?.as_text()?.lossy();
         self.values.get(&format!("{architecture}.{key}"))
     }
 
     fn number(&self, key: &str) -> Option<u64> {
-        self.value(key).and_then(unsigned)
+        self.value(key).and_then(Value::as_unsigned)
+    }
+
+    /// A number for all layers, or the largest of one for each.
+    fn largest(&self, key: &str) -> u64 {
+        let Some(value) = self.value(key) else { return 0 };
+        let each = value.as_array().map_or(std::slice::from_ref(value), |array| array.values.as_slice());
+        each.iter().filter_map(Value::as_unsigned).max().unwrap_or(0)
     }
 
     /// Positions that the context has room for.
@@ -117,20 +111,12 @@ impl Shape {
         let layers = self.number("block_count").unwrap_or(0).min(MAX_LAYERS as u64);
         let kv_heads = match self.value("attention.head_count_kv") {
             // Some models have layers without attention, or with fewer heads.
-            Some(GgufValue::Array(each)) => each.iter().filter_map(unsigned).fold(0, u64::saturating_add),
-            Some(one) => unsigned(one).unwrap_or(0).saturating_mul(layers),
+            Some(Value::Array(each)) => each.values.iter().filter_map(Value::as_unsigned).fold(0, u64::saturating_add),
+            Some(one) => one.as_unsigned().unwrap_or(0).saturating_mul(layers),
             None => heads.saturating_mul(layers),
         };
         let bits = key.saturating_mul(bits(context.type_k)).saturating_add(value.saturating_mul(bits(context.type_v)));
         kv_heads.saturating_mul(bits) / 16
-    }
-}
-
-fn unsigned(value: &GgufValue) -> Option<u64> {
-    match value {
-        GgufValue::Unsigned(value) => Some(*value),
-        GgufValue::Signed(value) => u64::try_from(*value).ok(),
-        _ => None,
     }
 }
 
@@ -220,12 +206,10 @@ mod tests {
 
     #[test]
     fn absurd_numbers_do_not_overflow() {
-        let values = HashMap::from(
-            [("attention.head_count", u64::MAX), ("block_count", u64::MAX), ("embedding_length", u64::MAX)]
-                .map(|(key, value)| (format!("x.{key}"), GgufValue::Unsigned(value))),
-        );
-        let mut shape = Shape { values };
-        shape.values.insert("general.architecture".to_owned(), GgufValue::Text("x".to_owned()));
+        let numbers = ["attention.head_count", "block_count", "embedding_length"];
+        let numbers = numbers.map(|key| (format!("x.{key}"), Value::U64(u64::MAX)));
+        let architecture = ("general.architecture".to_owned(), Value::Text("x".into()));
+        let shape = Shape { values: numbers.into_iter().chain([architecture]).collect() };
         let context = ContextOptions { n_ctx: u32::MAX, ..ContextOptions::default() };
         assert!(shape.bytes_per_cell(&context) > 0);
     }

@@ -6,8 +6,8 @@
 
 use std::path::{Path, PathBuf};
 
-use poncho_cache::gguf_identity::GgufIdentity;
 use poncho_cache::{identify, split_part_names};
+use poncho_gguf::GgufIdentity;
 
 use crate::backend::ModelOptions;
 

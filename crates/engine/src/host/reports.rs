@@ -8,8 +8,8 @@ use poncho_api::{
     CacheReport, Counter, ModelFile, ModelFiles, ModelOptions, OwnerId, PressureReport, RowPage, RowReport, TierHealth,
     TierReport,
 };
-use poncho_cache::gguf_identity::{GgufValue, gguf_metadata};
 use poncho_cache::{Cache, RowInfo};
+use poncho_gguf::{self as gguf, Keep, Metadata};
 use serde_json::{Number, Value};
 
 /// Has a place of its own in the report.
@@ -59,27 +59,27 @@ pub(super) fn rows(cache: &Cache, owner: Option<OwnerId>, offset: usize, limit: 
 fn row(row: RowInfo) -> RowReport {
     RowReport {
         key: row.key,
-        parent: row.parent,
-        fingerprint: row.namespace.fingerprint,
-        tokens: row.tokens,
-        start: row.start,
+        parent: row.meta.parent,
+        fingerprint: row.meta.namespace.fingerprint,
+        tokens: row.meta.token_count,
+        start: row.meta.start,
         children: row.children,
         tiers: row.tiers,
         pending: row.pending,
         bytes: row.bytes,
-        hits: row.hits,
-        created: row.created,
-        last_used: row.last_used,
-        reason: row.reason,
+        hits: row.meta.hits,
+        created: row.meta.created,
+        last_used: row.meta.last_used,
+        reason: row.meta.reason,
     }
 }
 
 /// What a model file says of itself.
 pub(super) fn model_file(path: &Path, longest_array: usize) -> ModelFile {
     let mut file = ModelFile::default();
-    for (key, value) in gguf_metadata(path, longest_array).unwrap_or_default() {
-        match value {
-            GgufValue::Text(text) if key == CHAT_TEMPLATE => file.chat_template = Some(text),
+    for (key, value) in Metadata::open(path, &Keep::arrays_up_to(longest_array)).unwrap_or_default() {
+        match &value {
+            gguf::Value::Text(text) if key == CHAT_TEMPLATE => file.chat_template = Some(text.lossy().into_owned()),
             _ if key.starts_with(CHAT_TEMPLATE) => {}
             value => drop(file.metadata.insert(key, value_json(value))),
         }
@@ -87,16 +87,24 @@ pub(super) fn model_file(path: &Path, longest_array: usize) -> ModelFile {
     file
 }
 
-fn value_json(value: GgufValue) -> Value {
+fn value_json(value: &gguf::Value) -> Value {
     match value {
-        GgufValue::Unsigned(value) => value.into(),
-        GgufValue::Signed(value) => value.into(),
+        gguf::Value::U8(value) => (*value).into(),
+        gguf::Value::I8(value) => (*value).into(),
+        gguf::Value::U16(value) => (*value).into(),
+        gguf::Value::I16(value) => (*value).into(),
+        gguf::Value::U32(value) => (*value).into(),
+        gguf::Value::I32(value) => (*value).into(),
+        gguf::Value::U64(value) => (*value).into(),
+        gguf::Value::I64(value) => (*value).into(),
         // By way of its shortest text, so that 1e-5 does not become 0.000009999999747378752.
-        GgufValue::Float(value) => value.to_string().parse().ok().and_then(Number::from_f64).into(),
-        GgufValue::Double(value) => Number::from_f64(value).into(),
-        GgufValue::Bool(value) => value.into(),
-        GgufValue::Text(value) => value.into(),
-        GgufValue::Array(values) => values.into_iter().map(value_json).collect(),
+        gguf::Value::F32(value) => value.to_string().parse().ok().and_then(Number::from_f64).into(),
+        gguf::Value::F64(value) => Number::from_f64(*value).into(),
+        gguf::Value::Bool(value) => (*value).into(),
+        gguf::Value::Text(value) => value.lossy().into(),
+        // Longer than any text of a model.
+        gguf::Value::LongText(_) => Value::Null,
+        gguf::Value::Array(array) => array.values.iter().map(value_json).collect(),
     }
 }
 
@@ -118,9 +126,11 @@ mod tests {
 
     #[test]
     fn values_keep_their_type_and_their_short_form() {
-        assert_eq!(value_json(GgufValue::Float(1e-5)).to_string(), "0.00001");
-        assert_eq!(value_json(GgufValue::Float(f32::NAN)), Value::Null);
-        assert_eq!(value_json(GgufValue::Array(vec![GgufValue::Signed(-1), GgufValue::Bool(true)])), json!([-1, true]));
-        assert_eq!(value_json(GgufValue::Unsigned(u64::MAX)), json!(u64::MAX));
+        assert_eq!(value_json(&gguf::Value::F32(1e-5)).to_string(), "0.00001");
+        assert_eq!(value_json(&gguf::Value::F32(f32::NAN)), Value::Null);
+        let values = vec![gguf::Value::I8(-1), gguf::Value::I8(2)];
+        let array = gguf::Array { element: gguf::Kind::I8, count: 2, values };
+        assert_eq!(value_json(&gguf::Value::Array(Box::new(array))), json!([-1, 2]));
+        assert_eq!(value_json(&gguf::Value::U64(u64::MAX)), json!(u64::MAX));
     }
 }

@@ -28,8 +28,6 @@ pub(crate) struct Chosen {
     pub(crate) n_past: usize,
     /// Rows whose attention state is set, by their places in the plan.
     pub(crate) rows: Vec<usize>,
-    /// The one row that is set as a whole.
-    pub(crate) whole: Option<usize>,
     /// The row whose partial state is set.
     pub(crate) partial: Option<usize>,
     /// The row whose logits are wanted.
@@ -40,48 +38,44 @@ pub(crate) struct Chosen {
 
 impl Chosen {
     pub(crate) fn nothing(plan: Arc<RestorePlan>) -> Self {
-        Self { plan, n_past: 0, rows: Vec::new(), whole: None, partial: None, logits: None, is_probe: false }
+        Self { plan, n_past: 0, rows: Vec::new(), partial: None, logits: None, is_probe: false }
     }
 
     fn parts(&self) -> impl Iterator<Item = PartId> {
         let rows = self.rows.iter().map(|row| (*row, PartKind::Attention));
-        let whole = self.whole.map(|row| (row, PartKind::Whole));
         let partial = self.partial.map(|row| (row, PartKind::Partial));
         let logits = self.logits.map(|row| (row, PartKind::Logits));
-        rows.chain(whole).chain(partial).chain(logits)
+        rows.chain(partial).chain(logits)
     }
 
     /// The parts that are not in memory.
     pub(crate) fn missing(&self) -> Vec<PartId> {
-        let is_missing =
-            |(row, kind): &PartId| self.plan.segments().get(*row).is_none_or(|segment| segment.bytes(*kind).is_none());
+        let is_missing = |(row, kind): &PartId| self.plan.rows().get(*row).is_none_or(|row| row.bytes(*kind).is_none());
         self.parts().filter(is_missing).collect()
     }
 
     /// Bytes of some of its parts.
     pub(crate) fn bytes_of(&self, parts: &[PartId]) -> u64 {
-        let length = |(row, kind): &PartId| self.plan.segments().get(*row).and_then(|segment| segment.length(*kind));
+        let length = |(row, kind): &PartId| self.plan.rows().get(*row).and_then(|row| row.length(*kind));
         parts.iter().filter_map(length).sum()
     }
 
     /// The tiers that some of its parts are read from.
     pub(crate) fn tiers_of(&self, parts: &[PartId]) -> impl Iterator<Item = Tier> {
         let is_among = |tier: Tier| {
-            parts.iter().any(|(row, kind)| {
-                self.plan.segments().get(*row).and_then(|segment| segment.tier_of(*kind)) == Some(tier)
-            })
+            parts.iter().any(|(row, kind)| self.plan.rows().get(*row).and_then(|row| row.tier_of(*kind)) == Some(tier))
         };
         [Tier::RamFile, Tier::Disk].into_iter().filter(move |tier| is_among(*tier))
     }
 
     /// A part: from memory, or from what was read.
     pub(crate) fn load<'p>(&self, (row, kind): PartId, parts: &'p Parts) -> Result<Loaded<'p>, Failure> {
-        let segment = self.plan.segments().get(row).ok_or(Failure::Refused)?;
-        match segment.bytes(kind) {
+        let pinned = self.plan.rows().get(row).ok_or(Failure::Refused)?;
+        match pinned.bytes(kind) {
             Some(bytes) => Ok(Loaded { bytes: Held::Shared(bytes), took: Duration::ZERO, tier: Tier::Ram }),
             None => {
                 let (bytes, took) = parts.get((row, kind)).ok_or(Failure::Refused)?;
-                let tier = segment.tier_of(kind).unwrap_or(Tier::Disk);
+                let tier = pinned.tier_of(kind).unwrap_or(Tier::Disk);
                 Ok(Loaded { bytes: Held::Read(bytes), took, tier })
             }
         }
@@ -99,8 +93,8 @@ pub(crate) struct Reach<'a> {
 
 impl Reach<'_> {
     pub(crate) fn has(&mut self, (row, kind): PartId) -> bool {
-        let Some(segment) = self.plan.segments().get(row) else { return false };
-        match segment.tier_of(kind) {
+        let Some(pinned) = self.plan.rows().get(row) else { return false };
+        match pinned.tier_of(kind) {
             None => false,
             Some(Tier::Ram) => true,
             Some(_) if self.have.get((row, kind)).is_some() => true,

@@ -13,7 +13,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use poncho_cache::{Cache, Compaction, Key, PartKind, PayloadPart, RowInfo, Segment};
+use poncho_cache::{Cache, Compaction, Key, PartKind, PayloadPart, PinnedRow, RowInfo};
 
 use crate::backend::{Context, SegmentJoiner};
 use crate::state::buffer_pool::free_memory;
@@ -133,19 +133,19 @@ impl Work {
     /// Gives up boundaries of a conversation that has too many of them.
     fn thin(&self, key: &Key) {
         let (Some(row), Some(tokens)) = (self.cache.row(key), self.cache.tokens_of(key)) else { return };
-        let boundaries = || self.cache.boundaries(&row.namespace, &tokens);
+        let boundaries = || self.cache.boundaries(&row.meta.namespace, &tokens);
         let partials: Vec<RowInfo> =
             boundaries().into_iter().filter(|row| row.parts.contains(&PartKind::Partial)).collect();
-        let counts: Vec<usize> = partials.iter().map(|row| row.tokens as usize).collect();
+        let counts: Vec<usize> = partials.iter().map(|row| row.meta.token_count as usize).collect();
         let excess = thin(&counts, self.bounds.partials);
-        for row in partials.iter().filter(|row| excess.contains(&(row.tokens as usize))) {
+        for row in partials.iter().filter(|row| excess.contains(&(row.meta.token_count as usize))) {
             let Some(row) = self.cache.row(&row.key) else { continue };
             match row.children {
                 0 => drop(self.cache.remove(&row.key)),
                 // What two conversations share stays; it is the one's boundary as much as the other's.
                 1 => {
-                    if let Some(child) = boundaries().into_iter().find(|child| child.parent == Some(row.key)) {
-                        self.compact(&child.key, row.start, &[row.key]);
+                    if let Some(child) = boundaries().into_iter().find(|child| child.meta.parent == Some(row.key)) {
+                        self.compact(&child.key, row.meta.start, &[row.key]);
                         self.cache.flush();
                     }
                 }
@@ -158,20 +158,16 @@ impl Work {
         let started = Instant::now();
         let Some((parts, links)) = self.join(key, start) else { return };
         let bytes: usize = parts.iter().map(|part| part.bytes.len()).sum();
-        match self.cache.compact(Compaction { key: *key, start, parts, give_up }) {
-            Ok(outcome) => {
-                let ms = started.elapsed().as_millis();
-                tracing::debug!(%key, start, links, bytes, ?outcome, ms, "rows of a chain joined");
-            }
-            Err(error) => tracing::warn!(%key, %error, "the rows of a chain could not be joined"),
-        }
+        let outcome = self.cache.compact(Compaction { key: *key, start, parts, give_up });
+        let ms = started.elapsed().as_millis();
+        tracing::debug!(%key, start, links, bytes, ?outcome, ms, "rows of a chain joined");
     }
 
     /// The parts of the row with the tokens from `start` on, and how many links they were taken from.
     fn join(&self, key: &Key, start: u32) -> Option<(Vec<PayloadPart>, usize)> {
         let chain = self.cache.chain_of(key)?;
-        let links: Vec<&Segment> =
-            chain.segments().iter().filter(|link| !link.range().is_empty() && link.range().start >= start).collect();
+        let links: Vec<&PinnedRow> =
+            chain.rows().iter().filter(|link| !link.range().is_empty() && link.range().start >= start).collect();
         let bytes: Vec<Bytes> = links.iter().map(|link| load(link, PartKind::Attention)).collect::<Option<_>>()?;
         let segments: Vec<&[u8]> = bytes.iter().map(AsRef::as_ref).collect();
         let (joiner, range) = (self.joiner.as_ref()?, start..chain.reach());
@@ -191,6 +187,6 @@ impl Work {
     }
 }
 
-fn load(segment: &Segment, kind: PartKind) -> Option<Bytes> {
-    segment.load(kind, free_memory()).inspect_err(|error| tracing::debug!(%error, "a row is not joined to others")).ok()
+fn load(row: &PinnedRow, kind: PartKind) -> Option<Bytes> {
+    row.load(kind, free_memory()).inspect_err(|error| tracing::debug!(%error, "a row is not joined to others")).ok()
 }

@@ -8,9 +8,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use poncho_cache::{Cache, HitKind, Namespace, Needs, PartKind, RestorePlan, Segment, Tier};
+use poncho_cache::{Cache, HitKind, Namespace, Needs, PartKind, PinnedRow, RestorePlan, Tier};
 
-use crate::backend::{Context, MemoryKind, SeqId, StateError, StatePart, StoredRow};
+use crate::backend::{Context, MemoryKind, SeqId, StateError, StoredRow};
 use crate::sequence::exact::Grid;
 use crate::state::chosen::{Chosen, Loaded, Reach, Reads};
 use crate::state::cost::{self, Estimates};
@@ -176,42 +176,33 @@ impl Restorer<'_> {
             return Err(Failure::Refused);
         }
         let mut reach = Reach { plan: &plan, have, cache: self.cache, reads, asked: [None; Tier::ALL.len()] };
-        let boundary = plan.boundary().and_then(|_| plan.segments().len().checked_sub(1));
+        let boundary = plan.boundary().and_then(|_| plan.rows().len().checked_sub(1));
         if with_logits && !boundary.is_some_and(|row| reach.has((row, PartKind::Logits))) {
             if !memory.can_cut() {
                 return Ok(Chosen::nothing(plan));
             }
             (n_past, with_logits) = (wanted.without_logits(n_past), false);
         }
-        let is_needed = |segment: &Segment| !segment.range().is_empty() && (segment.range().start as usize) < n_past;
-        let needed = plan.segments().iter().enumerate().filter(|(_, segment)| is_needed(segment));
+        let is_needed = |row: &PinnedRow| !row.range().is_empty() && (row.range().start as usize) < n_past;
+        let needed = plan.rows().iter().enumerate().filter(|(_, row)| is_needed(row));
         let mut rows: Vec<usize> = needed.map(|(row, _)| row).collect();
-        let is_whole = |row: &usize| plan.segments().get(*row).is_some_and(|row| row.length(PartKind::Whole).is_some());
-        let whole = rows.iter().any(is_whole).then_some(()).map(|()| rows.clone());
-        let partial = boundary.filter(|_| whole.is_none() && memory.has_partial());
+        let partial = boundary.filter(|_| memory.has_partial());
         if partial.is_some_and(|row| !reach.has((row, PartKind::Partial))) {
             return Ok(Chosen::nothing(plan));
         }
-        let whole = match whole.as_deref() {
-            None => None,
-            Some([row]) if reach.has((*row, PartKind::Whole)) => Some(*row),
-            Some([_]) => return Ok(Chosen::nothing(plan)),
-            Some(_) => return Err(Failure::Refused),
-        };
-        if memory.has_segments() && whole.is_none() {
+        if memory.has_segments() {
             let at_hand = rows.iter().take_while(|row| reach.has((**row, PartKind::Attention))).count();
             let used = self.estimate(&plan, &rows, at_hand, wanted.prompt.len(), memory);
             if used < rows.len() {
                 rows.truncate(used);
-                let last = rows.last().and_then(|row| plan.segments().get(*row));
+                let last = rows.last().and_then(|row| plan.rows().get(*row));
                 let end = last.map_or(0, |last| last.range().end as usize);
                 let end = wanted.grid.map_or(end, |grid| grid.floor(end));
                 with_logits &= end >= n_past;
                 n_past = end.min(n_past);
                 // On a grid, a row may begin where the last whole chunk ends.
-                let starts_before = |row: &usize| {
-                    plan.segments().get(*row).is_some_and(|segment| (segment.range().start as usize) < n_past)
-                };
+                let starts_before =
+                    |row: &usize| plan.rows().get(*row).is_some_and(|row| (row.range().start as usize) < n_past);
                 rows.retain(starts_before);
             }
         } else {
@@ -222,7 +213,7 @@ impl Restorer<'_> {
         }
         let is_probe = reach.is_probe();
         let logits = boundary.filter(|_| with_logits);
-        Ok(Chosen { n_past, rows, whole, partial, logits, is_probe, plan })
+        Ok(Chosen { n_past, rows, partial, logits, is_probe, plan })
     }
 
     /// How many of the first rows to restore; the rest is cheaper to compute.
@@ -238,12 +229,12 @@ impl Restorer<'_> {
         let offered: Vec<cost::Segment> = rows
             .iter()
             .take(at_hand)
-            .filter_map(|row| plan.segments().get(*row))
+            .filter_map(|row| plan.rows().get(*row))
             .enumerate()
-            .map(|(place, segment)| cost::Segment {
-                tokens: segment.range().len(),
-                bytes: segment.length(PartKind::Attention).unwrap_or(0),
-                tier: segment.tier(),
+            .map(|(place, row)| cost::Segment {
+                tokens: row.range().len(),
+                bytes: row.length(PartKind::Attention).unwrap_or(0),
+                tier: row.tier(),
                 resumable: memory.can_cut() || (place == last && plan.boundary().is_some()),
             })
             .collect();
@@ -299,53 +290,32 @@ impl Restorer<'_> {
             self.context.remove(seq, 0..u32::MAX);
             return Ok(Restored::default());
         }
-        if let Some(row) = chosen.whole {
-            let bytes = chosen.load((row, PartKind::Whole), parts)?;
-            self.set_whole(seq, &bytes, n_past, memory)?;
-        } else {
-            let partial = chosen.partial.map(|row| chosen.load((row, PartKind::Partial), parts)).transpose()?;
-            let refused = |error| match error {
-                StateError::NoRoom { .. } => Failure::NoRoom,
-                error => {
-                    tracing::warn!(%error, "a stored state was refused; the prompt is computed instead");
-                    Failure::Refused
-                }
-            };
-            let end = u32::try_from(n_past).unwrap_or(u32::MAX);
-            self.context.restore_begin(seq, end, partial.as_deref()).map_err(refused)?;
-            if memory.has_segments() {
-                self.set_rows(chosen, parts, reading)?;
+        let partial = chosen.partial.map(|row| chosen.load((row, PartKind::Partial), parts)).transpose()?;
+        let refused = |error| match error {
+            StateError::NoRoom { .. } => Failure::NoRoom,
+            error => {
+                tracing::warn!(%error, "a stored state was refused; the prompt is computed instead");
+                Failure::Refused
             }
-            self.context.restore_finish().map_err(refused)?;
+        };
+        let end = u32::try_from(n_past).unwrap_or(u32::MAX);
+        self.context.restore_begin(seq, end, partial.as_deref()).map_err(refused)?;
+        if memory.has_segments() {
+            self.set_rows(chosen, parts, reading)?;
         }
+        self.context.restore_finish().map_err(refused)?;
         let Some(row) = chosen.logits else { return Ok(Restored { n_past, logits: None }) };
         // Logits of another vocabulary size cannot be of this model; nothing else of the row is trusted either.
         let logits = logits_from_bytes(&chosen.load((row, PartKind::Logits), parts)?, self.n_vocab);
         Ok(Restored { n_past, logits: Some(logits.ok_or(Failure::Refused)?) })
     }
 
-    fn set_whole(&mut self, seq: SeqId, bytes: &[u8], n_past: usize, memory: MemoryKind) -> Result<(), Failure> {
-        self.context.remove(seq, 0..u32::MAX);
-        self.context.state_write(seq, StatePart::Whole, bytes).map_err(|error| {
-            tracing::warn!(%error, "a stored whole state was refused; the prompt is computed instead");
-            Failure::Refused
-        })?;
-        let held = self.context.pos_max(seq).map_or(0, |last| last as usize + 1);
-        let cut = held > n_past;
-        let fits = held >= n_past && (!cut || memory.can_cut());
-        let end = u32::try_from(n_past).map_err(|_| Failure::Refused)?;
-        if !fits || (cut && !self.context.remove(seq, end..u32::MAX)) {
-            return Err(Failure::Refused);
-        }
-        Ok(())
-    }
-
     /// Copies rows into the context in one call, from where they lie.
     fn set_rows(&mut self, chosen: &Chosen, parts: &Parts, reading: Duration) -> Result<(), Failure> {
         let mut loaded = Vec::with_capacity(chosen.rows.len());
         for row in &chosen.rows {
-            let segment = chosen.plan.segments().get(*row).ok_or(Failure::Refused)?;
-            loaded.push((segment.range().end, chosen.load((*row, PartKind::Attention), parts)?));
+            let pinned = chosen.plan.rows().get(*row).ok_or(Failure::Refused)?;
+            loaded.push((pinned.range().end, chosen.load((*row, PartKind::Attention), parts)?));
         }
         let started = Instant::now();
         let rows: Vec<StoredRow<'_>> = loaded.iter().map(|(end, row)| StoredRow { bytes: row, end: *end }).collect();

@@ -1,12 +1,13 @@
 //! Packing a sequence into a row and handing it to the cache.
 //!
 //! Called by the worker between two ticks, never during one. Only what the row's parent lacks is packed. A state that
-//! cannot be packed, or that the cache does not take, costs the next request some time and nothing else.
+//! cannot be packed, or that the cache does not take, costs the next request some time and nothing else. Only the end of a
+//! model waits until its rows are written.
 
 use std::time::Instant;
 
 use bytes::Bytes;
-use poncho_cache::format::FLAG_GRID;
+use poncho_cache::FLAG_GRID;
 use poncho_cache::{
     Cache, FingerprintMode, Key, Namespace, PartKind, PayloadPart, Policy, SaveBase, SaveOutcome, SaveReason,
     SaveRequest, Tier,
@@ -98,14 +99,18 @@ impl Saver<'_> {
             base: base.as_ref(),
             parts,
             reason: boundary.reason,
-            reason_detail: None,
             flags: if boundary.grid.is_some() { FLAG_GRID } else { 0 },
             context_size: self.context.info().n_ctx,
             text: String::new(),
             tier: self.tier,
             owner: boundary.tenant.map(|tenant| tenant.id),
         };
-        match self.cache.save(request) {
+        // Others are served meanwhile, unless the model ends: they must not wait for a disk that does not answer.
+        let saved = match boundary.reason {
+            SaveReason::Shutdown => self.cache.save(request),
+            _ => self.cache.save_later(request),
+        };
+        match saved {
             Ok(saved) => {
                 tracing::debug!(
                     %key, reason = boundary.reason.as_str(), tokens = count, bytes = packed,

@@ -182,7 +182,7 @@ impl Drop for Readers {
 /// Parts in the order given, put together into pieces.
 fn pieces_of(plan: &RestorePlan, parts: &[PartId]) -> Result<VecDeque<Vec<Item>>, Failure> {
     let length = |(row, kind): PartId| {
-        let length = plan.segments().get(row).and_then(|segment| segment.length(kind));
+        let length = plan.rows().get(row).and_then(|row| row.length(kind));
         length.and_then(|length| usize::try_from(length).ok()).ok_or(Failure::Refused)
     };
     let lengths: Vec<usize> = parts.iter().map(|part| length(*part)).collect::<Result<_, _>>()?;
@@ -297,9 +297,9 @@ impl Fetch {
             }
             let started = Instant::now();
             let (row, kind) = item.part;
-            let segment = self.plan.segments().get(row).ok_or(Failure::Refused)?;
+            let pinned = self.plan.rows().get(row).ok_or(Failure::Refused)?;
             let into = buffer.as_mut().get_mut(item.range.clone()).ok_or(Failure::Refused)?;
-            segment.read(kind, into).map_err(|error| {
+            pinned.read(kind, into).map_err(|error| {
                 tracing::debug!(%error, "a row is unusable");
                 Failure::Unusable
             })?;

@@ -9,6 +9,7 @@ use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use poncho_gguf::file::{self, Links};
 use serde::{Deserialize, Serialize};
 use ureq::Body;
 use ureq::http::{Response, StatusCode};
@@ -16,7 +17,6 @@ use ureq::http::{Response, StatusCode};
 use crate::blobs::{DATA_NAME, LOCK_NAME, Layout, tell};
 use crate::digest::{PIECE, Sha256};
 use crate::error::RegistryError;
-use crate::files::{self, Links};
 use crate::lock::{self, HeldLock};
 use crate::progress::{Progress, ProgressSink};
 use crate::reference::without_secrets;
@@ -177,7 +177,7 @@ impl Attempt<'_, '_> {
         let path = self.folder.data();
         let wrap = |source| RegistryError::io("write", &path, source);
         let mut options = OpenOptions::new();
-        let file = files::open_regular_with(options.create(true).append(true), &path, Links::Refuse);
+        let file = file::open_regular_with(options.create(true).append(true), &path, Links::Refuse);
         let mut file = file.map_err(wrap)?;
         let mut reader = response.into_body().into_with_config().limit(u64::MAX).reader();
         let mut buffer = vec![0; PIECE];
@@ -240,7 +240,7 @@ impl Attempt<'_, '_> {
 
     fn state(&self) -> State {
         let mut bytes = Vec::new();
-        let read = files::open_regular(&self.folder.path.join(STATE_NAME), Links::Refuse)
+        let read = file::open_regular(&self.folder.path.join(STATE_NAME), Links::Refuse)
             .and_then(|file| file.take(MOST_STATE).read_to_end(&mut bytes));
         if read.is_err() {
             return State::default();
@@ -257,7 +257,7 @@ impl Attempt<'_, '_> {
         let written = serde_json::to_vec(&state).map_err(io::Error::other).and_then(|bytes| {
             let mut options = OpenOptions::new();
             options.write(true).create(true).truncate(true);
-            files::open_regular_with(&mut options, &path, Links::Refuse)?.write_all(&bytes)
+            file::open_regular_with(&mut options, &path, Links::Refuse)?.write_all(&bytes)
         });
         Ok(written.map_err(|source| RegistryError::io("write", &path, source))?)
     }
@@ -268,7 +268,7 @@ impl Attempt<'_, '_> {
         let _ = fs::remove_file(self.folder.path.join(STATE_NAME));
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(true);
-        let emptied = files::open_regular_with(&mut options, &path, Links::Refuse);
+        let emptied = file::open_regular_with(&mut options, &path, Links::Refuse);
         Ok(emptied.map(drop).map_err(|source| RegistryError::io("write", &path, source))?)
     }
 }

@@ -7,16 +7,17 @@ use std::fs;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
+use poncho_gguf::Facts;
+use poncho_gguf::file::FileStamp;
+
 use crate::blobs::{self, Blob, Hashed, Incoming, hash_file, is_linked, pieces, sync_file, sync_folder, tell};
 use crate::digest::{Hasher, Sha256};
 use crate::error::RegistryError;
-use crate::gguf::Facts;
 use crate::manifest::{Manifest, Source, SourceKind};
 use crate::modelfile::Modelfile;
 use crate::name::ModelName;
 use crate::progress::{Progress, ProgressSink};
 use crate::reference::Reference;
-use crate::stamp::Stamp;
 
 use super::{Installed, PathRule, Registry, facts_of, usable_model};
 
@@ -26,7 +27,7 @@ pub(crate) struct Ready {
     data: PathBuf,
     pub(crate) blob: Blob,
     /// The file when it was hashed.
-    stamp: Option<Stamp>,
+    stamp: Option<FileStamp>,
     facts: Facts,
     /// Removed when this is dropped; `None` for a file that lies elsewhere.
     _incoming: Option<Incoming>,
@@ -43,7 +44,7 @@ impl Ready {
     pub(crate) fn incoming(incoming: Incoming, blob: Blob) -> Result<Self, RegistryError> {
         let data = incoming.data();
         let facts = usable_file(&data, &data)?;
-        let stamp = fs::metadata(&data).ok().map(|metadata| Stamp::of(&metadata));
+        let stamp = FileStamp::of(&data).ok();
         Ok(Self { data, blob, stamp, facts, _incoming: Some(incoming) })
     }
 

@@ -8,10 +8,11 @@ use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
+use poncho_gguf::file::{self, Links};
+
 use crate::blobs::{Blob, Layout, sync_folder};
 use crate::digest::Sha256;
 use crate::error::RegistryError;
-use crate::files::{self, Links};
 use crate::manifest::{self, Manifest};
 use crate::name::ModelName;
 
@@ -85,7 +86,7 @@ pub(super) fn read_all(layout: &Layout) -> Result<Manifests, RegistryError> {
 /// The manifest of a name; `None` if there is none.
 pub(super) fn read(layout: &Layout, name: &ModelName) -> Result<Option<Manifest>, RegistryError> {
     let path = manifest_path(layout, name);
-    let file = match files::open_regular(&path, Links::Refuse) {
+    let file = match file::open_regular(&path, Links::Refuse) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(source) => return Err(RegistryError::io("open", &path, source)),

@@ -8,10 +8,10 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
-use poncho_api::{FileStamp, FingerprintSource, ModelConfig};
+use poncho_api::{FingerprintSource, ModelConfig};
 use poncho_models::{
     Installed, Message, ModelName, Modelfile, PathRule, Progress, PullError, PullOptions, Reference, Registry,
-    RegistryError, Role, Sha256, Stamp, Upload, ignore_progress,
+    RegistryError, Role, Sha256, Upload, ignore_progress,
 };
 
 use crate::dialects::ollama::names::other_form;
@@ -65,7 +65,7 @@ impl RegistryLibrary {
     }
 
     fn model(&self, installed: Installed) -> LibraryModel {
-        let stamp = self.registry.stamp(&installed).map(file_stamp);
+        let stamp = self.registry.stamp(&installed);
         let manifest = installed.manifest;
         let mut config = (self.settings)(&installed.name.short(), &installed.model);
         // The file's name is its hash, which was compared when it came. It is read again only if it is not as it was then.
@@ -245,12 +245,6 @@ impl ModelLibrary for RegistryLibrary {
     fn sweep(&self) {
         self.registry.sweep();
     }
-}
-
-/// The registry's words in the engine's.
-fn file_stamp(stamp: Stamp) -> FileStamp {
-    let Stamp { bytes, modified_seconds, modified_nanos, changed_seconds, changed_nanos, inode } = stamp;
-    FileStamp { bytes, modified_seconds, modified_nanos, changed_seconds, changed_nanos, inode }
 }
 
 /// What clients hear of; a step that has no words of its own is the search for the files.

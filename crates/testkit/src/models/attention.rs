@@ -2,7 +2,7 @@
 //!
 //! Called by `models::build`; the adapter asks `heads` for the shapes. State can be cut after any token.
 
-use super::{Builder, EMBEDDING_GAIN, Heads};
+use super::builder::{Builder, EMBEDDING_GAIN, Heads};
 use crate::spec::ModelSpec;
 
 /// Two query heads on one key head: grouped queries are what most models have.

@@ -2,7 +2,7 @@
 //!
 //! Called by `models::build`. Its attention could be cut, its convolution state cannot, so the whole cannot either.
 
-use super::{Builder, EMBEDDING_GAIN, Heads};
+use super::builder::{Builder, EMBEDDING_GAIN, Heads};
 use crate::gguf::Value;
 
 /// Tokens that a short convolution sees.

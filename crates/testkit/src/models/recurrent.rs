@@ -2,7 +2,7 @@
 //!
 //! Called by `models::build`. Its state has a fixed size and cannot be cut at all.
 
-use super::{Builder, EMBEDDING_GAIN};
+use super::builder::{Builder, EMBEDDING_GAIN};
 use crate::gguf::Tensor;
 use crate::weights::Weights;
 

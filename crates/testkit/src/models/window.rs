@@ -2,7 +2,7 @@
 //!
 //! Called by `models::build`. Its state cannot be cut below the window, although llama.cpp says that it can.
 
-use super::{Builder, EMBEDDING_GAIN, Heads};
+use super::builder::{Builder, EMBEDDING_GAIN, Heads};
 
 /// Every second layer sees the whole context.
 const FULL_LAYER_EVERY: u32 = 2;

@@ -4,28 +4,31 @@
 //! failed assertion, a division by zero or an exception that nobody catches. Those are refused here, by the name of the
 //! key or the tensor, and the common kinds of damage (missing, empty, truncated, not a GGUF) get a clear reason.
 //!
-//! `reader.rs` reads the container, `metadata.rs` holds what it found. The rules are in `sizes.rs` (the numbers that
-//! shape the model), `vocabulary.rs` and `tensors.rs`; `families.rs` lists the architectures that share a rule. A rule
-//! states what llama.cpp itself insists on, so that it never refuses a file which llama.cpp can use. What no rule
-//! covers is found by the probe (`crates/engine/src/files/probe.rs`). Nothing here allocates more than the file has bytes.
+//! `poncho-gguf` reads the container, `metadata.rs` asks it for the values. The rules are in `sizes.rs` (the numbers that
+//! shape the model), `vocabulary.rs`, `tensors.rs` and `data.rs` (where the tensors lie); `families.rs` lists the
+//! architectures that share a rule. A rule states what llama.cpp itself insists on, so that it never refuses a file which
+//! llama.cpp can use. What no rule covers is found by the probe (`crates/engine/src/files/probe.rs`). The limits of `poncho-gguf`
+//! bound memory and work.
 
+mod data;
 mod families;
 mod metadata;
-mod reader;
 mod sizes;
 mod tensors;
 #[cfg(test)]
 mod tests;
 mod vocabulary;
 
-use std::io::BufReader;
 use std::path::Path;
 
-use poncho_cache::files::{self, Links};
+use poncho_gguf::limits::MAX_TEXT_BYTES;
+use poncho_gguf::{Gguf, GgufError, Keep, Kind, Tensor};
 
 use crate::backend::LoadError;
-use metadata::{Metadata, Value};
-use reader::{Contents, Reader, Tensor};
+use metadata::Metadata;
+
+/// All texts; arrays with a number for each layer, and the vocabulary. llama.cpp has no array for layers that is longer.
+const KEEP: Keep<'static> = Keep { text: MAX_TEXT_BYTES, array: 4096, whole: &[metadata::TOKENS] };
 
 /// What the engine needs to know from the header.
 #[derive(Debug)]
@@ -44,18 +47,18 @@ pub(super) struct GgufFacts {
 
 /// Checks that a file is a GGUF that llama.cpp can be trusted with: a model, or one part of it.
 pub(super) fn check_file(path: &Path) -> Result<GgufFacts, LoadError> {
-    let Contents { metadata, tensors } = read(path)?;
+    let Contents { metadata, tensors } = Contents::read(path)?;
     let rules = sizes::check(&metadata)
         .and_then(|()| vocabulary::check(&metadata))
         .and_then(|()| tensors::check(&metadata, &tensors))
-        .and_then(|()| check_types(&metadata, &[("split.no", 2), ("split.count", 2)]));
-    rules.map_err(|reason| LoadError::Malformed { path: path.to_path_buf(), reason })?;
+        .and_then(|()| check_kinds(&metadata, &[("split.no", Kind::U16), ("split.count", Kind::U16)]));
+    rules.map_err(|reason| malformed(path, reason))?;
     Ok(facts(metadata, &tensors))
 }
 
 /// The facts of a file whose values were not looked at.
 pub(super) fn facts_without_check(path: &Path) -> Result<GgufFacts, LoadError> {
-    let Contents { metadata, tensors } = read(path)?;
+    let Contents { metadata, tensors } = Contents::read(path)?;
     Ok(facts(metadata, &tensors))
 }
 
@@ -74,34 +77,62 @@ fn facts(metadata: Metadata, tensors: &[Tensor]) -> GgufFacts {
 
 /// Checks that a file is a GGUF that llama.cpp can be trusted with as an adapter.
 pub(super) fn check_adapter(path: &Path) -> Result<(), LoadError> {
-    let Contents { metadata, tensors } = read(path)?;
+    let Contents { metadata, tensors } = Contents::read(path)?;
     // llama.cpp reads these without looking at their type.
-    let typed = [("general.type", 8), ("general.architecture", 8), ("adapter.type", 8), ("adapter.lora.alpha", 6)];
-    let rules = check_types(&metadata, &typed).and_then(|()| tensors::check(&metadata, &tensors));
-    rules.map_err(|reason| LoadError::Malformed { path: path.to_path_buf(), reason })
+    let expected = [
+        ("general.type", Kind::Text),
+        ("general.architecture", Kind::Text),
+        ("adapter.type", Kind::Text),
+        ("adapter.lora.alpha", Kind::F32),
+    ];
+    let rules = check_kinds(&metadata, &expected).and_then(|()| tensors::check(&metadata, &tensors));
+    rules.map_err(|reason| malformed(path, reason))
 }
 
-fn read(path: &Path) -> Result<Contents, LoadError> {
-    let unreadable = |source| LoadError::Unreadable { path: path.to_path_buf(), source };
-    let found = std::fs::metadata(path).map_err(unreadable)?;
-    if !found.is_file() {
-        return Err(LoadError::NotAFile { path: path.to_path_buf() });
+/// A header whose container llama.cpp can read.
+struct Contents {
+    metadata: Metadata,
+    tensors: Vec<Tensor>,
+}
+
+impl Contents {
+    fn read(path: &Path) -> Result<Self, LoadError> {
+        let found = std::fs::metadata(path).map_err(|source| refused(path, source.into()))?;
+        if !found.is_file() {
+            return Err(LoadError::NotAFile { path: path.to_path_buf() });
+        }
+        let header = Gguf::open(path, &KEEP).map_err(|error| refused(path, error))?;
+        data::check(&header).map_err(|reason| malformed(path, reason))?;
+        header.check_complete().map_err(|error| refused(path, error))?;
+        let metadata = Metadata::new(header.metadata).map_err(|reason| malformed(path, reason))?;
+        Ok(Self { metadata, tensors: header.tensors })
     }
-    let file = files::open_regular(path, Links::Follow).map_err(unreadable)?;
-    Reader::new(BufReader::with_capacity(1 << 16, file), path, found.len()).read()
+}
+
+fn malformed(path: &Path, reason: String) -> LoadError {
+    LoadError::Malformed { path: path.to_path_buf(), reason }
+}
+
+fn refused(path: &Path, error: GgufError) -> LoadError {
+    let path = path.to_path_buf();
+    match error {
+        GgufError::NotGguf(other) => LoadError::NotGguf { path, reason: format!("it is {other}") },
+        GgufError::Version { version } => {
+            LoadError::NotGguf { path, reason: format!("its version is {version}, and 2 and 3 are known") }
+        }
+        GgufError::BigEndian => LoadError::NotGguf { path, reason: "it is a big-endian GGUF file".to_owned() },
+        GgufError::CutShort { needed, bytes } => LoadError::Truncated { path, expected: needed, actual: bytes },
+        GgufError::Damaged { damage, .. } => LoadError::Malformed { path, reason: damage.to_string() },
+        GgufError::Io(source) => LoadError::Unreadable { path, source },
+    }
 }
 
 /// Values that llama.cpp takes without looking at their type must have the right one.
-fn check_types(metadata: &Metadata, expected: &[(&str, u32)]) -> Result<(), String> {
+fn check_kinds(metadata: &Metadata, expected: &[(&str, Kind)]) -> Result<(), String> {
     for (key, kind) in expected {
-        let found = match metadata.value(key) {
-            None => continue,
-            Some(Value::Text(_)) => 8,
-            Some(Value::Number(number)) => number.kind,
-            Some(Value::Numbers(_) | Value::Array) => 9,
-        };
+        let Some(found) = metadata.value(key).map(poncho_gguf::Value::kind) else { continue };
         if found != *kind {
-            return Err(format!("{key} has the type {found} instead of {kind}"));
+            return Err(format!("{key} has the type {} instead of {}", found.number(), kind.number()));
         }
     }
     Ok(())

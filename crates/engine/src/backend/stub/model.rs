@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use poncho_cache::files::{self, Links};
+use poncho_cache::{Links, open_regular};
 
 use crate::backend::{
     Adapter, AdapterError, ChatError, ChatPrompt, ChatRequest, Context, ContextError, ContextInfo, ContextOptions,
@@ -139,8 +139,7 @@ fn learn_replies(replies: &[(Vec<Token>, Vec<Token>)], layers: Layers) -> HashMa
 /// A number for a file: its content's, or its name's if there is none to read.
 fn identity(path: &Path) -> u64 {
     let mut content = Vec::new();
-    let read =
-        files::open_regular(path, Links::Follow).and_then(|file| file.take(READ_LIMIT).read_to_end(&mut content));
+    let read = open_regular(path, Links::Follow).and_then(|file| file.take(READ_LIMIT).read_to_end(&mut content));
     match read {
         Ok(_) => mix_bytes(&content),
         Err(_) => mix_bytes(path.as_os_str().as_encoded_bytes()),

@@ -15,7 +15,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use poncho_cache::files::{Links, open_or_create_private, open_regular};
+use poncho_cache::{Links, open_or_create_private, open_regular};
 
 use super::record::{Name, Record};
 use super::shelves::Shelves;

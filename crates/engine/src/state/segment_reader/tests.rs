@@ -47,7 +47,6 @@ impl Bench {
                 base: base.as_ref(),
                 parts: vec![PayloadPart { kind: PartKind::Attention, bytes }],
                 reason: SaveReason::Evict,
-                reason_detail: None,
                 flags: 0,
                 context_size: 100,
                 text: String::new(),
@@ -66,7 +65,7 @@ impl Bench {
 
     /// The parts of a plan that are in files.
     fn missing(plan: &RestorePlan) -> Vec<PartId> {
-        let rows = plan.segments().iter().enumerate();
+        let rows = plan.rows().iter().enumerate();
         let missing = rows.filter(|(_, segment)| segment.bytes(PartKind::Attention).is_none());
         missing.map(|(row, _)| (row, PartKind::Attention)).collect()
     }
@@ -97,7 +96,7 @@ fn rows_from_files_come_in_order_and_whole_and_the_worker_is_woken() {
         let bench = Bench::new(in_memory);
         let plan = bench.plan();
         let missing = Bench::missing(&plan);
-        assert_eq!((plan.segments().len(), missing.len()), (ROWS as usize, ROWS as usize - in_memory));
+        assert_eq!((plan.rows().len(), missing.len()), (ROWS as usize, ROWS as usize - in_memory));
         let (wake, woken) = channel();
         let reading = bench.read(&plan, Some(wake));
         assert!(matches!(woken.recv_timeout(LONG), Ok(Command::Wake)));

@@ -1,17 +1,23 @@
 //! The keys and values of a GGUF header, as the rules ask for them.
 //!
-//! Filled by `reader.rs`. Values are kept as the file has them: a rule sees the bits that llama.cpp would see.
+//! Made from what `poncho-gguf` read. Texts end at their first zero byte and numbers are bits, as llama.cpp sees them.
 
-use std::collections::HashMap;
+use std::borrow::Cow;
+use std::collections::HashSet;
+
+use poncho_gguf::{Array, Kind, Value};
+
+/// The key of the vocabulary.
+pub(super) const TOKENS: &str = "tokenizer.ggml.tokens";
 
 /// Everything before the tensors.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Metadata {
     /// `general.architecture`, which begins the keys of the model's own.
     pub(super) architecture: String,
-    /// The vocabulary, which is too long to keep.
+    /// The vocabulary.
     pub(super) tokens: Tokens,
-    values: HashMap<String, Value>,
+    values: poncho_gguf::Metadata,
 }
 
 /// What the rules want to know of the vocabulary.
@@ -25,59 +31,72 @@ pub(super) struct Tokens {
     pub(super) twice: Option<u64>,
 }
 
-/// A value of the header.
-#[derive(Debug)]
-pub(super) enum Value {
-    Number(Number),
-    Text(String),
-    Numbers(Vec<Number>),
-    /// An array of texts, or one too long to be of interest.
-    Array,
-}
-
-/// A number with its type, as GGUF counts types.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Number {
-    pub(super) kind: u32,
-    pub(super) bits: u64,
-}
-
-impl Number {
-    /// As a floating-point number, if it is one.
-    pub(super) fn float(self) -> Option<f64> {
-        match self.kind {
-            6 => u32::try_from(self.bits).ok().map(|bits| f64::from(f32::from_bits(bits))),
-            12 => Some(f64::from_bits(self.bits)),
-            _ => None,
+impl Tokens {
+    /// Reads the vocabulary as llama.cpp does: a token ends at its first zero byte, an empty one gets a name.
+    fn of(array: &Array) -> Result<Self, String> {
+        if array.element != Kind::Text {
+            return Ok(Self::default());
         }
+        let too_many = || format!("{TOKENS} has {} tokens, more than can be checked", array.count);
+        let mut tokens = Self { count: Some(array.count), ..Self::default() };
+        let mut seen: HashSet<Cow<'_, [u8]>> = HashSet::new();
+        for (index, value) in (0_u64..).zip(array.kept().ok_or_else(too_many)?) {
+            let token = value.as_text().ok_or_else(too_many)?.before_zero();
+            let token = match token {
+                [] => Cow::Owned(format!("[EMPTY_{index}]").into_bytes()),
+                token => Cow::Borrowed(token),
+            };
+            tokens.bytes += usize::from(is_byte_token(&token));
+            if !seen.insert(token) && tokens.twice.is_none() {
+                tokens.twice = Some(index);
+            }
+        }
+        Ok(tokens)
     }
 }
 
+/// `<0x00>` to `<0xFF>`.
+fn is_byte_token(token: &[u8]) -> bool {
+    let digits = token.strip_prefix(b"<0x").and_then(|rest| rest.strip_suffix(b">"));
+    digits.is_some_and(|digits| {
+        digits.len() == 2 && digits.iter().all(|d| d.is_ascii_digit() || (b'A'..=b'F').contains(d))
+    })
+}
+
 impl Metadata {
-    pub(super) fn insert(&mut self, key: String, value: Value) {
-        if let ("general.architecture", Value::Text(text)) = (key.as_str(), &value) {
-            self.architecture.clone_from(text);
+    /// Refuses what llama.cpp cannot read or these checks cannot see.
+    pub(super) fn new(values: poncho_gguf::Metadata) -> Result<Self, String> {
+        for (key, value) in values.iter() {
+            match value {
+                Value::LongText(bytes) => {
+                    return Err(format!("{key} has {bytes} bytes, more than any text of a model"));
+                }
+                Value::Array(array) if array.element == Kind::Array => {
+                    return Err(format!("the array {key} has no valid type: its elements are arrays"));
+                }
+                _ => {}
+            }
         }
-        self.values.insert(key, value);
+        let tokens = values.get(TOKENS).and_then(Value::as_array).map_or_else(|| Ok(Tokens::default()), Tokens::of)?;
+        let mut metadata = Self { architecture: String::new(), tokens, values };
+        metadata.architecture = metadata.text("general.architecture").unwrap_or_default().into_owned();
+        Ok(metadata)
     }
 
     pub(super) fn value(&self, key: &str) -> Option<&Value> {
         self.values.get(key)
     }
 
-    pub(super) fn text(&self, key: &str) -> Option<&str> {
-        match self.value(key) {
-            Some(Value::Text(text)) => Some(text),
-            _ => None,
-        }
+    /// A text up to its first zero byte.
+    pub(super) fn text(&self, key: &str) -> Option<Cow<'_, str>> {
+        let text = self.value(key)?.as_text()?;
+        Some(String::from_utf8_lossy(text.before_zero()))
     }
 
-    /// The bits of a single number.
+    /// The bits of a single number that is not a float.
     pub(super) fn number(&self, key: &str) -> Option<u64> {
-        match self.value(key) {
-            Some(Value::Number(number)) if number.float().is_none() => Some(number.bits),
-            _ => None,
-        }
+        let value = self.value(key)?;
+        value.bits().filter(|_| value.as_float().is_none())
     }
 
     /// The full name of a key of the architecture's own.
@@ -85,7 +104,7 @@ impl Metadata {
         format!("{}.{name}", self.architecture)
     }
 
-    pub(super) fn own_text(&self, name: &str) -> Option<&str> {
+    pub(super) fn own_text(&self, name: &str) -> Option<Cow<'_, str>> {
         self.text(&self.own_key(name))
     }
 
@@ -100,9 +119,9 @@ impl Metadata {
     /// A number for each layer: a single one stands for all of them.
     pub(super) fn own_for_layers(&self, name: &str) -> Option<Layers> {
         match self.value(&self.own_key(name))? {
-            Value::Number(number) => Some(Layers::All(number.bits)),
-            Value::Numbers(numbers) => Some(Layers::Each(numbers.iter().map(|number| number.bits).collect())),
-            Value::Text(_) | Value::Array => None,
+            Value::Array(array) if array.element.width().is_none() => None,
+            Value::Array(array) => Some(Layers::Each(array.kept()?.iter().filter_map(Value::bits).collect())),
+            one => one.bits().map(Layers::All),
         }
     }
 
@@ -110,10 +129,7 @@ impl Metadata {
     pub(super) fn own_floats(&self) -> impl Iterator<Item = (&str, f64)> {
         self.values.iter().filter_map(|(key, value)| {
             let own = key.strip_prefix(self.architecture.as_str()).is_some_and(|rest| rest.starts_with('.'));
-            match value {
-                Value::Number(number) if own => number.float().map(|float| (key.as_str(), float)),
-                _ => None,
-            }
+            value.as_float().filter(|_| own).map(|float| (key, float))
         })
     }
 }

@@ -4,7 +4,7 @@
 //! (`llama-model.cpp`, `llama-graph.cpp`, `models/*.cpp`, the kernels) that the value of a key alone can fail.
 
 use super::families::{Trait, has};
-use super::metadata::{Layers, Metadata, Value};
+use super::metadata::{Layers, Metadata};
 
 /// llama.cpp's own limits; beyond them it asserts.
 const MAX_LAYERS: u64 = 512;
@@ -54,7 +54,7 @@ fn within(metadata: &Metadata, name: &str, least: u64, most: u64) -> Rule {
 
 fn one_of(metadata: &Metadata, name: &str, known: &[&str]) -> Rule {
     match metadata.own_text(name) {
-        Some(text) if !known.contains(&text) => {
+        Some(text) if !known.contains(&text.as_ref()) => {
             let text: String = text.chars().take(80).collect();
             wrong(metadata, name, format!("{text:?}"), &format!("one of {} is known", known.join(", ")))
         }
@@ -220,8 +220,8 @@ fn positions(metadata: &Metadata) -> Rule {
     if has(&metadata.architecture, Trait::Sections) {
         let name = "rope.dimension_sections";
         within(metadata, name, 0, MAX_LENGTH)?;
-        if let Some(Value::Numbers(sections)) = metadata.value(&metadata.own_key(name))
-            && !sections.iter().take(3).any(|section| section.bits > 0)
+        if let Some(Layers::Each(sections)) = metadata.own_for_layers(name)
+            && !sections.iter().take(3).any(|section| *section > 0)
         {
             return wrong(metadata, name, "all zero", "at least one of the first three is needed");
         }

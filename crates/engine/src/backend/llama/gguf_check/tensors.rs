@@ -4,10 +4,10 @@
 //! the kernels can take what the file has, and they assert or read a missing function.
 
 use llama_cpp_sys_4 as sys;
+use poncho_gguf::Tensor;
 
 use super::families::{Trait, has};
 use super::metadata::Metadata;
-use super::reader::Tensor;
 
 /// All rules.
 pub(super) fn check(metadata: &Metadata, tensors: &[Tensor]) -> Result<(), String> {
@@ -45,7 +45,8 @@ fn is_no_weight(kind: u32) -> bool {
 /// Tensors that are added, multiplied one by one, or convolved with 32-bit activations.
 fn wants_floats(tensor: &Tensor) -> bool {
     let name = tensor.name.as_str();
-    let vector = tensor.n_dims <= 1 && (name.ends_with("norm.weight") || name.ends_with(".bias"));
+    let is_vector = tensor.dimensions.iter().filter(|length| **length != 1).count() <= 1;
+    let vector = is_vector && (name.ends_with("norm.weight") || name.ends_with(".bias"));
     let positions = ["rope_freqs", "rope_factors_long", "rope_factors_short"].iter().any(|part| name.contains(part));
     let convolution = name.ends_with("ssm_conv1d.weight") || name.ends_with("shortconv.conv.weight");
     let scan = name.ends_with(".ssm_a") || name.ends_with(".ssm_d");

@@ -2,6 +2,7 @@
 
 use super::*;
 
+use llama_cpp_sys_4 as sys;
 use poncho_testkit::{AlteredModel, ModelKind, ModelSpec, TensorType, Value as Written};
 
 fn text(out: &mut Vec<u8>, value: &str) {
@@ -305,4 +306,34 @@ fn every_generated_model_and_the_default_one_pass() {
     let mut embedder = altered(ModelKind::Attention);
     let facts = check(&embedder.set("llama.attention.causal", Written::Bool(false)).to_bytes()).unwrap();
     assert!(!facts.causal);
+}
+
+/// The table of `poncho-gguf` stands for the library: sizes and places of tensors are checked with it.
+#[test]
+fn the_table_of_tensor_types_is_that_of_the_library() {
+    for number in 0..sys::GGML_TYPE_COUNT {
+        // SAFETY: the number is below the count; removed types have no block, and every type has a name that is never freed.
+        let (elements, bytes, name) = unsafe {
+            (
+                sys::ggml_blck_size(number),
+                sys::ggml_type_size(number),
+                std::ffi::CStr::from_ptr(sys::ggml_type_name(number)).to_str().unwrap(),
+            )
+        };
+        let expected = (elements > 0).then(|| (name, u64::try_from(elements).unwrap(), bytes as u64));
+        let known = poncho_gguf::TensorType::from_number(number).map(|known| (known.name, known.block, known.bytes));
+        assert_eq!(known, expected, "type {number}");
+    }
+    let beyond = |known: &&poncho_gguf::TensorType| known.number >= sys::GGML_TYPE_COUNT;
+    assert_eq!(poncho_gguf::TensorType::all().iter().find(beyond), None);
+}
+
+/// Hardening 3: arrays of arrays are in the format, and llama.cpp cannot read them.
+#[test]
+fn an_array_of_arrays_is_refused_by_its_key() {
+    let nested = Written::Raw(9, [9_u32.to_le_bytes().to_vec(), vec![0; 8]].concat());
+    match check(&altered(ModelKind::Attention).set("llama.nested", nested).to_bytes()) {
+        Err(LoadError::Malformed { reason, .. }) => assert!(reason.contains("llama.nested"), "{reason}"),
+        other => panic!("{other:?}"),
+    }
 }

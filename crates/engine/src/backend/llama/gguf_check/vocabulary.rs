@@ -37,6 +37,7 @@ fn defaults(tokenizer: &str) -> Option<Defaults> {
 /// All rules.
 pub(super) fn check(metadata: &Metadata) -> Result<(), String> {
     let Some(tokenizer) = metadata.text("tokenizer.ggml.model") else { return Ok(()) };
+    let tokenizer = tokenizer.as_ref();
     if ["none", "no_vocab", "test"].contains(&tokenizer) {
         return Err(format!("tokenizer.ggml.model is {tokenizer:?}: the file has no vocabulary to read texts with"));
     }

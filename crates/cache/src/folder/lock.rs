@@ -1,0 +1,88 @@
+//! The lock on a cache folder: one process owns it, and says who it is.
+//!
+//! Taken when a cache is opened for writing, released when the file handle closes, however the process
+//! ends. Reading tools do without it. It must never be taken for a sign that the folder is healthy.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{Read, Seek, Write};
+use std::path::{Path, PathBuf};
+
+use crate::error::CacheError;
+use crate::format::LOCK_FILE_NAME;
+use crate::io::files::{self, Links};
+
+/// Holds the lock while it lives.
+#[derive(Debug)]
+pub(crate) struct FolderLock {
+    file: File,
+}
+
+impl Drop for FolderLock {
+    fn drop(&mut self) {
+        // Closing is not enough: a process that is being started at this moment holds a copy of the handle.
+        let _ = self.file.unlock();
+    }
+}
+
+impl FolderLock {
+    /// Takes the lock of a folder.
+    pub(crate) fn take(folder: &Path) -> Result<Self, CacheError> {
+        let path = folder.join(LOCK_FILE_NAME);
+        let wrap = |action, source| CacheError::Folder { action, path: path.clone(), source };
+        let mut file = files::open_or_create_private(OpenOptions::new().read(true).write(true).truncate(false), &path)
+            .map_err(|source| wrap("open", source))?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                return Err(CacheError::Locked { pid: holder(&mut file), path: folder.to_path_buf() });
+            }
+            Err(TryLockError::Error(source)) => return Err(wrap("lock", source)),
+        }
+        // Who holds it, for people; the lock itself is the kernel's.
+        let note = format!("{}\n", std::process::id());
+        let _ = file.set_len(0).and_then(|()| file.rewind()).and_then(|()| file.write_all(note.as_bytes()));
+        Ok(Self { file })
+    }
+
+    /// The process that holds the lock of a folder, if one does.
+    pub(crate) fn holder_of(folder: &Path) -> Option<String> {
+        let path: PathBuf = folder.join(LOCK_FILE_NAME);
+        let mut file = files::open_regular(&path, Links::Refuse).ok()?;
+        // Shared, so that two readers never take each other for the owner.
+        match file.try_lock_shared() {
+            Err(TryLockError::WouldBlock) => Some(holder(&mut file)),
+            Ok(()) | Err(TryLockError::Error(_)) => None,
+        }
+    }
+}
+
+fn holder(file: &mut File) -> String {
+    let mut note = String::new();
+    let read = file.rewind().and_then(|()| file.take(64).read_to_string(&mut note));
+    match note.trim() {
+        pid if read.is_ok() && !pid.is_empty() => pid.to_owned(),
+        _ => "unknown".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_owner_is_refused_with_the_pid_of_the_first() {
+        let folder = tempfile::tempdir().unwrap();
+        let lock = FolderLock::take(folder.path()).unwrap();
+        let refused = FolderLock::take(folder.path()).unwrap_err();
+        let pid = std::process::id().to_string();
+        assert!(
+            matches!(&refused, CacheError::Locked { pid: held, path } if *held == pid && path == folder.path()),
+            "{refused}"
+        );
+        assert!(refused.to_string().contains(&pid));
+        assert_eq!(FolderLock::holder_of(folder.path()), Some(pid));
+        drop(lock);
+        assert_eq!(FolderLock::holder_of(folder.path()), None);
+        FolderLock::take(folder.path()).unwrap();
+    }
+}

@@ -1,0 +1,133 @@
+//! Memory pressure of a Linux machine and of the control groups around the process.
+//!
+//! Reads a few small files of the kernel; the root they are under can be replaced, which the tests do. Without
+//! control groups, or where they cannot be read, the machine alone counts.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::{PressureError, PressureSample, PressureSource, PressureSourceKind, unparsable};
+
+/// Memory of a Linux machine, or of the tightest control group (v2) around the process, whichever is fuller.
+#[derive(Debug, Clone)]
+pub struct SystemSource {
+    /// What `/proc` and `/sys` are under.
+    root: PathBuf,
+}
+
+impl SystemSource {
+    /// A source that reads `proc` and `sys` under another root.
+    #[must_use]
+    pub fn under(root: &Path) -> Self {
+        Self { root: root.to_path_buf() }
+    }
+
+    /// Control groups with a limit below `machine_total`: the process's own and each one around it.
+    fn groups(&self, machine_total: u64) -> Vec<PressureSample> {
+        let Ok(membership) = fs::read_to_string(self.root.join("proc/self/cgroup")) else { return Vec::new() };
+        let Some(group) = membership.lines().find_map(|line| line.strip_prefix("0::/")) else { return Vec::new() };
+        let read = |folder: &Path, file: &str| {
+            fs::read_to_string(self.root.join("sys/fs/cgroup").join(folder).join(file)).ok()
+        };
+        let sample = |folder: &Path| {
+            let (max, current) = (read(folder, "memory.max")?, read(folder, "memory.current")?);
+            parse_group(&max, &current, &read(folder, "memory.stat").unwrap_or_default())
+        };
+        let samples = Path::new(group).ancestors().filter_map(sample);
+        samples.filter(|sample| sample.total < machine_total).collect()
+    }
+}
+
+impl Default for SystemSource {
+    fn default() -> Self {
+        Self::under(Path::new("/"))
+    }
+}
+
+impl PressureSource for SystemSource {
+    fn name(&self) -> &str {
+        PressureSourceKind::System.as_str()
+    }
+
+    fn sample(&mut self) -> Result<PressureSample, PressureError> {
+        let path = self.root.join("proc/meminfo");
+        let text = fs::read_to_string(&path).map_err(|source| PressureError::Read { path: path.clone(), source })?;
+        let machine = parse_meminfo(&text).map_err(|wanted| unparsable(&path.display().to_string(), wanted, &text))?;
+        let fuller = |fullest, sample: PressureSample| if sample.is_fuller_than(&fullest) { sample } else { fullest };
+        Ok(self.groups(machine.total).into_iter().fold(machine, fuller))
+    }
+}
+
+/// Parses `/proc/meminfo`; the error is the name of the missing line.
+fn parse_meminfo(text: &str) -> Result<PressureSample, &'static str> {
+    let kilobytes = |name: &'static str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        line.and_then(|rest| rest.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)).ok_or(name)
+    };
+    let (total, available) = (kilobytes("MemTotal")?, kilobytes("MemAvailable")?);
+    Ok(PressureSample { used: total.saturating_sub(available), total })
+}
+
+/// Parses the files of one control group; `None` where it sets no limit.
+fn parse_group(max: &str, current: &str, stat: &str) -> Option<PressureSample> {
+    let total: u64 = max.trim().parse().ok()?;
+    let current: u64 = current.trim().parse().ok()?;
+    // File pages that nobody used lately count as used here, though the kernel drops them first; reading rows from
+    // disk would look like pressure.
+    let droppable = stat.lines().find_map(|line| line.strip_prefix("inactive_file ")?.trim().parse().ok());
+    Some(PressureSample { used: current.saturating_sub(droppable.unwrap_or(0)), total })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MEMINFO: &str = "MemTotal:       1000 kB\nMemFree: 1 kB\nMemAvailable:    400 kB\n";
+
+    fn sample(used: u64, total: u64) -> PressureSample {
+        PressureSample { used, total }
+    }
+
+    #[test]
+    fn meminfo_gives_what_is_not_available() {
+        assert_eq!(parse_meminfo(MEMINFO), Ok(sample(600 * 1024, 1000 * 1024)));
+        assert_eq!(parse_meminfo("MemTotal: 1000 kB\nMemAvailableX: 3 kB"), Err("MemAvailable"));
+        assert_eq!(parse_meminfo("MemTotal: 18446744073709551615 kB"), Err("MemTotal"));
+    }
+
+    #[test]
+    fn group_without_a_limit_is_no_sample() {
+        assert_eq!(parse_group("max\n", "5\n", ""), None);
+        assert_eq!(parse_group("100\n", "80\n", "anon 3\ninactive_file 30\n"), Some(sample(50, 100)));
+        assert_eq!(parse_group("100\n", "80\n", "inactive_file 90\n"), Some(sample(0, 100)));
+    }
+
+    /// A root with `meminfo` and control groups by path, each with its limit and use.
+    fn root(groups: &[(&str, &str, u64)]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir_all(root.path().join("proc/self")).unwrap();
+        fs::write(root.path().join("proc/meminfo"), MEMINFO).unwrap();
+        fs::write(root.path().join("proc/self/cgroup"), "1:cpu:/x\n0::/outer/inner\n").unwrap();
+        for (group, max, current) in groups {
+            let folder = root.path().join("sys/fs/cgroup").join(group);
+            fs::create_dir_all(&folder).unwrap();
+            fs::write(folder.join("memory.max"), max).unwrap();
+            fs::write(folder.join("memory.current"), current.to_string()).unwrap();
+        }
+        root
+    }
+
+    #[test]
+    fn fullest_of_machine_and_groups_is_reported() {
+        let machine = sample(600 * 1024, 1000 * 1024);
+        let read = |groups: &[(&str, &str, u64)]| SystemSource::under(root(groups).path()).sample().unwrap();
+        assert_eq!(read(&[]), machine);
+        assert_eq!(read(&[("outer", "1000", 900), ("outer/inner", "max", 900)]), sample(900, 1000));
+        assert_eq!(read(&[("outer", "1000", 700), ("outer/inner", "500", 490)]), sample(490, 500));
+        assert_eq!(read(&[("outer/inner", "1000", 100)]), machine, "the machine is fuller than the group");
+        assert_eq!(read(&[("outer/inner", "2000000000", 2_000_000_000)]), machine, "a limit above the machine is none");
+        assert_eq!(read(&[("elsewhere", "1000", 1000)]), machine, "not our group");
+        let missing = SystemSource::under(Path::new("/nonexistent")).sample();
+        assert!(matches!(missing, Err(PressureError::Read { path, .. }) if path.ends_with("proc/meminfo")));
+    }
+}
