@@ -60,12 +60,17 @@
 //! ```
 
 pub mod backend;
-pub mod error;
+pub mod error {
+    //! All errors of the engine, as the api defines them.
+
+    pub use poncho_api::{EngineError, Field, RequestError};
+}
 
 pub mod calls;
+mod chat;
 mod config;
-mod engine;
 pub mod files;
+mod host;
 mod model;
 pub mod reply;
 pub mod schedule;
@@ -79,12 +84,12 @@ pub use calls::request::{Grammar, GrammarSource, Mode, ModelLimits, Request, Req
 pub use calls::stream::Stream;
 pub use calls::tenant::{Privacy, Tenant};
 pub use config::{Exactness, FingerprintSource, ModelConfig, PrefillChunk, RestoreRule};
-pub use engine::Engine;
 pub use error::{EngineError, RequestError};
 pub use files::footprint::{EmbeddingCost, footprint};
 pub use files::probe::{ProbeWhen, Prober};
+pub use host::{Engine, Host};
 pub use model::Model;
-pub use poncho_api::{Footprint, SigningKey};
+pub use poncho_api::{ChatSettings, Footprint, HygieneRule, LoadModel, ReplayScope, SigningKey};
 pub use shared::adapters::{AdapterId, AdapterInfo};
 pub use shared::embedding::Embedding;
 pub use shared::queue_place::QueuePlace;

@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
@@ -117,6 +118,15 @@ impl Stream {
         }
         let event = self.events.recv().await;
         Some(self.note(event))
+    }
+
+    /// The next event; ready with `None` after the last.
+    pub(crate) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<StreamEvent>> {
+        if self.ended {
+            return Poll::Ready(None);
+        }
+        let event = ready!(self.events.poll_recv(context));
+        Poll::Ready(Some(self.note(event)))
     }
 
     /// The next event if one is there already.

@@ -5,14 +5,14 @@
 
 use std::sync::Arc;
 
+use poncho_api::ChatOutput;
 use poncho_cache::OwnerId;
-use poncho_engine::backend::ChatOutput;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use super::TextKey;
-use crate::models::served::ServedModel;
+use crate::chat::model::ChatModel;
 
 /// Hex digits of the checksum: 64 bits of SHA-256.
 const CHECKSUM_DIGITS: usize = 16;
@@ -134,7 +134,7 @@ impl Record {
 }
 
 impl CallTurn {
-    pub(super) fn new(model: &ServedModel, output: &ChatOutput, opening: &str, tokens: &[u32]) -> Self {
+    pub(super) fn new(model: &ChatModel, output: &ChatOutput, opening: &str, tokens: &[u32]) -> Self {
         Self {
             fingerprint: model.namespace().fingerprint,
             ids: output.tool_calls.iter().map(|call| call.id.clone()).collect(),

@@ -5,6 +5,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
+use poncho_api::LoadModel;
 use poncho_cache::Cache;
 
 use crate::backend::Backend;
@@ -64,6 +65,22 @@ impl Engine {
             return Err(taken(model.id()));
         }
         models.insert(model.id().to_owned(), model.clone());
+        Ok(model)
+    }
+
+    /// Loads a model with its adapters; `progress` gets the bytes that the fingerprint has read, and all of them.
+    ///
+    /// # Errors
+    /// As [`Engine::load`]; an adapter that cannot be attached fails the load.
+    pub fn load_model(&self, new: LoadModel, progress: &mut dyn FnMut(u64, u64)) -> Result<Model, EngineError> {
+        let LoadModel { config, adapters } = new;
+        let model = self.load_with_progress(config, progress)?;
+        for adapter in &adapters {
+            if let Err(error) = model.load_adapter(adapter) {
+                self.unload(model.id())?;
+                return Err(error);
+            }
+        }
         Ok(model)
     }
 

@@ -1,20 +1,19 @@
 //! The grammar of generic calls, made from the tools' JSON schemas.
 //!
-//! Called by `chat.rs`. Each schema is turned into rules by the model's backend on its own, so that references inside
+//! Called by `turn.rs`. Each schema is turned into rules by the model's backend on its own, so that references inside
 //! it stay valid, and its rules get a name of their own before they are put together. A schema that cannot be turned
 //! into rules is refused with the tool's name.
 
 use std::fmt::Write;
 
-use poncho_engine::{Grammar, GrammarSource, Model, Trigger};
+use poncho_api::{ChatTurn, Choice, EngineError, Grammar, GrammarSource, Tool, Trigger};
 use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::{CALL_CLOSE, CALL_OPEN};
-use crate::chat::turn::{ChatTurn, Choice, Tool};
-use crate::dialects::shared::client_left;
-use crate::http::error::ApiError;
+use crate::chat::preparing::client_left;
+use crate::model::Model;
 
 /// What a tool takes if it does not say: an object.
 const ANY_ARGUMENTS: &str = r#"{"type":"object"}"#;
@@ -40,7 +39,7 @@ pub(crate) fn generic_grammar(
     model: &Model,
     turn: &ChatTurn,
     thinking_end: Option<&str>,
-) -> Result<Option<Grammar>, ApiError> {
+) -> Result<Option<Grammar>, EngineError> {
     if turn.choice == Choice::None {
         return Ok(None);
     }
@@ -49,7 +48,7 @@ pub(crate) fn generic_grammar(
     let tools = turn.tools.iter().enumerate().filter(|(_, tool)| may_be_called(tool));
     let listed: Vec<&str> = tools.clone().map(|(_, tool)| tool.json.as_str()).collect();
     if let Err(error) = model.check_tools(&format!("[{}]", listed.join(","))) {
-        return Err(bad_schema(model, turn).unwrap_or_else(|| ApiError::field("tools", error.to_string())));
+        return Err(bad_schema(model, turn).unwrap_or_else(|| EngineError::input("tools", error.to_string())));
     }
     let mut rules = String::new();
     let mut names = Vec::new();
@@ -104,13 +103,13 @@ fn class(c: char) -> String {
 }
 
 /// The first tool whose schema cannot be used.
-pub(crate) fn bad_schema(model: &Model, turn: &ChatTurn) -> Option<ApiError> {
+pub(crate) fn bad_schema(model: &Model, turn: &ChatTurn) -> Option<EngineError> {
     turn.tools.iter().find_map(|tool| arguments_rules(model, tool).err())
 }
 
-fn arguments_rules(model: &Model, tool: &Tool) -> Result<String, ApiError> {
+fn arguments_rules(model: &Model, tool: &Tool) -> Result<String, EngineError> {
     if client_left() {
-        return Err(ApiError::Cancelled);
+        return Err(EngineError::Cancelled);
     }
     let definition: Option<Definition<'_>> = serde_json::from_str(&tool.json).ok();
     let parameters =
@@ -121,7 +120,7 @@ fn arguments_rules(model: &Model, tool: &Tool) -> Result<String, ApiError> {
     let schema = if says_nothing { ANY_ARGUMENTS } else { parameters };
     model.json_schema_to_grammar(schema).map_err(|error| {
         // By name: its place in the request is not known here, the tools were sorted.
-        ApiError::field(format!("tools.{}.function.parameters", tool.name), error.to_string())
+        EngineError::input(format!("tools.{}.function.parameters", tool.name), error.to_string())
     })
 }
 

@@ -1,90 +1,15 @@
 //! Prefix hygiene: parts of a prompt that change on every request are made equal before it is rendered.
 //!
-//! Called by `chat.rs`. Clients put a billing header, a clock or tools in a random order in front of everything else, and
+//! Called by `turn.rs`. Clients put a billing header, a clock or tools in a random order in front of everything else, and
 //! one changed token there costs the whole cached prefix. Each rule has a name, can be switched off, and says what it
 //! did. Only the system prompt and the order of the tools are touched; what a user wrote never is.
 
 mod clock;
 
 use std::borrow::Cow;
-use std::fmt;
 
-use serde::Serialize;
-use serde_json::{Value, json};
-
-use crate::chat::turn::ChatTurn;
-
-/// Something that clients change for no reason that the model should see.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum HygieneRule {
-    /// A line of the system prompt that is an HTTP-like header about billing or attribution is left out.
-    BillingHeader,
-    /// Hours, minutes and seconds in a line of the system prompt that tells the date or the time are blanked.
-    Clock,
-    /// Tools are sorted by name.
-    ToolOrder,
-}
-
-impl HygieneRule {
-    /// All rules, in the order in which they are applied.
-    pub const ALL: [Self; 3] = [Self::BillingHeader, Self::Clock, Self::ToolOrder];
-
-    /// The one spelling.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::BillingHeader => "billing_header",
-            Self::Clock => "clock",
-            Self::ToolOrder => "tool_order",
-        }
-    }
-
-    /// The rule of that name.
-    #[must_use]
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|rule| rule.as_str() == name)
-    }
-
-    /// What it does, and a system prompt (or tool names) before and after.
-    const fn example(self) -> (&'static str, &'static str, &'static str) {
-        match self {
-            Self::BillingHeader => (
-                "leaves out a header line about billing or attribution in the system prompt",
-                "x-anthropic-billing-header: cc_version=2.1; cch=8f1c2;\nYou are a coding agent.",
-                "You are a coding agent.",
-            ),
-            Self::Clock => (
-                "blanks the time of day in a line of the system prompt that tells the date or the time",
-                "Today is 2025-11-15, the time is 06:42:55.",
-                "Today is 2025-11-15, the time is --:--:--.",
-            ),
-            Self::ToolOrder => ("sorts the tools by name", "write, read", "read, write"),
-        }
-    }
-}
-
-impl fmt::Display for HygieneRule {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(self.as_str())
-    }
-}
-
-/// What a rule did to a turn.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(crate) struct Normalised {
-    pub(crate) rule: &'static str,
-    /// How many places it changed.
-    pub(crate) places: usize,
-}
-
-/// The list for clients.
-pub(crate) fn list(on: &[HygieneRule]) -> Value {
-    let rules = HygieneRule::ALL.map(|rule| {
-        let (what, before, after) = rule.example();
-        json!({"rule": rule.as_str(), "on": on.contains(&rule), "what": what, "before": before, "after": after})
-    });
-    json!({"rules": rules})
-}
+use poncho_api::{ChatTurn, HygieneRule, Normalised};
+use serde_json::Value;
 
 /// The turn as it is rendered, and what was done to it.
 pub(crate) fn clean<'t>(on: &[HygieneRule], turn: &'t ChatTurn) -> (Cow<'t, ChatTurn>, Vec<Normalised>) {
@@ -97,7 +22,7 @@ pub(crate) fn clean<'t>(on: &[HygieneRule], turn: &'t ChatTurn) -> (Cow<'t, Chat
             HygieneRule::ToolOrder => sort_tools(&mut cleaned),
         };
         if places > 0 {
-            done.push(Normalised { rule: rule.as_str(), places });
+            done.push(Normalised { rule, places });
         }
     }
     (cleaned, done)
@@ -188,8 +113,10 @@ fn sort_tools(turn: &mut Cow<'_, ChatTurn>) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use poncho_api::Tool;
+    use serde_json::json;
+
     use super::*;
-    use crate::chat::turn::Tool;
 
     fn turn(messages: &Value, tools: &[&str]) -> ChatTurn {
         let tools = tools.iter().map(|name| Tool { name: (*name).to_owned(), json: "{}".to_owned() }).collect();
@@ -213,7 +140,7 @@ mod tests {
             let (cleaned, done) = clean(&[rule], &asked);
             assert_eq!(cleaned.messages[0]["content"], after);
             assert_eq!(cleaned.messages[1]["content"], before, "what a user wrote stays");
-            assert_eq!(done, [Normalised { rule: rule.as_str(), places: 1 }]);
+            assert_eq!(done, [Normalised { rule, places: 1 }]);
             let others: Vec<HygieneRule> = HygieneRule::ALL.into_iter().filter(|other| *other != rule).collect();
             assert_eq!(clean(&others, &asked).0.messages, asked.messages, "switched off");
             assert_eq!(clean(&[], &asked).1, []);

@@ -1,13 +1,13 @@
 //! Reads replies in the generic format: text, then calls between marks.
 //!
-//! Made by `chat.rs` around the template's own parser, which still reads everything before the first call (thinking
+//! Made by `turn.rs` around the template's own parser, which still reads everything before the first call (thinking
 //! above all). While a reply grows it holds back what may become a mark, and the space before it, so that what it says
 //! of a part is always a beginning of what it says of the whole.
 
 use std::sync::Arc;
 
-use poncho_engine::backend::chat::ChatToolCall;
-use poncho_engine::backend::{ChatError, ChatOutput, ChatParser};
+use crate::backend::{ChatError, ChatOutput, ChatParser};
+use poncho_api::ChatToolCall;
 
 use super::scan::fields;
 use super::{CALL_CLOSE, CALL_OPEN};

@@ -1,6 +1,6 @@
 //! The generic rendering: tools, calls and results as plain messages, for templates that know none of them.
 //!
-//! Called by `chat.rs`. The tools and the form of a call go into the system message, after the client's own text; a past
+//! Called by `turn.rs`. The tools and the form of a call go into the system message, after the client's own text; a past
 //! call is written as the grammar makes the model write it, so that a call whose exact text was forgotten is still close
 //! to what was sampled. The same turn must always give the same text.
 
@@ -9,7 +9,7 @@ use std::fmt::Write;
 use serde_json::{Value, json};
 
 use super::{CALL_CLOSE, CALL_OPEN, RESULT_CLOSE, RESULT_OPEN, offers_tools};
-use crate::chat::turn::{ChatTurn, Choice, Tool};
+use poncho_api::{ChatTurn, Choice, Tool};
 
 /// Some messages of a turn, written without tool calls, tool roles and tool definitions.
 pub(crate) fn generic_messages(turn: &ChatTurn, messages: &[Value]) -> Vec<Value> {

@@ -5,12 +5,10 @@
 //! stands for it. From time to time the whole is parsed all the same, and if the two ever differ the short way is given
 //! up. What was told is never taken back, and the pieces always add up to the parse of the whole.
 
-use poncho_engine::backend::chat::ChatToolCall;
-use poncho_engine::backend::{ChatOutput, ChatParser};
+use poncho_api::{CallDelta, ChatOutput, ChatToolCall, Delta, random_id};
 
-use crate::chat::reply::{CallDelta, Delta};
+use crate::backend::ChatParser;
 use crate::chat::turn::ReplyForm;
-use crate::http::request_id::random_id;
 
 /// A text is worth leaving behind when it is this long.
 const WORTH: usize = 512;
@@ -43,7 +41,7 @@ struct Anchor {
 pub(crate) struct Growing {
     told: ChatOutput,
     call_ids: Vec<String>,
-    call_prefix: Option<&'static str>,
+    call_prefix: Option<String>,
     /// How many calls are told; what comes after them is not the client's.
     most_calls: usize,
     /// Whether there were more.
@@ -75,7 +73,7 @@ impl Default for Growing {
 impl Growing {
     /// One whose calls get ids that begin in this way; without it, the model's own ids are kept. No more calls are told
     /// than `most_calls`.
-    pub(crate) fn new(call_prefix: Option<&'static str>, most_calls: usize) -> Self {
+    pub(crate) fn new(call_prefix: Option<String>, most_calls: usize) -> Self {
         Self { call_prefix, most_calls, ..Self::default() }
     }
 
@@ -213,7 +211,7 @@ impl Growing {
                 break;
             }
             if is_new {
-                let id = match self.call_prefix {
+                let id = match &self.call_prefix {
                     Some(prefix) => random_id(prefix),
                     None if call.id.is_empty() => random_id("call_"),
                     None => call.id.clone(),
@@ -252,7 +250,7 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    use poncho_engine::backend::ChatError;
+    use crate::backend::ChatError;
     use proptest::prelude::*;
 
     use super::*;
@@ -393,6 +391,27 @@ mod tests {
                 text.len(),
                 text.len() * text.len() / 8
             );
+        }
+    }
+
+    #[cfg(feature = "llama")]
+    #[test]
+    fn llama_cpps_own_parser_can_be_asked_about_a_tail() {
+        use crate::backend::llama::LlamaBackend;
+        use crate::backend::{Backend as _, ChatRequest, ModelOptions};
+
+        let path = poncho_testkit::default_model_path();
+        let model = LlamaBackend.load_model(&ModelOptions { vocab_only: true, ..ModelOptions::new(path) }).unwrap();
+        let messages_json = r#"[{"role":"user","content":"x"}]"#.to_owned();
+        let inner = model.apply_chat_template(&ChatRequest { messages_json, ..ChatRequest::default() }).unwrap().parser;
+        let parser = GenericParser { inner, ..generic(false) };
+        let call = "<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>";
+        for text in [long("word <b> é "), format!("{}\n{call}", long("Look: ")), call.to_owned()] {
+            let counted = Counted(&parser, AtomicUsize::new(0));
+            let pieces: Vec<String> = text.chars().map(String::from).collect();
+            let (sum, raw) = told(&counted, &ReplyForm::default(), &pieces);
+            assert_eq!(Some(sum), parser.parse(&raw, false).ok());
+            assert!(counted.1.load(Ordering::Relaxed) < 600 * text.len());
         }
     }
 

@@ -1,160 +1,30 @@
-//! A turn of a conversation, whatever dialect it came in: from messages and tools to requests of the engine.
+//! A turn of a conversation, in whatever dialect it came: from messages and tools to requests of the worker.
 //!
-//! The dialects build a `ChatTurn` or a `Generation`; `prepare_chat` renders it with the model's template and takes
-//! over what the template knows about the answer: grammar, triggers, stops, shown tokens, parser. Text of a client
-//! must never become a special token. Rendering and tokenizing block, so callers run them off the async threads.
+//! Called by the host. `prepare_chat` renders a `ChatTurn` with the model's template and takes over what the template
+//! knows about the answer: grammar, triggers, stops, shown tokens, parser. Text of a client must never become a special
+//! token. Rendering and tokenizing block, so callers run them off the async threads.
 
 use std::borrow::Cow;
 use std::cell::Cell;
 use std::sync::Arc;
 
-use poncho_engine::backend::chat::PromptPart;
-use poncho_engine::backend::{ChatParser, ChatPrompt, ChatRequest, GrammarTrigger, ToolChoice};
-use poncho_engine::reply::markers::ThinkingMarkers;
-use poncho_engine::{
-    EngineError, Grammar, GrammarSource, Mode, Model, QueuePlace, Request, Sampling, Stream, Thinking, Trigger,
+use poncho_api::{
+    ChatTurn, Choice, EngineError, Grammar, GrammarSource, Normalised, PromptPart, Request, Thinking, ThinkingMarkers,
+    Tool, Trigger,
 };
-use serde::Serialize;
 use serde_json::Value;
-use serde_json::value::RawValue;
 
-use crate::chat::hygiene::{self, Normalised};
+use crate::backend::{ChatParser, ChatPrompt, ChatRequest, GrammarTrigger, TokenizeMode, ToolChoice};
+use crate::calls::stream::Stream;
+use crate::chat::hygiene;
 use crate::chat::message_ends;
+use crate::chat::model::ChatModel;
+use crate::chat::prompt::most_counted;
 use crate::chat::replay::{Check, Recording, Scene, splice};
 use crate::chat::reply_prefix::opening_tokens;
 use crate::chat::tools::{self, GenericParser, ToolStyle};
-use crate::http::error::ApiError;
-use crate::models::served::ServedModel;
-
-/// The schema of any object, for clients that want JSON and do not say which.
-pub(crate) const ANY_OBJECT: &str = r#"{"type":"object"}"#;
-
-/// How many contexts a prompt may fill that is only counted.
-const COUNTED_CONTEXTS: usize = 4;
-
-/// What a client may say about how a reply is generated.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Generation {
-    pub(crate) max_tokens: Option<u32>,
-    pub(crate) sampling: Sampling,
-    pub(crate) stop: Vec<String>,
-    pub(crate) logprobs: Option<u8>,
-    pub(crate) session_id: Option<String>,
-    pub(crate) exact: bool,
-    pub(crate) ignore_eos: bool,
-    /// The most tokens of thinking.
-    pub(crate) thinking_budget: Option<u32>,
-    /// Read the prompt and keep its state, say nothing.
-    pub(crate) prefill_only: bool,
-}
-
-impl Generation {
-    fn request(&self, tokens: Vec<u32>) -> Request {
-        Request {
-            mode: if self.prefill_only { Mode::PrefillOnly } else { Mode::Complete },
-            thinking_budget: self.thinking_budget,
-            max_tokens: self.max_tokens,
-            sampling: self.sampling.clone(),
-            stop: self.stop.clone(),
-            logprobs: self.logprobs,
-            session_id: self.session_id.clone(),
-            exact: self.exact,
-            ignore_eos: self.ignore_eos,
-            ..Request::new(tokens)
-        }
-    }
-}
-
-/// Which tools the model may call.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) enum Choice {
-    /// As it likes.
-    #[default]
-    Auto,
-    /// None.
-    None,
-    /// At least one of them.
-    Required,
-    /// This one.
-    Named(String),
-    /// Only these, if any; at least one of them if `required`.
-    Among { names: Vec<String>, required: bool },
-}
-
-impl Choice {
-    /// Whether the reply has to be a call.
-    pub(crate) fn must_call(&self) -> bool {
-        matches!(self, Self::Required | Self::Named(_) | Self::Among { required: true, .. })
-    }
-
-    /// The tools that may be called, where not all of them may.
-    pub(crate) fn names(&self) -> Option<Vec<&str>> {
-        match self {
-            Self::Named(name) => Some(vec![name.as_str()]),
-            Self::Among { names, .. } => Some(names.iter().map(String::as_str).collect()),
-            Self::Auto | Self::None | Self::Required => None,
-        }
-    }
-}
-
-/// A tool as templates want it.
-#[derive(Debug, Clone)]
-pub(crate) struct Tool {
-    pub(crate) name: String,
-    /// The definition in OpenAI's shape.
-    pub(crate) json: String,
-}
-
-impl Tool {
-    /// A function; its parameters are a JSON schema whose order is kept, because replies follow it.
-    pub(crate) fn function(
-        name: &str,
-        description: Option<&str>,
-        parameters: Option<&RawValue>,
-    ) -> Result<Self, ApiError> {
-        #[derive(Serialize)]
-        struct Definition<'t> {
-            r#type: &'static str,
-            function: Function<'t>,
-        }
-        #[derive(Serialize)]
-        struct Function<'t> {
-            name: &'t str,
-            #[serde(skip_serializing_if = "Option::is_none")]
-            description: Option<&'t str>,
-            #[serde(skip_serializing_if = "Option::is_none")]
-            parameters: Option<&'t RawValue>,
-        }
-        let definition = Definition { r#type: "function", function: Function { name, description, parameters } };
-        let json = serde_json::to_string(&definition).map_err(|_| ApiError::Internal { doing: "wrote a tool" })?;
-        Ok(Self { name: name.to_owned(), json })
-    }
-}
-
-/// A turn: a conversation that waits for the assistant.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct ChatTurn {
-    /// In OpenAI's shape, checked.
-    pub(crate) messages: Vec<Value>,
-    pub(crate) tools: Vec<Tool>,
-    pub(crate) choice: Choice,
-    pub(crate) parallel_calls: bool,
-    /// The reply must match this schema.
-    pub(crate) json_schema: Option<String>,
-    /// Further variables of the template, as a JSON object.
-    pub(crate) template_kwargs: String,
-    pub(crate) thinking: Thinking,
-    /// What the reply already begins with; the model goes on from there.
-    pub(crate) reply_start: String,
-    pub(crate) generation: Generation,
-}
-
-impl ChatTurn {
-    /// Whether the reply may have one call only: the client says so, or names the function to call.
-    pub(crate) fn wants_one_call(&self) -> bool {
-        !self.parallel_calls || matches!(self.choice, Choice::Named(_))
-    }
-}
+use crate::model::Model;
+use crate::shared::queue_place::QueuePlace;
 
 /// How the text of a reply is read.
 #[derive(Clone, Default)]
@@ -166,13 +36,15 @@ pub(crate) struct ReplyForm {
     /// Whether the prompt itself opened a thinking block.
     pub(crate) starts_thinking: bool,
     /// What the ids of tool calls begin with, if the dialect has a rule; else the model's own ids are kept.
-    pub(crate) call_prefix: Option<&'static str>,
+    pub(crate) call_prefix: Option<String>,
     /// How many calls the client gets; `None` for all of them.
     pub(crate) most_calls: Option<usize>,
     /// Keeps the reply for the next turn.
     pub(crate) recording: Option<Recording>,
     /// What was done to the prompt.
     pub(crate) normalised: Vec<Normalised>,
+    /// Whether somebody reads the reply while it grows.
+    pub(crate) in_pieces: bool,
 }
 
 /// A request that can be submitted, and how to read what comes back.
@@ -189,18 +61,18 @@ pub(crate) struct Rendered {
 }
 
 /// Renders a turn with the model's template, to be counted or looked at: it may be longer than the context.
-pub(crate) fn render(model: &ServedModel, turn: &ChatTurn) -> Result<Rendered, ApiError> {
-    let turn = model.defaults().complete(turn);
-    let (turn, _) = hygiene::clean(&model.conversations().hygiene, &turn);
-    rendered(model, &turn, tools::style(model, &turn), most_counted(model))
+pub(crate) fn render(model: &ChatModel, turn: &ChatTurn, request: &Request) -> Result<Rendered, EngineError> {
+    let (turn, _) = hygiene::clean(&model.conversations().hygiene, turn);
+    rendered(model, &turn, request, tools::style(model, &turn), most_counted(model))
 }
 
-/// The most tokens of a text that is only counted or shown: clients want to know by how much a prompt is too long.
-pub(crate) fn most_counted(model: &Model) -> usize {
-    model.limits().context.saturating_mul(COUNTED_CONTEXTS)
-}
-
-fn rendered(model: &ServedModel, turn: &ChatTurn, style: ToolStyle, limit: usize) -> Result<Rendered, ApiError> {
+fn rendered(
+    model: &ChatModel,
+    turn: &ChatTurn,
+    asked: &Request,
+    style: ToolStyle,
+    limit: usize,
+) -> Result<Rendered, EngineError> {
     let short_ids = Cell::new(false);
     let request = |messages: &[Value]| {
         let messages = match style {
@@ -209,7 +81,7 @@ fn rendered(model: &ServedModel, turn: &ChatTurn, style: ToolStyle, limit: usize
             ToolStyle::Template if short_ids.get() => Cow::Owned(tools::with_short_ids(messages)),
             ToolStyle::Template => Cow::Borrowed(messages),
         };
-        template_request(turn, &messages, style, turn.tools.iter())
+        template_request(turn, asked.thinking, &messages, style, turn.tools.iter())
     };
     let mut prompt = match apply_template(model, turn, &request(&turn.messages)?) {
         Err(error) if style == ToolStyle::Template => {
@@ -234,11 +106,11 @@ fn rendered(model: &ServedModel, turn: &ChatTurn, style: ToolStyle, limit: usize
     };
     let scene = Scene { model, messages: &turn.messages, normal: &prompt, render: &again };
     // What an exact request says is all that its prompt may depend on.
-    let is_exact = model.is_exact(turn.generation.exact);
+    let is_exact = model.is_exact(asked.exact);
     let spliced = if is_exact { None } else { splice(&scene, Check::Surroundings) };
     let is_spliced = spliced.is_some();
     let tokens = spliced.map_or_else(|| model.tokenize_prompt(&prompt), Ok);
-    let tokens = tokens.map_err(|error| ApiError::from(error).in_field("messages"))?;
+    let tokens = tokens.map_err(|error| error.in_field("messages"))?;
     let closed = |messages: &[Value]| {
         let request = ChatRequest { add_generation_prompt: false, ..request(messages).ok()? };
         model.apply_chat_template(&request).ok()
@@ -257,19 +129,18 @@ fn rendered(model: &ServedModel, turn: &ChatTurn, style: ToolStyle, limit: usize
     Ok(Rendered { prompt, tokens, boundaries })
 }
 
-/// Makes a request out of a turn.
-pub(crate) fn prepare_chat(model: &ServedModel, turn: &ChatTurn) -> Result<Prepared, ApiError> {
-    let turn = model.defaults().complete(turn);
-    let (turn, normalised) = hygiene::clean(&model.conversations().hygiene, &turn);
+/// Makes a request out of a turn; `asked` is how the client wants the reply.
+pub(crate) fn prepare_chat(model: &ChatModel, turn: &ChatTurn, asked: &Request) -> Result<Prepared, EngineError> {
+    let (turn, normalised) = hygiene::clean(&model.conversations().hygiene, turn);
     let turn = turn.as_ref();
     let style = tools::style(model, turn);
-    let Rendered { prompt, tokens, boundaries } = rendered(model, turn, style, model.limits().context)?;
+    let Rendered { prompt, tokens, boundaries } = rendered(model, turn, asked, style, model.limits().context)?;
     // All tools stay in the prompt, so that naming one does not change its tokens; only the answer is narrowed.
     let answer = match turn.choice.names().filter(|_| style == ToolStyle::Template) {
         Some(names) => {
             let only = turn.tools.iter().filter(|tool| names.contains(&tool.name.as_str()));
             let named = |messages: &[Value]| {
-                let mut request = template_request(turn, messages, style, only.clone())?;
+                let mut request = template_request(turn, asked.thinking, messages, style, only.clone())?;
                 request.parallel_tool_calls = !turn.wants_one_call();
                 apply_template(model, turn, &request)
             };
@@ -277,9 +148,7 @@ pub(crate) fn prepare_chat(model: &ServedModel, turn: &ChatTurn) -> Result<Prepa
         }
         None => prompt,
     };
-    let mut request = turn.generation.request(tokens);
-    request.thinking = turn.thinking;
-    request.boundary_hints = boundaries;
+    let mut request = Request { tokens, boundary_hints: boundaries, ..asked.clone() };
     request.stop.extend(answer.stops.iter().cloned());
     request.shown_tokens = shown_tokens(model, &answer)?;
     if request.thinking_budget.is_some() && model.config().markers.thinking.is_none() {
@@ -296,9 +165,9 @@ pub(crate) fn prepare_chat(model: &ServedModel, turn: &ChatTurn) -> Result<Prepa
         let opened = starts_thinking(&answer).then(|| answer.thinking_ends.first()).flatten();
         tools::generic_grammar(model, turn, opened.map(String::as_str))?
     } else {
-        grammar(model, turn, &answer, style)?
+        grammar(model, turn, asked.thinking, &answer, style)?
     };
-    let recording = (!model.is_exact(turn.generation.exact))
+    let recording = (!model.is_exact(asked.exact))
         .then(|| Recording::new(model, &request.tokens, &answer.generation_prompt, &turn.messages));
     let most_calls = (tools::offers_tools(turn) && turn.wants_one_call()).then_some(1);
     Ok(Prepared { request, form: ReplyForm { recording, normalised, most_calls, ..reply_form(answer, generic) } })
@@ -323,22 +192,17 @@ fn reply_form(answer: ChatPrompt, generic: bool) -> ReplyForm {
 }
 
 /// Renders; if the template cannot, because of a tool's schema, the error names that tool.
-fn apply_template(model: &ServedModel, turn: &ChatTurn, request: &ChatRequest) -> Result<ChatPrompt, ApiError> {
+fn apply_template(model: &ChatModel, turn: &ChatTurn, request: &ChatRequest) -> Result<ChatPrompt, EngineError> {
     model.apply_chat_template(request).map_err(|error| {
         if request.tools_json.is_empty() {
-            return error.into();
+            return error;
         }
         tools::bad_schema(model, turn).unwrap_or_else(|| match error {
             // Each is right, and all of them together are too much.
-            EngineError::GrammarInvalid { reason } => ApiError::field("tools", reason),
-            error => error.into(),
+            EngineError::GrammarInvalid { reason } => EngineError::input("tools", reason),
+            error => error,
         })
     })
-}
-
-/// Makes a request out of a prompt that is used as it is.
-pub(crate) fn prepare_text(tokens: Vec<u32>, generation: &Generation) -> Prepared {
-    Prepared { request: generation.request(tokens), form: ReplyForm::default() }
 }
 
 /// Submits `count` requests for the same prompt, told apart by their seeds, each at a place that was reserved.
@@ -373,13 +237,13 @@ fn submit_one(model: &Model, request: Request, mut place: Option<QueuePlace>) ->
 
 fn template_request<'t>(
     turn: &ChatTurn,
+    thinking: Thinking,
     messages: &[Value],
     style: ToolStyle,
     tools: impl Iterator<Item = &'t Tool>,
-) -> Result<ChatRequest, ApiError> {
+) -> Result<ChatRequest, EngineError> {
     let tools: Vec<&str> = tools.filter(|_| style == ToolStyle::Template).map(|tool| tool.json.as_str()).collect();
-    let messages_json =
-        serde_json::to_string(messages).map_err(|_| ApiError::Internal { doing: "wrote the messages" })?;
+    let messages_json = serde_json::to_string(messages).map_err(|_| EngineError::internal("wrote the messages"))?;
     let tool_choice = match turn.choice {
         _ if tools.is_empty() => ToolChoice::Auto,
         Choice::Auto | Choice::Among { required: false, .. } => ToolChoice::Auto,
@@ -396,7 +260,7 @@ fn template_request<'t>(
         parallel_tool_calls: turn.parallel_calls,
         json_schema: turn.json_schema.clone().filter(|_| !calls_only).unwrap_or_default(),
         template_kwargs_json: turn.template_kwargs.clone(),
-        enable_thinking: turn.thinking != Thinking::Off,
+        enable_thinking: thinking != Thinking::Off,
         ..ChatRequest::default()
     })
 }
@@ -424,15 +288,16 @@ fn thinking_markers(model: &Model, prompt: &ChatPrompt) -> Result<Option<Thinkin
 }
 
 fn grammar(
-    model: &ServedModel,
+    model: &ChatModel,
     turn: &ChatTurn,
+    thinking: Thinking,
     prompt: &ChatPrompt,
     style: ToolStyle,
-) -> Result<Option<Grammar>, ApiError> {
+) -> Result<Option<Grammar>, EngineError> {
     let must_call = tools::offers_tools(turn) && turn.choice.must_call();
     let schema = turn.json_schema.as_ref().filter(|_| !must_call);
     if let Some(schema) = schema
-        && hides_schema(model, turn, prompt, style)?
+        && hides_schema(model, turn, thinking, prompt, style)?
     {
         let source = GrammarSource::JsonSchema(schema.clone());
         return Ok(Some(Grammar { source, triggers: Vec::new(), accepted: Vec::new() }));
@@ -450,18 +315,23 @@ fn grammar(
 }
 
 /// Whether the template's grammar is the same with and without the schema: then the reply is free of it.
-fn hides_schema(model: &ServedModel, turn: &ChatTurn, prompt: &ChatPrompt, style: ToolStyle) -> Result<bool, ApiError> {
+fn hides_schema(
+    model: &ChatModel,
+    turn: &ChatTurn,
+    thinking: Thinking,
+    prompt: &ChatPrompt,
+    style: ToolStyle,
+) -> Result<bool, EngineError> {
     if prompt.grammar.is_empty() || prompt.grammar_lazy {
         return Ok(true);
     }
     let free = ChatTurn { json_schema: None, ..turn.clone() };
     let anything = [serde_json::json!({"role": "user", "content": "x"})];
-    let request = template_request(&free, &anything, style, turn.tools.iter())?;
+    let request = template_request(&free, thinking, &anything, style, turn.tools.iter())?;
     Ok(model.apply_chat_template(&request)?.grammar == prompt.grammar)
 }
 
 /// The tokens of a text that the template wrote.
 fn template_tokens(model: &Model, text: &str) -> Result<Vec<u32>, EngineError> {
-    use poncho_engine::backend::TokenizeMode;
     model.tokenize(text, TokenizeMode { add_special: false, parse_special: true })
 }

@@ -1,6 +1,6 @@
 //! Tools on every model: what its template knows of them, and the generic way where it knows nothing.
 //!
-//! Asked by `chat.rs` for each turn that has tools or past calls. A template is probed with a tiny conversation, rendered
+//! Asked by `turn.rs` for each turn that has tools or past calls. A template is probed with a tiny conversation, rendered
 //! with and without a tool: one that writes the same text twice ignores tools, and the generic rendering, grammar and
 //! parser of the files beside this one take over. docs/tools-and-hygiene.md shows the format. Nothing here may make
 //! a call that the client's choice forbids possible.
@@ -11,11 +11,11 @@ mod rendering;
 mod scan;
 mod short_ids;
 
-use poncho_engine::backend::{ChatRequest, ToolChoice};
+use poncho_api::{ChatTurn, Choice};
 use serde_json::Value;
 
-use crate::chat::turn::{ChatTurn, Choice};
-use crate::models::served::ServedModel;
+use crate::backend::{ChatRequest, ToolChoice};
+use crate::chat::model::ChatModel;
 
 pub(crate) use grammar::{bad_schema, generic_grammar};
 pub(crate) use parser::GenericParser;
@@ -47,7 +47,7 @@ const PROBE_TOOLS: &str = r#"[{"type":"function","function":{"name":"probe_tool"
 const PROBE_CALL: &str = r#"<tool_call>{"name":"probe_tool","arguments":{}}</tool_call>"#;
 
 /// Who writes the tools of this turn.
-pub(crate) fn style(model: &ServedModel, turn: &ChatTurn) -> ToolStyle {
+pub(crate) fn style(model: &ChatModel, turn: &ChatTurn) -> ToolStyle {
     if !offers_tools(turn) && !turn.messages.iter().any(is_about_calls) {
         return ToolStyle::Unused;
     }
@@ -66,7 +66,7 @@ fn is_about_calls(message: &Value) -> bool {
 
 /// A template knows tools if it tells the model of them and calls can be read back: by a grammar and a parser of its
 /// own, or because it writes calls as the generic format does.
-fn template_knows_tools(model: &ServedModel) -> bool {
+fn template_knows_tools(model: &ChatModel) -> bool {
     let without = ChatRequest { messages_json: PROBE_MESSAGES.to_owned(), ..ChatRequest::default() };
     let tool_choice = ToolChoice::Required;
     let with = ChatRequest { tools_json: PROBE_TOOLS.to_owned(), tool_choice, ..without.clone() };

@@ -1,13 +1,14 @@
 //! Where messages end in a prompt: hints for models whose state can be resumed at saved places only.
 //!
-//! Called by `chat.rs` after the prompt was rendered. A message's end is found by rendering the conversation up to it
+//! Called by `turn.rs` after the prompt was rendered. A message's end is found by rendering the conversation up to it
 //! and looking how far the tokens agree with the whole prompt, which is right for any template. Stretches of a prompt
 //! are tokenized each by itself, so only the one in which the two part is tokenized for it. Only advice: a template
 //! that refuses a shortened conversation costs a hint, never the request.
 
-use poncho_engine::Model;
-use poncho_engine::backend::{ChatPrompt, TokenizeMode};
 use serde_json::Value;
+
+use crate::backend::{ChatPrompt, TokenizeMode};
+use crate::model::Model;
 
 /// The ends of older messages were hinted when they were new. Agents that shorten old tool results keep the last five,
 /// so each turn parts from the one before it eleven messages from its end.

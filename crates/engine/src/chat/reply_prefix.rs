@@ -1,10 +1,11 @@
 //! The tokens of a reply's opening, without the space that SentencePiece tokenizers put before a text.
 //!
-//! Called by `chat.rs`: a grammar that describes the opening has to be fed with it before the reply begins. The tokens
+//! Called by `turn.rs`: a grammar that describes the opening has to be fed with it before the reply begins. The tokens
 //! must spell the opening and nothing else; a token that holds the added space and the first letters is none of them.
 
-use poncho_engine::backend::TokenizeMode;
-use poncho_engine::{EngineError, Model};
+use crate::backend::TokenizeMode;
+use crate::error::EngineError;
+use crate::model::Model;
 
 /// Texts to put before the opening, so that the added space goes there: a line break is a token of its own in nearly
 /// every vocabulary, the others are for those in which it joins what follows.

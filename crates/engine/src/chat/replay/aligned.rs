@@ -8,7 +8,7 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use poncho_engine::backend::{ChatPrompt, SpecialText, TokenizeMode};
+use crate::backend::{ChatPrompt, SpecialText, TokenizeMode};
 use serde_json::json;
 use sha2::Sha256;
 

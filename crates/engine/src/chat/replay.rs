@@ -2,7 +2,7 @@
 //!
 //! Clients send a turn back as JSON. Rendered anew it rarely has the tokens that the model wrote (spaces in arguments, the
 //! order of keys, a word cut in another way), and from the first other token on nothing is found in the cache. So turns
-//! with tool calls are kept under their unguessable id and text turns under everything that came before them. `chat.rs`
+//! with tool calls are kept under their unguessable id and text turns under everything that came before them. `turn.rs`
 //! asks here while it renders a request that need not be exact, `reply.rs` tells what was written. A turn that the client
 //! changed in any way is never replayed, nor one of another API key, and no fault of the file reaches a client.
 //!
@@ -22,9 +22,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use poncho_api::{ChatOutput, Completion, FinishReason, ReplayScope, SpecialText};
 use poncho_cache::OwnerId;
-use poncho_engine::backend::{ChatOutput, SpecialText};
-use poncho_engine::{Completion, FinishReason};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
@@ -35,8 +34,7 @@ use said::Said;
 use shelves::{Shelf, Shelves};
 pub(crate) use splice::{Check, Scene, splice};
 
-use crate::config::ReplayScope;
-use crate::models::served::ServedModel;
+use crate::chat::model::ChatModel;
 
 /// How long a request waits for the line of a turn that it sends back; after that the turn is forgotten for good.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -64,7 +62,7 @@ impl Replay {
     }
 
     /// What the model wrote for this message, if it is one of its own and nobody changed it.
-    fn find_calls(&self, model: &ServedModel, message: &Value, before: &Said) -> Option<Arc<CallTurn>> {
+    fn find_calls(&self, model: &ChatModel, message: &Value, before: &Said) -> Option<Arc<CallTurn>> {
         if self.scope == ReplayScope::Nothing {
             return None;
         }
@@ -154,7 +152,7 @@ impl Replay {
 /// Everything about a prompt that is needed to keep the reply to it.
 #[derive(Clone)]
 pub(crate) struct Recording {
-    model: ServedModel,
+    model: ChatModel,
     /// What the prompt wrote of the reply's turn.
     opening: String,
     /// The model and the prompt's tokens, hashed.
@@ -164,7 +162,7 @@ pub(crate) struct Recording {
 }
 
 impl Recording {
-    pub(crate) fn new(model: &ServedModel, prompt: &[u32], opening: &str, messages: &[Value]) -> Self {
+    pub(crate) fn new(model: &ChatModel, prompt: &[u32], opening: &str, messages: &[Value]) -> Self {
         let mut before = begin(model);
         add_tokens(&mut before, prompt);
         let said = Said::all(begin(model), messages);
@@ -204,7 +202,7 @@ impl Recording {
 }
 
 /// The model, and whose conversation it is where several keys come in.
-fn begin(model: &ServedModel) -> Sha256 {
+fn begin(model: &ChatModel) -> Sha256 {
     let mut hash = Sha256::new_with_prefix(model.namespace().fingerprint);
     if let Some(owner) = model.private_to() {
         hash.update("owner");

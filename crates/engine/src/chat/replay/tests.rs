@@ -3,31 +3,30 @@
 use std::sync::Arc;
 
 use poncho_cache::{Cache, CacheConfig};
-use poncho_engine::backend::ChatRequest;
-use poncho_engine::backend::stub::{StubBackend, vocab};
-use poncho_engine::backend::{ContextOptions, MemoryKind};
-use poncho_engine::{Engine, FingerprintSource, ModelConfig};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::models::served::Conversations;
+use crate::backend::stub::{StubBackend, vocab};
+use crate::backend::{ChatPrompt, ChatRequest, ContextOptions, MemoryKind};
+use crate::chat::model::Conversations;
+use crate::{Engine, FingerprintSource, ModelConfig};
 
-fn model() -> ServedModel {
+fn model() -> ChatModel {
     let cache = Arc::new(Cache::open(CacheConfig::in_memory(1 << 20)).unwrap());
     let engine = Engine::new(Arc::new(StubBackend::new(MemoryKind::Attention)), cache);
     let context = ContextOptions { n_ctx: 1024, n_seq_max: 1, ..ContextOptions::default() };
     let fingerprint = FingerprintSource::FastUnsafe([7; 32]);
     let model = engine.load(ModelConfig { fingerprint, context, ..ModelConfig::new("stub", "stub") }).unwrap();
-    ServedModel::new(model, Arc::new(Conversations::new(Replay::open(None, ReplayScope::All), Vec::new())))
+    ChatModel::new(model, Arc::new(Conversations::new(Replay::open(None, ReplayScope::All), Vec::new())), None, None)
 }
 
-fn render(model: &ServedModel, messages: &[Value]) -> Option<poncho_engine::backend::ChatPrompt> {
+fn render(model: &ChatModel, messages: &[Value]) -> Option<ChatPrompt> {
     let messages_json = serde_json::to_string(messages).unwrap();
     model.apply_chat_template(&ChatRequest { messages_json, ..ChatRequest::default() }).ok()
 }
 
-fn spliced(model: &ServedModel, messages: &[Value]) -> Option<Vec<u32>> {
+fn spliced(model: &ChatModel, messages: &[Value]) -> Option<Vec<u32>> {
     let again = |messages: &[Value]| render(model, messages);
     let normal = render(model, messages).unwrap();
     splice(&Scene { model, messages, normal: &normal, render: &again }, Check::Surroundings)
@@ -69,7 +68,7 @@ fn bytes(text: &str) -> Vec<u32> {
 }
 
 /// Plays a conversation: each reply is kept as `Recording` would, and the prompt's tokens are written by hand.
-fn play(model: &ServedModel, steps: &[Step]) -> (Vec<Value>, Vec<u32>, usize) {
+fn play(model: &ChatModel, steps: &[Step]) -> (Vec<Value>, Vec<u32>, usize) {
     let replay = &model.conversations().replay;
     let mut messages = Vec::new();
     let mut tokens = vec![vocab::BOS];
@@ -112,7 +111,7 @@ fn play(model: &ServedModel, steps: &[Step]) -> (Vec<Value>, Vec<u32>, usize) {
                 let (id, arguments) = (format!("call_{at}"), r#"{"n":1}"#);
                 let sampled = vocab::tokens(raw);
                 if *kept {
-                    let call = poncho_engine::backend::chat::ChatToolCall {
+                    let call = poncho_api::ChatToolCall {
                         id: id.clone(),
                         name: "f".to_owned(),
                         arguments: arguments.to_owned(),
@@ -175,8 +174,7 @@ fn what_the_prompt_opened_is_put_back_too() {
     let call = json!({"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}});
     let messages =
         [json!({"role": "user", "content": "x"}), json!({"role": "assistant", "content": "", "tool_calls": [call]})];
-    let called =
-        poncho_engine::backend::chat::ChatToolCall { id: "c".into(), name: "f".into(), arguments: "{}".into() };
+    let called = poncho_api::ChatToolCall { id: "c".into(), name: "f".into(), arguments: "{}".into() };
     let output = ChatOutput { tool_calls: vec![called], ..ChatOutput::default() };
     let keep = |opening: &str| {
         let turn = CallTurn::new(&model, &output, opening, &vocab::tokens("raw"));

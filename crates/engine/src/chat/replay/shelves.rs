@@ -9,7 +9,7 @@ use poncho_cache::OwnerId;
 
 use super::TextKey;
 use super::record::{CallTurn, Name, Record, TextTurn};
-use crate::chat::fair_lru::FairLru;
+use poncho_kinds::FairLru;
 
 /// Turns of each kind that are remembered; a long agent session makes a few hundred.
 const MOST_TURNS: usize = 16_384;

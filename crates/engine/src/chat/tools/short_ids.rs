@@ -1,6 +1,6 @@
 //! Ids of calls for templates that take nine letters and digits only, as Mistral's do.
 //!
-//! Asked by `chat.rs` when a template refused a conversation. Clients keep the ids that they were told; only the prompt has
+//! Asked by `turn.rs` when a template refused a conversation. Clients keep the ids that they were told; only the prompt has
 //! the short ones. The same id must always become the same short one, or the cache would be of no use.
 
 use serde_json::Value;

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
 
 /// See the module.
-pub(crate) struct FairLru<O, K, V> {
+pub struct FairLru<O, K, V> {
     most: usize,
     most_bytes: usize,
     bytes: usize,
@@ -42,22 +42,26 @@ impl<K> Default for Share<K> {
 }
 
 impl<O: Copy + Ord, K: Clone + Eq + Hash, V> FairLru<O, K, V> {
-    pub(crate) fn new(most: usize, most_bytes: usize) -> Self {
+    /// An empty one that holds so many values, and so many bytes of them.
+    #[must_use]
+    pub fn new(most: usize, most_bytes: usize) -> Self {
         let (entries, shares) = (HashMap::new(), BTreeMap::new());
         Self { most, most_bytes, bytes: 0, clock: 0, put_bytes: 0, entries, shares }
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
+    /// Whether nothing is in it.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
     /// Bytes of all values.
-    pub(crate) fn bytes(&self) -> usize {
+    pub fn bytes(&self) -> usize {
         self.bytes
     }
 
     /// The value, which does not count as used.
-    pub(crate) fn peek<Q: Hash + Eq + ?Sized>(&self, key: &Q) -> Option<&V>
+    pub fn peek<Q: Hash + Eq + ?Sized>(&self, key: &Q) -> Option<&V>
     where
         K: Borrow<Q>,
     {
@@ -65,7 +69,7 @@ impl<O: Copy + Ord, K: Clone + Eq + Hash, V> FairLru<O, K, V> {
     }
 
     /// Whether a value was last used so long ago that it may go before long: half of the room was written since.
-    pub(crate) fn is_old<Q: Hash + Eq + ?Sized>(&self, key: &Q) -> bool
+    pub fn is_old<Q: Hash + Eq + ?Sized>(&self, key: &Q) -> bool
     where
         K: Borrow<Q>,
     {
@@ -76,7 +80,7 @@ impl<O: Copy + Ord, K: Clone + Eq + Hash, V> FairLru<O, K, V> {
     }
 
     /// A value counts as used now.
-    pub(crate) fn touch<Q: Hash + Eq + ?Sized>(&mut self, key: &Q)
+    pub fn touch<Q: Hash + Eq + ?Sized>(&mut self, key: &Q)
     where
         K: Borrow<Q>,
     {
@@ -91,7 +95,7 @@ impl<O: Copy + Ord, K: Clone + Eq + Hash, V> FairLru<O, K, V> {
 
     /// Adds or replaces a value. While there is no room, the owner that holds most loses its oldest entry; the owner of
     /// the new value counts with it. A value for which its owner would have to hold most is not taken; says whether it was.
-    pub(crate) fn put(&mut self, owner: O, key: K, value: V, size: usize) -> bool {
+    pub fn put(&mut self, owner: O, key: K, value: V, size: usize) -> bool {
         if size > self.most_bytes || self.most == 0 {
             return false;
         }
@@ -130,7 +134,7 @@ impl<O: Copy + Ord, K: Clone + Eq + Hash, V> FairLru<O, K, V> {
     }
 
     /// Forgets a value; gives it back if it was there.
-    pub(crate) fn remove<Q: Hash + Eq + ?Sized>(&mut self, key: &Q) -> Option<V>
+    pub fn remove<Q: Hash + Eq + ?Sized>(&mut self, key: &Q) -> Option<V>
     where
         K: Borrow<Q>,
     {
@@ -147,14 +151,14 @@ impl<O: Copy + Ord, K: Clone + Eq + Hash, V> FairLru<O, K, V> {
     }
 
     /// All values, those that were used longest ago first.
-    pub(crate) fn values(&self) -> Vec<&V> {
+    pub fn values(&self) -> Vec<&V> {
         let mut all: Vec<(u64, &V)> = self.entries.values().map(|entry| (entry.used, &entry.value)).collect();
         all.sort_unstable_by_key(|(used, _)| *used);
         all.into_iter().map(|(_, value)| value).collect()
     }
 
     /// The values of one owner, the latest used ones first.
-    pub(crate) fn newest_of(&self, owner: O) -> impl Iterator<Item = &V> {
+    pub fn newest_of(&self, owner: O) -> impl Iterator<Item = &V> {
         let keys = self.shares.get(&owner).into_iter().flat_map(|share| share.order.values().rev());
         keys.filter_map(|key| self.peek(key))
     }

@@ -1,26 +1,26 @@
 //! Kept tokens in a rendered prompt: turns are rendered as placeholders, and what was sampled takes their place.
 //!
-//! Called by `chat.rs`. A template decides what stands around a turn, so the conversation is rendered with each kept
+//! Called by `turn.rs`. A template decides what stands around a turn, so the conversation is rendered with each kept
 //! turn as a plain text that occurs nowhere else. That is used only if it can be shown that the template writes the
 //! same around the real turn; on any doubt the caller renders as usual. It must never change a token outside of the
 //! turns it replaces.
 
 use std::sync::Arc;
 
-use poncho_engine::backend::{ChatPrompt, TokenizeMode};
+use poncho_api::random_id;
 use serde_json::{Value, json};
 use sha2::Sha256;
 
 use super::aligned::aligned;
 use super::said::Said;
 use super::{CallTurn, add_tokens, begin, text_key};
-use crate::http::request_id::random_id;
-use crate::models::served::ServedModel;
+use crate::backend::{ChatPrompt, TokenizeMode};
+use crate::chat::model::ChatModel;
 
 /// What is rendered.
 #[derive(Clone, Copy)]
 pub(crate) struct Scene<'a> {
-    pub(crate) model: &'a ServedModel,
+    pub(crate) model: &'a ChatModel,
     pub(crate) messages: &'a [Value],
     /// The conversation as the template renders it.
     pub(crate) normal: &'a ChatPrompt,
@@ -204,7 +204,7 @@ pub(super) struct Stretch {
 }
 
 struct Walk<'a> {
-    model: &'a ServedModel,
+    model: &'a ChatModel,
     tokens: Vec<u32>,
     hash: Sha256,
     /// The last stretches, the one that is being read at their end: an opening may have to be put there.
