@@ -80,15 +80,15 @@ pub(crate) fn end_all(slots: &mut Slots, tasks: &mut Tasks, shared: &Shared) {
     }
 }
 
+#[expect(clippy::expect_used, reason = "a broken invariant must be loud; the supervisor contains it")]
 fn end(slots: &mut Slots, tasks: &mut Tasks, shared: &Shared, id: TaskId) {
     let mut task = tasks.remove(id);
-    match task.end.take() {
-        None => debug_assert!(false, "invariant: only a request that is over ends"),
-        Some(End::Failed(error)) => {
+    match task.end.take().expect("invariant: only a request that is over ends") {
+        End::Failed(error) => {
             slots.release(task.lease, None);
             shared.end(task.id, StreamEvent::Error(error));
         }
-        Some(End::Finished { reason, stop }) => {
+        End::Finished { reason, stop } => {
             let committed = task.n_past();
             let key = saves::save(slots, &mut task, shared, committed, SaveReason::Finish);
             claim(shared, &task);
