@@ -11,8 +11,8 @@ use thiserror::Error;
 
 use crate::digest::Sha256;
 use crate::name::ModelName;
-use crate::parameters::did_you_mean_or;
 use crate::reference::ReferenceError;
+use crate::suggestions::did_you_mean_or;
 
 /// Why the registry says no.
 #[derive(Debug, Error)]

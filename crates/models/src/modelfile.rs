@@ -3,14 +3,18 @@
 //! Read by `create`, printed by the server and by `show`. It reads text only: whether a FROM exists is found out by the
 //! registry. Every error says its line.
 
+mod message;
+mod parameters;
+
 use std::fmt;
 
 use thiserror::Error;
 
-use crate::manifest::{Message, Role};
 use crate::name::printable;
-use crate::nearest::nearest;
-use crate::parameters::{ParameterError, Parameters, did_you_mean_or};
+use crate::suggestions::{did_you_mean_or, nearest};
+
+pub use message::{Message, Role};
+pub use parameters::{ParameterError, Parameters};
 
 /// What a Modelfile says.
 #[derive(Debug, Clone, Default, PartialEq)]

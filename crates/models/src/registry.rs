@@ -4,9 +4,15 @@
 //! names or removes files holds the folder's lock. A folder that does not exist is an empty registry, and only a change
 //! makes it. The steps of a change are ordered so that a crash leaves at most files without a name.
 
+pub(crate) mod blobs;
 mod clean;
 mod create;
+pub(crate) mod layout;
+pub(crate) mod lock;
+mod manifest;
+mod stamp;
 mod store;
+mod upload;
 
 use std::fs;
 use std::io;
@@ -15,18 +21,20 @@ use std::path::{Path, PathBuf};
 use poncho_gguf::file::FileStamp;
 use poncho_gguf::{Facts, GgufError, read_facts};
 
-use crate::blobs::{Layout, hash_file, is_linked};
 use crate::catalogue::{self, CATALOGUE};
 use crate::error::RegistryError;
-use crate::manifest::Manifest;
 use crate::name::ModelName;
-use crate::nearest::nearest;
 use crate::progress::ProgressSink;
 use crate::reference::Reference;
-use crate::stamp;
+use crate::suggestions::nearest;
 
+use blobs::{hash_file, is_linked};
+use layout::Layout;
+
+pub use blobs::Blob;
 pub(crate) use create::Ready;
-pub use create::Upload;
+pub use manifest::{Manifest, Source, SourceKind};
+pub use upload::Upload;
 
 /// A registry folder.
 #[derive(Debug, Clone)]

@@ -14,16 +14,19 @@ use serde::{Deserialize, Serialize};
 use ureq::Body;
 use ureq::http::{Response, StatusCode};
 
-use crate::blobs::{DATA_NAME, LOCK_NAME, Layout, tell};
 use crate::digest::{PIECE, Sha256};
 use crate::error::RegistryError;
-use crate::lock::{self, HeldLock};
 use crate::progress::{Progress, ProgressSink};
 use crate::reference::without_secrets;
+use crate::registry::blobs::tell;
 use crate::registry::facts_of;
+use crate::registry::layout::{DATA_NAME, LOCK_NAME, Layout};
+use crate::registry::lock::{self, HeldLock};
 
+use super::error::PullError;
 use super::http::{Get, agent, get, header};
-use super::{PullError, PullOptions, Remote};
+use super::options::PullOptions;
+use super::remote::Remote;
 
 /// How often a waiting process looks whether the other one is done, and whether it is to stop.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);

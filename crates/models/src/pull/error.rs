@@ -7,8 +7,8 @@ use thiserror::Error;
 use crate::digest::Sha256;
 use crate::error::RegistryError;
 use crate::name::ModelName;
-use crate::parameters::did_you_mean_or;
 use crate::reference::without_secrets;
+use crate::suggestions::did_you_mean_or;
 
 /// Why a pull failed.
 #[derive(Debug, Error)]

@@ -6,10 +6,12 @@
 use serde::Deserialize;
 
 use crate::digest::Sha256;
-use crate::reference::{HubChoice, HubReference};
+use crate::reference::{HubChoice, HubReference, without_secrets};
 
+use super::error::PullError;
 use super::http::{Get, agent, get};
-use super::{PullError, PullOptions, Remote};
+use super::options::PullOptions;
+use super::remote::Remote;
 
 /// Bytes of a listing; one with thousands of files has less than one MiB.
 const MOST_LISTING: u64 = 16 << 20;
@@ -46,7 +48,7 @@ pub(super) fn find(hub: &HubReference, options: &PullOptions) -> Result<Remote, 
     let url = format!("{}/api/models/{repository}?blobs=true", options.hub);
     let token = options.hub_token.as_deref();
     let mut response = get(&agent(options, &url), &url, &Get { token, ..Get::default() })?;
-    let bad = |reason: String| PullError::BadListing { url: crate::reference::without_secrets(&url), reason };
+    let bad = |reason: String| PullError::BadListing { url: without_secrets(&url), reason };
     let body = response.body_mut().with_config().limit(MOST_LISTING).read_to_vec();
     let body = body.map_err(|error| bad(error.to_string()))?;
     let listing: Listing = serde_json::from_slice(&body).map_err(|error| bad(error.to_string()))?;

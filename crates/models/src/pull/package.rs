@@ -9,14 +9,17 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use crate::blobs::{Blob, Incoming, Layout, pieces, sync_file, tell};
 use crate::catalogue::PackageFile;
 use crate::digest::Hasher;
 use crate::error::RegistryError;
+use crate::name::printable;
 use crate::progress::{Progress, ProgressSink};
-use crate::registry::Ready;
+use crate::registry::blobs::{pieces, sync_file, tell};
+use crate::registry::layout::{Incoming, Layout};
+use crate::registry::{Blob, Ready};
 
-use super::{PullError, PullOptions};
+use super::error::PullError;
+use super::options::PullOptions;
 
 /// How often pip is looked at, and a stop heard.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
@@ -101,7 +104,7 @@ fn download(
     }
     let said = fs::read_to_string(&words).unwrap_or_default();
     let last = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it said nothing");
-    Err(failed(format!("pip failed: {}", crate::name::printable(last.trim()))))
+    Err(failed(format!("pip failed: {}", printable(last.trim()))))
 }
 
 fn take_out(

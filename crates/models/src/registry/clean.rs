@@ -8,11 +8,10 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use crate::blobs::{LOCK_NAME, Layout, digest_of_name};
 use crate::error::RegistryError;
-use crate::lock;
 
-use super::store;
+use super::layout::{LOCK_NAME, Layout, digest_of_name};
+use super::{lock, store};
 
 /// How long a file that a client sent waits for its create request.
 const UPLOAD_LIFE: Duration = Duration::from_secs(24 * 3600);

@@ -10,12 +10,13 @@ use std::path::{Path, PathBuf};
 
 use poncho_gguf::file::{self, Links};
 
-use crate::blobs::{Blob, Layout, sync_folder};
 use crate::digest::Sha256;
 use crate::error::RegistryError;
-use crate::manifest::{self, Manifest};
 use crate::name::ModelName;
 
+use super::blobs::{Blob, sync_folder};
+use super::layout::Layout;
+use super::manifest::{self, Manifest};
 use super::{Damaged, Installed, Registry, Removed};
 
 /// All manifests of a folder.

@@ -6,17 +6,17 @@
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::path::Path;
 
 use poncho_gguf::file::{self, FileStamp, Links};
 use serde::{Deserialize, Serialize};
 
 use crate::digest::{Hasher, Sha256, for_each_piece};
 use crate::error::RegistryError;
-use crate::lock::{self, HeldLock};
 use crate::progress::{Progress, ProgressSink};
-use crate::stamp;
+
+use super::layout::{Incoming, Layout};
+use super::stamp;
 
 /// A file by its content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,135 +25,6 @@ pub struct Blob {
     pub sha256: Sha256,
     /// Its size.
     pub bytes: u64,
-}
-
-/// Where things are in a registry folder.
-#[derive(Debug, Clone)]
-pub(crate) struct Layout {
-    pub(crate) root: PathBuf,
-}
-
-impl Layout {
-    pub(crate) fn blobs(&self) -> PathBuf {
-        self.root.join("blobs")
-    }
-
-    pub(crate) fn manifests(&self) -> PathBuf {
-        self.root.join("manifests")
-    }
-
-    pub(crate) fn incoming(&self) -> PathBuf {
-        self.root.join("incoming")
-    }
-
-    /// How the files in `blobs/` were when they were hashed.
-    pub(crate) fn stamp(&self, digest: &Sha256) -> PathBuf {
-        self.hashed().join(blob_name(digest))
-    }
-
-    pub(crate) fn hashed(&self) -> PathBuf {
-        self.root.join("hashed")
-    }
-
-    /// Bytes that may still be written; `None` if the file system does not say.
-    pub(crate) fn free_bytes(&self) -> Option<u64> {
-        let facts = rustix::fs::statvfs(&self.root).ok()?;
-        Some(facts.f_bavail.saturating_mul(facts.f_frsize))
-    }
-
-    /// Interrupted downloads, kept to go on with.
-    pub(crate) fn partial(&self) -> PathBuf {
-        self.root.join("partial")
-    }
-
-    /// Files that a client sent before it creates a model from them.
-    pub(crate) fn uploads(&self) -> PathBuf {
-        self.root.join("uploads")
-    }
-
-    fn lock(&self) -> PathBuf {
-        self.root.join("lock")
-    }
-
-    pub(crate) fn blob(&self, digest: &Sha256) -> PathBuf {
-        self.blobs().join(blob_name(digest))
-    }
-
-    pub(crate) fn upload(&self, digest: &Sha256) -> PathBuf {
-        self.uploads().join(blob_name(digest))
-    }
-
-    /// Makes the folders that are missing.
-    pub(crate) fn prepare(&self) -> Result<(), RegistryError> {
-        for folder in [self.blobs(), self.manifests(), self.incoming(), self.partial(), self.uploads()] {
-            fs::create_dir_all(&folder).map_err(|source| RegistryError::io("create", &folder, source))?;
-        }
-        Ok(())
-    }
-
-    /// Waits for the lock of everybody who changes the folder. Make the folders first.
-    pub(crate) fn lock_for_writing(&self) -> Result<HeldLock, RegistryError> {
-        lock::wait_for(&self.lock())
-    }
-
-    /// The same without waiting.
-    pub(crate) fn try_lock_for_writing(&self) -> Result<Option<HeldLock>, RegistryError> {
-        lock::try_take(&self.lock())
-    }
-
-    /// A folder for one file that arrives. Made under the folder's lock, so that nobody takes it for a leftover before
-    /// its own lock is held.
-    pub(crate) fn receive(&self) -> Result<Incoming, RegistryError> {
-        static COUNTER: AtomicU64 = AtomicU64::new(0);
-        self.prepare()?;
-        let _writing = self.lock_for_writing()?;
-        let unique = format!("{}-{}", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed));
-        let folder = self.incoming().join(unique);
-        // A process of the same number may have died here.
-        let _ = fs::remove_dir_all(&folder);
-        fs::create_dir(&folder).map_err(|source| RegistryError::io("create", &folder, source))?;
-        let lock = lock::try_take(&folder.join(LOCK_NAME))?.ok_or(RegistryError::Stopped)?;
-        Ok(Incoming { folder, _lock: lock })
-    }
-}
-
-/// The lock in a folder of `incoming/` and `partial/`.
-pub(crate) const LOCK_NAME: &str = "lock";
-/// The bytes in such a folder.
-pub(crate) const DATA_NAME: &str = "data";
-
-fn blob_name(digest: &Sha256) -> String {
-    format!("sha256-{digest}")
-}
-
-/// The hash that a file in `blobs/` is named after.
-pub(crate) fn digest_of_name(name: &str) -> Option<Sha256> {
-    let digest = Sha256::parse(name.strip_prefix("sha256-")?)?;
-    (blob_name(&digest) == name).then_some(digest)
-}
-
-/// The folder of one arriving file; it goes when this is dropped.
-#[derive(Debug)]
-pub(crate) struct Incoming {
-    folder: PathBuf,
-    _lock: HeldLock,
-}
-
-impl Incoming {
-    pub(crate) fn folder(&self) -> &Path {
-        &self.folder
-    }
-
-    pub(crate) fn data(&self) -> PathBuf {
-        self.folder.join(DATA_NAME)
-    }
-}
-
-impl Drop for Incoming {
-    fn drop(&mut self) {
-        // What stays is removed when the registry is opened next.
-        let _ = fs::remove_dir_all(&self.folder);
-    }
 }
 
 /// Brings a file of this machine into `incoming`: by sharing its blocks, else by a copy. Never by a second name for it:
@@ -170,7 +41,7 @@ pub(crate) fn bring(
     let before = stamp(&source)?;
     let target = File::create(&to).map_err(|source| RegistryError::io("create", &to, source))?;
     if clone_blocks(&source, &target).is_err() {
-        check_room(layout, before.bytes)?;
+        layout.check_room(before.bytes)?;
         copy(&source, from, target, &to, progress)?;
     }
     // Half of one file and half of another would be a model of its own.
@@ -188,14 +59,6 @@ fn clone_blocks(from: &File, to: &File) -> io::Result<()> {
 #[cfg(not(target_os = "linux"))]
 fn clone_blocks(_from: &File, _to: &File) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
-}
-
-/// Whether so many bytes fit into the registry's folder.
-pub(crate) fn check_room(layout: &Layout, needed: u64) -> Result<(), RegistryError> {
-    match layout.free_bytes() {
-        Some(free) if free < needed => Err(RegistryError::NoRoom { needed, free, folder: layout.root.clone() }),
-        _ => Ok(()),
-    }
 }
 
 fn copy(

@@ -8,9 +8,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use poncho_gguf::Facts;
 use serde::{Deserialize, Serialize};
 
-use crate::blobs::Blob;
+use crate::modelfile::{Message, Parameters};
 use crate::name::ModelName;
-use crate::parameters::Parameters;
+
+use super::blobs::Blob;
 
 /// The version that this release writes, and the newest it reads.
 pub(crate) const FORMAT: u32 = 1;
@@ -76,45 +77,6 @@ pub enum SourceKind {
     Package,
     /// Another model of the registry, through a Modelfile.
     Model,
-}
-
-/// A message of a Modelfile.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Message {
-    /// Who says it.
-    pub role: Role,
-    /// What is said.
-    pub content: String,
-}
-
-/// Who says a message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Role {
-    /// The operator.
-    System,
-    /// The user.
-    User,
-    /// The model.
-    Assistant,
-}
-
-impl Role {
-    /// The word in a Modelfile.
-    #[must_use]
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::System => "system",
-            Self::User => "user",
-            Self::Assistant => "assistant",
-        }
-    }
-
-    /// The role of a word.
-    #[must_use]
-    pub fn parse(word: &str) -> Option<Self> {
-        [Self::System, Self::User, Self::Assistant].into_iter().find(|role| role.word().eq_ignore_ascii_case(word))
-    }
 }
 
 impl Manifest {

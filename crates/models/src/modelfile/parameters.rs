@@ -10,7 +10,7 @@ use serde_json::Value;
 use thiserror::Error;
 
 use crate::name::printable;
-use crate::nearest::nearest;
+use crate::suggestions::{did_you_mean, nearest};
 
 /// What a parameter holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,24 +89,6 @@ pub enum ParameterError {
         /// What was given.
         got: String,
     },
-}
-
-/// The middle of a message about an unknown name; advice follows after a space.
-pub(crate) fn did_you_mean_or(near: &[String]) -> String {
-    match near {
-        [] => ";".to_owned(),
-        near => did_you_mean(near),
-    }
-}
-
-/// The end of a message about an unknown name.
-pub(crate) fn did_you_mean(near: &[String]) -> String {
-    match near {
-        [] => String::new(),
-        near => {
-            format!("; did you mean {}?", near.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(" or "))
-        }
-    }
 }
 
 impl Parameters {
