@@ -49,7 +49,7 @@ impl Facts {
         self.kind.as_deref() == Some("adapter")
     }
 
-    /// The facts of a file whose tensors are all there.
+    /// Reads the facts of a file and checks that all tensors are present.
     ///
     /// # Errors
     /// As [`read_facts`].

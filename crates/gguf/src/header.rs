@@ -124,7 +124,7 @@ fn alignment(metadata: &Metadata) -> Result<u64, Damage> {
     usable.ok_or_else(|| unusable(KEY, value))
 }
 
-/// A key whose value means something to us and cannot be used.
+/// The damage of a key that we use and that has an unusable value.
 pub(crate) fn unusable(key: &'static str, value: &Value) -> Damage {
     let shown = match value {
         Value::Text(text) => format!("the text {:?}", shortened(&text.lossy())),

@@ -25,7 +25,7 @@ impl Keep<'static> {
     /// Short texts and no arrays.
     pub const FACTS: Self = Self { text: 4096, array: 0, whole: &[] };
 
-    /// All texts, and arrays of at most so many elements.
+    /// All texts, and arrays of at most `elements` elements.
     #[must_use]
     pub fn arrays_up_to(elements: usize) -> Self {
         Self { text: MAX_TEXT_BYTES, array: u64::try_from(elements).unwrap_or(u64::MAX), whole: &[] }

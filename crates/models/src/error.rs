@@ -1,7 +1,7 @@
-//! What the registry's callers must hear of, each with what to try next.
+//! The errors of the registry, each with what to try next.
 //!
-//! Errors of downloads are in `pull/error.rs`, those of names, references, Modelfiles and GGUF headers beside what they
-//! belong to.
+//! Returned to the server and to the command line. Errors of downloads are in `pull/error.rs`; those of names,
+//! references, Modelfiles and GGUF headers are beside the types that they belong to.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use crate::name::ModelName;
 use crate::reference::ReferenceError;
 use crate::suggestions::did_you_mean_or;
 
-/// Why the registry says no.
+/// All errors of the registry.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum RegistryError {
@@ -28,7 +28,7 @@ pub enum RegistryError {
         /// Whether the catalogue has it.
         in_catalogue: bool,
     },
-    /// The text is no name, path or reference.
+    /// The text is not a name, a path or a reference.
     #[error(transparent)]
     Reference(#[from] ReferenceError),
     /// The text means something on the network that is not here.
@@ -37,7 +37,7 @@ pub enum RegistryError {
         /// The reference.
         reference: String,
     },
-    /// A file that is no usable model.
+    /// A file that cannot be used as a model.
     #[error("{} cannot be used: {source}", .path.display())]
     NotAModel {
         /// The file.
@@ -91,7 +91,7 @@ pub enum RegistryError {
         /// The hash.
         digest: Sha256,
     },
-    /// A file whose bytes are not those of its hash.
+    /// A file with bytes that do not match its hash.
     #[error("{} is damaged: {found}; `poncho rm` and `poncho pull` the model again", .path.display())]
     Damaged {
         /// The file.
@@ -121,7 +121,7 @@ pub enum RegistryError {
         /// What was written.
         path: PathBuf,
     },
-    /// Not enough room, found out before the disk is full.
+    /// Not enough room, detected before the disk is full.
     #[error(
         "{needed} bytes are needed in {} and {free} are free for it; free some space, or choose another folder with --models-dir", .folder.display()
     )]
@@ -150,7 +150,7 @@ pub enum RegistryError {
     /// The caller stopped it.
     #[error("stopped before it was done; what was fetched is kept, and the same command goes on from there")]
     Stopped,
-    /// The file system said no.
+    /// A file system operation failed.
     #[error("cannot {action} {}: {source}; check the path, its permissions and the disk", .path.display())]
     Io {
         /// What was tried.
@@ -163,7 +163,7 @@ pub enum RegistryError {
 }
 
 impl RegistryError {
-    /// An error of the file system; a full disk is told apart.
+    /// An error of the file system; a full disk becomes [`RegistryError::DiskFull`].
     pub(crate) fn io(action: &'static str, path: &Path, source: io::Error) -> Self {
         match source.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::DiskFull { path: path.to_owned() },

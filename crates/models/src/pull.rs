@@ -159,7 +159,7 @@ impl Registry {
         match self.own_model(&path, progress) {
             Ok(ready) if ready.blob.sha256 == *digest => Ok(Some(ready)),
             Err(RegistryError::Stopped) => Err(RegistryError::Stopped),
-            // Damaged, or removed since: fetched anew.
+            // Damaged, or removed since: it is fetched again.
             Ok(_) | Err(_) => Ok(None),
         }
     }

@@ -1,8 +1,8 @@
-//! The registry folder: models by name, made, found, copied, checked and removed.
+//! The registry folder: creates, finds, copies, checks and removes models by name.
 //!
-//! Called by the server and by the command line, from several processes at once. Readers take no lock; whoever changes
-//! names or removes files holds the folder's lock. A folder that does not exist is an empty registry, and only a change
-//! makes it. The steps of a change are ordered so that a crash leaves at most files without a name.
+//! Called by the server and by the command line, from several processes at once. Readers take no lock; an operation that
+//! changes names or removes files holds the folder's lock. A folder that does not exist is an empty registry, and only a
+//! change creates it. The steps of a change are ordered so that a crash leaves at most files without a name.
 
 pub(crate) mod blobs;
 mod clean;

@@ -101,7 +101,7 @@ impl Parameters {
     /// Sets a parameter from the text of a Modelfile. A `stop` is added to those that are there.
     ///
     /// # Errors
-    /// When the name is unknown or the text is no value of its type.
+    /// When the name is unknown or the text does not parse as its type.
     pub fn set_text(&mut self, name: &str, text: &str) -> Result<(), ParameterError> {
         let (name, kind) = known(name)?;
         let value = match kind {

@@ -1,6 +1,7 @@
-//! Why a model could not be fetched, each with what to try next.
+//! The errors of downloads, each with what to try next.
 //!
-//! Addresses in these messages are without user, password and query; tokens are in none of them.
+//! Returned to the server and to the command line. Addresses in these messages must be without user, password and query,
+//! and no message may hold a token.
 
 use thiserror::Error;
 
@@ -100,8 +101,8 @@ pub enum PullError {
         /// As received.
         got: Sha256,
     },
-    /// What arrived is no model.
-    #[error("{url} is no model: {reason}")]
+    /// The fetched file is not a model.
+    #[error("{url} is not a model: {reason}")]
     NotAModel {
         /// The address.
         url: String,
@@ -109,7 +110,7 @@ pub enum PullError {
         reason: String,
     },
     /// The repository has no file that fits.
-    #[error("{repository} has no file for `{wanted}`; {}", if .there.is_empty() { "it has no GGUF files at all, so look for a repository whose name ends in -GGUF".to_owned() } else { format!("it has {}", .there.join(", ")) })]
+    #[error("{repository} has no file for `{wanted}`; {}", if .there.is_empty() { "it has no GGUF files at all, so look for a repository with a name that ends in -GGUF".to_owned() } else { format!("it has {}", .there.join(", ")) })]
     NoSuchFile {
         /// The repository.
         repository: String,
@@ -157,7 +158,7 @@ pub enum PullError {
     /// The caller stopped it.
     #[error("stopped before it was done; what was fetched is kept, and the same command goes on from there")]
     Stopped,
-    /// The registry said no.
+    /// The registry failed.
     #[error(transparent)]
     Registry(RegistryError),
 }
@@ -182,7 +183,7 @@ impl PullError {
         )
     }
 
-    /// An error about a fetched file, which is at a path that tells the user nothing.
+    /// An error about a fetched file, with the address in place of the temporary path, which means nothing to the user.
     pub(super) fn from_registry(error: RegistryError, url: &str) -> Self {
         let url = without_secrets(url);
         match error {

@@ -1,7 +1,7 @@
-//! The files of models, each named by the SHA-256 of its bytes, and the way of a new file to its place.
+//! The files of models, each named by the SHA-256 of its bytes, and how a new file gets its name.
 //!
-//! A file arrives in a folder of its own under `incoming/`, locked by whoever fills it, is checked there, and is given its
-//! name by a rename: a file under `blobs/` is always whole. It must never be changed afterwards.
+//! A file arrives in its own folder under `incoming/`, which the process that fills it keeps locked. The file is checked
+//! there and then renamed, so a file under `blobs/` is always complete. It must never change afterwards.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -76,12 +76,12 @@ fn copy(
     Ok(())
 }
 
-/// Whether a file has a second name, under which somebody may change it.
+/// Whether a file has a second hard link, through which it may be changed.
 pub(crate) fn is_linked(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|metadata| metadata.nlink() > 1)
 }
 
-/// Reads a file piece by piece with errors that name it.
+/// Reads a file piece by piece; errors name the file.
 pub(crate) fn pieces(
     reader: impl Read,
     path: &Path,
@@ -101,7 +101,7 @@ pub(crate) fn pieces(
     )
 }
 
-/// Tells the caller, and stops if it wants to.
+/// Reports a step to the caller; an error if the caller asks to stop.
 pub(crate) fn tell(progress: ProgressSink<'_>, step: Progress) -> Result<(), RegistryError> {
     if progress(step).is_break() { Err(RegistryError::Stopped) } else { Ok(()) }
 }

@@ -72,7 +72,7 @@ impl Registry {
     /// Installs a GGUF file of this machine. Its blocks are shared where the file system can, else it is copied.
     ///
     /// # Errors
-    /// When the file is no model or the folder cannot be written.
+    /// When the file is not a model or the folder cannot be written.
     pub fn import(
         &self,
         path: &Path,

@@ -110,17 +110,18 @@ impl Manifest {
         self.blobs().fold(0, |sum, blob| sum.saturating_add(blob.bytes))
     }
 
-    /// Reads a manifest whose file is called `name`.
+    /// Parses the manifest of the model `name`; the error describes what is wrong with it.
     pub(crate) fn parse(bytes: &[u8], name: &ModelName) -> Result<Self, String> {
         #[derive(Deserialize)]
         struct Version {
             format: u32,
         }
-        let version: Version = serde_json::from_slice(bytes).map_err(|error| format!("it is no manifest: {error}"))?;
+        let version: Version =
+            serde_json::from_slice(bytes).map_err(|error| format!("it is not a manifest: {error}"))?;
         if version.format != FORMAT {
             return Err(format!("it has format {}, and this release knows {FORMAT}", version.format));
         }
-        let manifest: Self = serde_json::from_slice(bytes).map_err(|error| format!("it is no manifest: {error}"))?;
+        let manifest: Self = serde_json::from_slice(bytes).map_err(|error| format!("it is not a manifest: {error}"))?;
         if manifest.name != *name {
             return Err(format!("it says that it belongs to {}", manifest.name));
         }
