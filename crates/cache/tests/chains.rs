@@ -239,7 +239,7 @@ fn the_base_is_the_row_that_leaves_the_fewest_tokens() {
     assert_eq!(base(&conversation(9, 50)), None);
 }
 
-/// A row is read whole. A row is not used as a base if most of that read would be wasted I/O: the new row then holds the
+/// A row is read whole. It is not used as a base if most of that read would be wasted I/O: the new row then holds the
 /// shared tokens itself.
 #[test]
 fn a_row_is_not_a_base_if_most_of_its_bytes_would_be_read_for_nothing() {

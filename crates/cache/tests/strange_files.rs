@@ -184,8 +184,8 @@ fn hollow_row(folder: &Path, tokens: &[u32], payload: u64) -> (Key, PathBuf) {
     (key, path)
 }
 
-/// Hardening 24: loading the row took a terabyte of memory before its checksum was checked, and `verify` read a terabyte
-/// of zeros.
+/// Hardening 24: loading the row took a terabyte of memory before its checksum was checked, and `verify` read a
+/// terabyte of zeros.
 #[test]
 fn a_sparse_file_that_promises_a_terabyte_is_refused_by_every_reader() {
     let (folder, _) = two_rows();

@@ -1,6 +1,7 @@
 //! What the header of a model says about it, for people: listings, `show`, the registry's manifests.
 //!
-//! Read when a file enters the registry, so that listings need not open it again, and to refuse files that are not models.
+//! Read when a file enters the registry, so that listings need not open it again, and to refuse files that are not
+//! models.
 
 use std::io::{Read, Seek};
 use std::path::Path;

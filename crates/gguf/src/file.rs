@@ -1,7 +1,8 @@
 //! Opening files that may be something else.
 //!
 //! Used by all crates wherever a path comes from a folder, a setting or a user. A FIFO, a socket or a device under the
-//! name of a file must never block a thread: every file is opened without blocking, and only a regular file is accepted.
+//! name of a file must never block a thread: every file is opened without blocking, and only a regular file is
+//! accepted.
 //! `stamp` detects that a file has changed.
 
 use std::fs::{File, FileType, OpenOptions};

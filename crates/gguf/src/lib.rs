@@ -1,9 +1,9 @@
 //! The reader of GGUF model files.
 //!
 //! Every crate that looks into a model file does it here: the registry when a file is imported, the cache when it
-//! identifies a model, the engine before llama.cpp opens a file, the server and the command line when they describe one.
-//! A file may come from anywhere. No length in it is trusted, nothing is allocated by a count that it states, and the
-//! work and the memory that a header can cause are bounded (see [`limits`]).
+//! identifies a model, the engine before llama.cpp opens a file, the server and the command line when they describe
+//! one. A file may come from anywhere. No length in it is trusted, nothing is allocated by a count that it states, and
+//! the work and the memory that a header can cause are bounded (see [`limits`]).
 //!
 //! - [`Gguf`] is the header of a file: metadata and tensor table. [`Keep`] says how much of the metadata stays in memory.
 //! - [`Facts`] and [`GgufIdentity`] are the two summaries that are stored: in manifests and in fingerprints.

@@ -1,7 +1,7 @@
 //! The metadata of a file: its keys and values in the order of the file, and reading them.
 //!
-//! Called by `header`. What the caller does not keep is skipped without being stored; the budgets of the cursor bound the
-//! rest. It must never allocate by a count that the file states.
+//! Called by `header`. What the caller does not keep is skipped without being stored; the budgets of the cursor bound
+//! the rest. It must never allocate by a count that the file states.
 
 use std::io::{Read, Seek};
 
@@ -10,7 +10,8 @@ use crate::error::{Damage, GgufError};
 use crate::limits::{MAX_DEPTH, MAX_KEPT_BYTES, MAX_KEYS, MAX_TEXT_BYTES, VALUE_COST};
 use crate::value::{Array, Kind, Text, Value, shortened};
 
-/// How much of the metadata stays in memory. Longer texts become [`Value::LongText`], longer arrays come without elements.
+/// How much of the metadata stays in memory. Longer texts become [`Value::LongText`], longer arrays come without
+/// elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Keep<'a> {
     /// Bytes of the longest text.

@@ -59,7 +59,7 @@ pub enum RegistryError {
     },
     /// An adapter for other weights.
     #[error(
-        "the adapter {adapter} changes {made_for} models and this one is a {model} model; lay it over the model that it was trained on"
+        "the adapter {adapter} is for {made_for} models, and this is a {model} model; apply it to the model that it was trained on"
     )]
     OtherArchitecture {
         /// The adapter, as it was named.
@@ -70,7 +70,7 @@ pub enum RegistryError {
         model: String,
     },
     /// One file of a model in several files.
-    #[error("{} is one of {count} files of a split model, which the registry cannot hold; serve it by its path, or join the files with `llama-gguf-split --merge`", .path.display())]
+    #[error("{} is one of {count} files of a split model, which the registry does not support; serve it by its path, or join the files with `llama-gguf-split --merge`", .path.display())]
     Split {
         /// The file.
         path: PathBuf,
@@ -79,7 +79,7 @@ pub enum RegistryError {
     },
     /// A path in a place where none may be read.
     #[error(
-        "`{path}` is a path, and only names of models that are here are allowed in this place; import the file first with `poncho pull {path}`"
+        "`{path}` is a path, and only the names of installed models are allowed here; import the file first with `poncho pull {path}`"
     )]
     PathRefused {
         /// The text.
@@ -123,7 +123,7 @@ pub enum RegistryError {
     },
     /// Not enough room, detected before the disk is full.
     #[error(
-        "{needed} bytes are needed in {} and {free} are free for it; free some space, or choose another folder with --models-dir", .folder.display()
+        "{needed} bytes are needed in {}, and {free} are available; free some space, or choose another folder with --models-dir", .folder.display()
     )]
     NoRoom {
         /// Bytes that are still to come.
@@ -135,7 +135,7 @@ pub enum RegistryError {
     },
     /// A file that a client sends is larger than it may be.
     #[error(
-        "the file has more than the {limit} bytes that an upload may have; raise the limit with --max-upload, or bring the file in with `poncho pull` on the server"
+        "the file is larger than the upload limit of {limit} bytes; raise the limit with --max-upload, or import the file with `poncho pull` on the server"
     )]
     TooLarge {
         /// The most that it may have.
@@ -148,7 +148,7 @@ pub enum RegistryError {
         path: PathBuf,
     },
     /// The caller stopped it.
-    #[error("stopped before it was done; what was fetched is kept, and the same command goes on from there")]
+    #[error("stopped before it was done; the bytes fetched so far are kept, and the same command resumes from there")]
     Stopped,
     /// A file system operation failed.
     #[error("cannot {action} {}: {source}; check the path, its permissions and the disk", .path.display())]
@@ -157,7 +157,7 @@ pub enum RegistryError {
         action: &'static str,
         /// On what.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
 }

@@ -27,11 +27,11 @@ use remote::Remote;
 
 impl Registry {
     /// Fetches a model and gives it its name. A model that is here already, with the hash that the source states, is
-    /// returned at once. Interrupted downloads go on where they broke off.
+    /// returned at once. Interrupted downloads are resumed.
     ///
     /// # Errors
-    /// When the source has no such file or cannot be reached, the bytes are not what they should be, there is no room, or
-    /// the caller stopped it.
+    /// When the source has no such file or cannot be reached, the bytes are not what they should be, there is no room,
+    /// or the caller stopped it.
     pub fn pull(
         &self,
         reference: &Reference,
@@ -150,7 +150,7 @@ impl Registry {
         self.get(name).ok().filter(|installed| installed.manifest.model.sha256 == digest)
     }
 
-    /// A file with this hash that another name brought, its bytes checked.
+    /// The file with this hash, if another model has it; its bytes are checked.
     fn existing_blob(&self, digest: &Sha256, progress: ProgressSink<'_>) -> Result<Option<Ready>, RegistryError> {
         let path = self.layout.blob(digest);
         if !path.is_file() {

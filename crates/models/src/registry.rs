@@ -1,8 +1,8 @@
 //! The registry folder: creates, finds, copies, checks and removes models by name.
 //!
-//! Called by the server and by the command line, from several processes at once. Readers take no lock; an operation that
-//! changes names or removes files holds the folder's lock. A folder that does not exist is an empty registry, and only a
-//! change creates it. The steps of a change are ordered so that a crash leaves at most files without a name.
+//! Called by the server and by the command line, from several processes at once. Readers take no lock; an operation
+//! that changes names or removes files holds the folder's lock. A folder that does not exist is an empty registry, and
+//! only a change creates it. The steps of a change are ordered so that a crash leaves at most files without a name.
 
 pub(crate) mod blobs;
 mod clean;
@@ -211,8 +211,8 @@ impl Registry {
         stamp::read(&self.layout.stamp(&installed.manifest.model.sha256))
     }
 
-    /// Files of models that have a second name, under which they may be changed: releases before this one made one for a
-    /// file that was pulled by its path. [`Registry::verify`] gives such a model a file of its own.
+    /// Files of models that have a second name, under which they may be changed: releases before this one made one for
+    /// a file that was pulled by its path. [`Registry::verify`] gives such a model a file of its own.
     ///
     /// # Errors
     /// When the folder cannot be read.
@@ -222,8 +222,8 @@ impl Registry {
         Ok(self.list()?.into_iter().filter(is_shared).collect())
     }
 
-    /// Removes what a crash left and uploads that no model was made of within a day, as [`Registry::open`] does; nothing
-    /// that is in use.
+    /// Removes what a crash left and uploads that no model was made of within a day, as [`Registry::open`] does;
+    /// nothing that is in use.
     pub fn sweep(&self) {
         clean::clean(&self.layout);
     }

@@ -1,7 +1,7 @@
 //! Did-you-mean suggestions for the errors about unknown names.
 //!
-//! Called where a name of a model, a parameter or an instruction is looked up. Pure. It must stay cheap for long hostile
-//! texts: callers pass at most 200 bytes.
+//! Called where a name of a model, a parameter or an instruction is looked up. Pure. It must stay cheap for long
+//! hostile texts: callers pass at most 200 bytes.
 
 use strsim::osa_distance;
 

@@ -1,7 +1,7 @@
 //! The PARAMETER values of a model: defaults for requests that do not say otherwise.
 //!
-//! Read from Modelfiles, from the server's create requests and from manifests; kept by name with the type that the name
-//! asks for, so that a wrong value is refused when it is written and not when it is used.
+//! Read from Modelfiles, from the server's create requests and from manifests. Each value has the type of its name, so
+//! that a wrong value is refused when it is set and not when it is used.
 
 use std::collections::BTreeMap;
 
@@ -153,7 +153,7 @@ impl Parameters {
         self.0.iter().map(|(name, value)| (name.clone(), json(value))).collect()
     }
 
-    /// These parameters, with those of `over` in place of their namesakes.
+    /// These parameters, overridden by those of `over`.
     #[must_use]
     pub fn overlaid(&self, over: &Self) -> Self {
         let mut all = self.0.clone();

@@ -1,8 +1,8 @@
 //! One download that can be interrupted at any byte and resumed later, by this process or another.
 //!
-//! Called by `pull.rs`. The bytes so far are in `partial/KEY/data`, beside a file that identifies the remote file. Bytes
-//! are appended only if the server confirms that it still has the same file; otherwise the download starts again. The
-//! caller checks the bytes: nothing here may give a file its name.
+//! Called by `pull.rs`. The bytes so far are in `partial/KEY/data`, beside a file that identifies the remote file.
+//! Bytes are appended only if the server confirms that it still has the same file; otherwise the download starts again.
+//! The caller checks the bytes: nothing here may give a file its name.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Read, Write};
@@ -31,7 +31,7 @@ use super::remote::Remote;
 /// How often a waiting process looks whether the other one is done, and whether it is to stop.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 const STATE_NAME: &str = "state.json";
-/// An address and a tag; a longer file is none of ours.
+/// An address and a tag; a longer file was not written by this program.
 const MOST_STATE: u64 = 1 << 16;
 
 /// What identifies the file that the bytes belong to.
@@ -68,7 +68,7 @@ pub(super) fn lock_folder(
     progress: ProgressSink<'_>,
 ) -> Result<PartialFolder, PullError> {
     layout.prepare()?;
-    // By content where it is known: then it does not matter which address the bytes come from.
+    // By content if the hash is known: then it does not matter which address the bytes come from.
     let key = remote.sha256.unwrap_or_else(|| Sha256::of(without_secrets(&remote.url).as_bytes()));
     let path = layout.partial().join(key.to_hex());
     loop {

@@ -18,7 +18,7 @@ const MOST_LISTING: u64 = 16 << 20;
 /// Names that an error lists.
 const MOST_NAMES: usize = 16;
 
-/// Best first, for somebody who did not choose: small enough for most machines, close to the original.
+/// Quantisations in order of preference if the user names none: small enough for most machines, close to the original.
 const PREFERRED: [&str; 12] =
     ["Q4_K_M", "Q4_K_S", "Q5_K_M", "Q4_1", "Q4_0", "IQ4_XS", "Q5_K_S", "Q6_K", "Q8_0", "BF16", "F16", "F32"];
 

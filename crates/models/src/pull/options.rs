@@ -18,7 +18,7 @@ const HUB: &str = "https://huggingface.co";
 pub struct PullOptions {
     /// The name to install it under [default: the reference's own].
     pub name: Option<ModelName>,
-    /// The hash that the file must have, where the caller knows it.
+    /// The hash that the file must have, if the caller knows it.
     pub sha256: Option<Sha256>,
     /// The address of the hub, without a slash at its end.
     pub hub: String,
@@ -26,11 +26,11 @@ pub struct PullOptions {
     pub hub_token: Option<String>,
     /// The Python that packages are fetched with.
     pub python: PathBuf,
-    /// How often in a row a download may break off without a new byte before it is given up; 0 gives up at once.
+    /// How many attempts in a row may fail without a new byte before the download is given up; 0 gives up at once.
     pub retries: u32,
     /// How long to wait before such a retry.
     pub retry_pause: Duration,
-    /// How long a server may say nothing.
+    /// How long a server may send nothing.
     pub silence: Duration,
 }
 

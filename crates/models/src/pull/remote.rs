@@ -4,7 +4,7 @@
 
 use crate::digest::Sha256;
 
-/// A file on the network and what is known of it.
+/// A file on the network. Fields that its source does not state are `None`.
 pub(super) struct Remote {
     pub(super) url: String,
     pub(super) token: Option<String>,

@@ -1,7 +1,7 @@
 //! The files of models, each named by the SHA-256 of its bytes, and how a new file gets its name.
 //!
-//! A file arrives in its own folder under `incoming/`, which the process that fills it keeps locked. The file is checked
-//! there and then renamed, so a file under `blobs/` is always complete. It must never change afterwards.
+//! A file arrives in its own folder under `incoming/`, which the process that fills it keeps locked. The file is
+//! checked there and then renamed, so a file under `blobs/` is always complete. It must never change afterwards.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -44,7 +44,7 @@ pub(crate) fn bring(
         layout.check_room(before.bytes)?;
         copy(&source, from, target, &to, progress)?;
     }
-    // Half of one file and half of another would be a model of its own.
+    // A copy with bytes from before and after a change would be a model that never existed.
     if stamp(&source)? != before {
         return Err(RegistryError::SourceChanged { path: from.to_owned() });
     }
@@ -113,7 +113,7 @@ pub(crate) struct Hashed {
     pub(crate) stamp: FileStamp,
 }
 
-/// The hash and size of a file that does not change meanwhile.
+/// The hash and size of a file; an error if it changes while it is read.
 pub(crate) fn hash_file(path: &Path, progress: ProgressSink<'_>) -> Result<Hashed, RegistryError> {
     let look = |file| FileStamp::of_file(file).map_err(|source| RegistryError::io("look at", path, source));
     let file = file::open_regular(path, Links::Follow).map_err(|source| RegistryError::io("open", path, source))?;
@@ -124,7 +124,7 @@ pub(crate) fn hash_file(path: &Path, progress: ProgressSink<'_>) -> Result<Hashe
         hasher.update(piece);
         tell(progress, Progress::Verifying { done, total })
     })?;
-    // The change time aside: another process may give the name to a new file meanwhile, which takes it from this one.
+    // The change time may differ: it changes if another process renames a new file over this one.
     if !look(&file)?.is_renamed(&stamp) {
         return Err(RegistryError::SourceChanged { path: path.to_owned() });
     }
@@ -155,7 +155,7 @@ pub(crate) fn place(
     let target = layout.blob(&blob.sha256);
     match fs::rename(data, &target) {
         Ok(()) => {}
-        // An upload that another model took meanwhile: it has its name.
+        // Another model took the same upload first: the file already has its name.
         Err(error) if error.kind() == io::ErrorKind::NotFound && target.is_file() => return Ok(()),
         Err(source) => return Err(RegistryError::io("rename", &target, source)),
     }

@@ -28,18 +28,18 @@ pub(crate) struct Ready {
     /// The file when it was hashed.
     stamp: Option<FileStamp>,
     facts: Facts,
-    /// Removed when this is dropped; `None` for a file that lies elsewhere.
+    /// Removed when this is dropped; `None` for a file outside `incoming/`.
     _incoming: Option<Incoming>,
 }
 
 impl Ready {
-    /// A file that was fetched to where it can be renamed from, with its hash known.
+    /// A fetched and hashed file on the same file system as the registry.
     pub(crate) fn fetched(data: PathBuf, hashed: Hashed) -> Result<Self, RegistryError> {
         let facts = usable_file(&data, &data)?;
         Ok(Self { data, blob: hashed.blob, stamp: Some(hashed.stamp), facts, _incoming: None })
     }
 
-    /// The same for one that was hashed on its way into a folder of its own.
+    /// A file that was hashed while it was written into its folder under `incoming/`.
     pub(crate) fn incoming(incoming: Incoming, blob: Blob) -> Result<Self, RegistryError> {
         let data = incoming.data();
         let facts = usable_file(&data, &data)?;
@@ -113,7 +113,7 @@ impl Registry {
         self.replace(manifest)
     }
 
-    /// Makes a model from a Modelfile. What the model below says holds where the Modelfile is silent.
+    /// Makes a model from a Modelfile. Settings that the Modelfile does not give come from the model in FROM.
     ///
     /// # Errors
     /// When FROM or an ADAPTER leads nowhere, or the folder cannot be written.
@@ -171,7 +171,7 @@ impl Registry {
                 let path = allowed(&path, from, paths)?;
                 FromFile { reference: absolute(&path), ready: self.bring(&path, progress)? }
             }
-            // A folder name without a dot before it, as people write; only where paths are allowed at all.
+            // A relative path without `./` in front, as users write it; only if paths are allowed.
             (None, Err(_)) if matches!(paths, PathRule::From(base) if base.join(from).is_file()) => {
                 let path = allowed(Path::new(from), from, paths)?;
                 FromFile { reference: absolute(&path), ready: self.bring(&path, progress)? }
@@ -235,7 +235,7 @@ impl Registry {
         self.own_file(path, progress)
     }
 
-    /// A file of this folder, read again where it lies: nobody else has a name for it, so no copy is needed.
+    /// Hashes a file of the registry folder in place: it has no second hard link, so no copy is needed.
     pub(super) fn own_file(&self, path: &Path, progress: ProgressSink<'_>) -> Result<Ready, RegistryError> {
         if is_linked(path) {
             return self.bring_any(path, progress);
@@ -286,7 +286,8 @@ fn absolute(path: &Path) -> String {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).display().to_string()
 }
 
-/// An adapter changes the weights of one architecture; whether the sizes agree shows when it is laid over the model.
+/// Checks that an adapter is for the architecture of the model. The engine checks the sizes when it applies the
+/// adapter.
 fn fits(adapter: &str, part: &Part, below: &Manifest) -> Result<(), RegistryError> {
     let Part::Ready(ready) = part else { return Ok(()) };
     match (&ready.facts.architecture, &below.facts.architecture) {

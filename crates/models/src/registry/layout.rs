@@ -30,7 +30,7 @@ impl Layout {
         self.root.join("incoming")
     }
 
-    /// How the files in `blobs/` were when they were hashed.
+    /// The stamp that a file in `blobs/` had when it was hashed.
     pub(crate) fn stamp(&self, digest: &Sha256) -> PathBuf {
         self.hashed().join(blob_name(digest))
     }
@@ -53,7 +53,7 @@ impl Layout {
         }
     }
 
-    /// Interrupted downloads, kept to go on with.
+    /// Interrupted downloads, kept so that they can be resumed.
     pub(crate) fn partial(&self) -> PathBuf {
         self.root.join("partial")
     }
@@ -75,7 +75,7 @@ impl Layout {
         self.uploads().join(blob_name(digest))
     }
 
-    /// Makes the folders that are missing.
+    /// Creates the folders that are missing.
     pub(crate) fn prepare(&self) -> Result<(), RegistryError> {
         for folder in [self.blobs(), self.manifests(), self.incoming(), self.partial(), self.uploads()] {
             fs::create_dir_all(&folder).map_err(|source| RegistryError::io("create", &folder, source))?;
@@ -83,7 +83,7 @@ impl Layout {
         Ok(())
     }
 
-    /// Waits for the lock of everybody who changes the folder. Make the folders first.
+    /// Waits for the lock that all changes to the folder take. The folders must exist.
     pub(crate) fn lock_for_writing(&self) -> Result<HeldLock, RegistryError> {
         lock::wait_for(&self.lock())
     }
@@ -93,15 +93,15 @@ impl Layout {
         lock::try_take(&self.lock())
     }
 
-    /// A folder for one file that arrives. Made under the folder's lock, so that nobody takes it for a leftover before
-    /// its own lock is held.
+    /// Creates the folder of an incoming file. This happens under the registry's lock, so that no other process removes
+    /// the folder as a leftover before its own lock is held.
     pub(crate) fn receive(&self) -> Result<Incoming, RegistryError> {
         static COUNTER: AtomicU64 = AtomicU64::new(0);
         self.prepare()?;
         let _writing = self.lock_for_writing()?;
         let unique = format!("{}-{}", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed));
         let folder = self.incoming().join(unique);
-        // A process of the same number may have died here.
+        // An earlier process with the same id may have left this folder.
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir(&folder).map_err(|source| RegistryError::io("create", &folder, source))?;
         let lock = lock::try_take(&folder.join(LOCK_NAME))?.ok_or(RegistryError::Stopped)?;
@@ -114,7 +114,7 @@ pub(crate) const LOCK_NAME: &str = "lock";
 /// The bytes in such a folder.
 pub(crate) const DATA_NAME: &str = "data";
 
-/// The folder of one arriving file; it goes when this is dropped.
+/// The folder of an incoming file, removed when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Incoming {
     folder: PathBuf,

@@ -32,7 +32,7 @@ pub struct Manifest {
     pub source: Source,
     /// The model's file.
     pub model: Blob,
-    /// LoRA adapters that are laid over it, in order.
+    /// LoRA adapters that are applied to it, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub adapters: Vec<Blob>,
     /// Defaults for requests.
@@ -80,7 +80,7 @@ pub enum SourceKind {
 }
 
 impl Manifest {
-    /// A manifest that says nothing but what a file is and where it came from.
+    /// A manifest with a file and its source, and nothing else.
     pub(crate) fn new(name: &ModelName, source: Source, model: Blob, facts: Facts) -> Self {
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         Self {

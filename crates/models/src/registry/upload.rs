@@ -14,10 +14,10 @@ use super::Registry;
 use super::blobs::{Blob, pieces, sync_folder};
 use super::create::Ready;
 
-/// How often free room is looked at while a file arrives.
+/// Bytes between two checks of the free space while a file arrives.
 const LOOK_AT_ROOM_EVERY: u64 = 16 << 20;
 
-/// What a file that a client sends may take.
+/// The limits of a file that a client sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Upload {
     /// Bytes that the client announced, if it did.
@@ -153,7 +153,7 @@ mod tests {
         let digest = Sha256::of(&bytes);
         let upload = Upload { reserve: 100 << 20, ..Upload::default() };
         let looks = Cell::new(0);
-        // Half of what is free goes to somebody else between two looks.
+        // Another process takes half of the free space between two checks.
         let free = || {
             looks.set(looks.get() + 1);
             Some((160_u64 << 20) >> (looks.get() - 1))

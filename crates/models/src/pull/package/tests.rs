@@ -124,7 +124,8 @@ fn hostile_folder() -> (tempfile::TempDir, PathBuf) {
     (folder, marker)
 }
 
-/// Hardening 25: `python3 -m pip` ran whatever `pip.py` or `sitecustomize.py` lay in the working folder or in PYTHONPATH.
+/// Hardening 25: `python3 -m pip` ran whatever `pip.py` or `sitecustomize.py` lay in the working folder or in
+/// PYTHONPATH.
 #[test]
 fn modules_of_the_working_folder_are_not_run() {
     let (hostile, marker) = hostile_folder();
