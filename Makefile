@@ -43,10 +43,10 @@ help: ## Show this list
 run: build $(if $(MODEL),,model) ## Build Poncho, fetch the default model and serve it
 	@exec $(PONCHO) serve --model $(or $(MODEL),$(DEFAULT_MODEL)) $(ARGS)
 
-build: bootstrap ## Build the poncho binary
-	$(STEP) 'build' cargo build --workspace --release
+build: bootstrap ## Build the binaries poncho and poncho-bench
+	$(STEP) 'build' cargo build -p poncho -p poncho-bench --release
 
-dist: build ## Pack the binary with its pages and unit into target/dist, and try what was packed
+dist: build ## Pack the binaries with their pages and unit into target/dist, and try the archive
 	$(STEP) 'archive' scripts/dist.py
 
 test: bootstrap ## Everything that CI checks: format, lints, docs, all tests, a short fuzz run

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-# Packs the release binary with its manual pages, completions, unit and licence into target/dist, beside a sha256 file.
+# Packs the release binaries with manual pages, completions, unit and licence into target/dist, beside a sha256 file.
 #
 # Called by `make dist` after the build. The archive depends only on what is in it: names in order, no owners, the time of the
-# last commit. The packed binary is then unpacked and run with an empty environment; one that needs more than the C library
-# of the system is refused. It must never change the build's own binary.
+# last commit. The packed binaries are then unpacked and run with an empty environment; one that needs more than the C
+# library of the system is refused. It must never change the binaries of the build.
 import gzip
 import hashlib
 import io
@@ -20,6 +20,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target").resolve()
 # What every Linux with glibc has; anything else would have to be installed first.
 SYSTEM_LIBRARIES = re.compile(r"(linux-vdso|ld-linux.*|libc|libm|libdl|libpthread|librt|libutil)\.so")
+BINARIES = ("poncho", "poncho-bench")
 COMPLETIONS = {"bash": "poncho.bash", "zsh": "_poncho", "fish": "poncho.fish"}
 
 
@@ -27,11 +28,13 @@ def said(*command, **options):
     return subprocess.run(command, check=True, capture_output=True, text=True, **options).stdout
 
 
-def pieces(binary, folder):
+def pieces(release, folder):
     """The files of the archive: where they are, by the names that they get."""
-    stripped = folder / "poncho"
-    said("strip", "-o", str(stripped), str(binary))
-    files = {"poncho": stripped, "LICENSE": ROOT / "LICENSE"}
+    files = {"LICENSE": ROOT / "LICENSE"}
+    for name in BINARIES:
+        files[name] = folder / name
+        said("strip", "-o", str(files[name]), str(release / name))
+    binary = release / "poncho"
     said(str(binary), "man", "--out", str(folder / "man"))
     for page in (folder / "man").iterdir():
         files[f"man/{page.name}"] = page
@@ -51,7 +54,7 @@ def pack(files, top, when):
             entry = tarfile.TarInfo(f"{top}/{name}")
             entry.size = path.stat().st_size
             entry.mtime = when
-            entry.mode = 0o755 if name == "poncho" else 0o644
+            entry.mode = 0o755 if name in BINARIES else 0o644
             with path.open("rb") as content:
                 archive.addfile(entry, content)
     return gzip.compress(raw.getvalue(), mtime=when)
@@ -70,23 +73,26 @@ def try_out(archive, top, version):
     """Unpacks the archive as a user would and runs what came out of it with nothing around it."""
     with tempfile.TemporaryDirectory(prefix="poncho-dist-") as folder:
         said("tar", "-xzf", str(archive), "-C", folder)
-        binary = pathlib.Path(folder, top, "poncho")
-        if foreign := foreign_libraries(binary):
-            sys.exit(f"dist: the binary is not self-contained, it needs {', '.join(foreign)}; the build's warnings say why")
-        answer = said(str(binary), "--version", env={}, cwd=folder)
-        if answer.split() != ["poncho", version]:
-            sys.exit(f"dist: the packed binary says {answer!r}, and not poncho {version}")
+        for name in BINARIES:
+            binary = pathlib.Path(folder, top, name)
+            if foreign := foreign_libraries(binary):
+                sys.exit(f"dist: {name} is not self-contained, it needs {', '.join(foreign)}; see the warnings of the build")
+            answer = said(str(binary), "--version", env={}, cwd=folder)
+            if answer.split() != [name, version]:
+                sys.exit(f"dist: the packed binary prints {answer!r} instead of {name} {version}")
+        # The first finds the second beside it.
+        said(str(pathlib.Path(folder, top, "poncho")), "bench", "--help", env={}, cwd=folder)
 
 
 def main():
-    binary = TARGET / "release" / "poncho"
-    version = said(str(binary), "--version").split()[1]
+    release = TARGET / "release"
+    version = said(str(release / "poncho"), "--version").split()[1]
     when = int(os.environ.get("SOURCE_DATE_EPOCH") or said("git", "log", "-1", "--format=%ct", cwd=ROOT))
     top = f"poncho-{version}-{platform.machine()}-linux"
     dist = TARGET / "dist"
     dist.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="poncho-dist-") as folder:
-        content = pack(pieces(binary, pathlib.Path(folder)), top, when)
+        content = pack(pieces(release, pathlib.Path(folder)), top, when)
     archive = dist / f"{top}.tar.gz"
     untried = dist / f"{archive.name}.part"
     untried.write_bytes(content)

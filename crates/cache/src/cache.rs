@@ -158,12 +158,22 @@ impl Cache {
     }
 
     /// Saves a row. Asynchronous for the reasons `cold`, `continued` and `finish`: it is readable at once and
-    /// written later.
+    /// written later. For the others it waits for the file, up to `evict_save_timeout_ms`.
     ///
     /// # Errors
     /// A save that contradicts itself or can never fit. A save that cannot be done now is dropped instead.
     pub fn save(&self, request: SaveRequest<'_>) -> Result<Saved, CacheError> {
-        self.saver.save(request)
+        let waits = request.reason.is_synchronous();
+        self.saver.save(request, waits)
+    }
+
+    /// Saves a row without waiting for its file, whatever the reason. For callers that serve others meanwhile: a disk may not
+    /// answer for minutes.
+    ///
+    /// # Errors
+    /// As [`Cache::save`]. A save for which the queue has no room is dropped.
+    pub fn save_later(&self, request: SaveRequest<'_>) -> Result<Saved, CacheError> {
+        self.saver.save(request, false)
     }
 
     /// If a row's chain has at least `limit` links: the token from which on they are better joined into one

@@ -584,6 +584,28 @@ fn a_synchronous_save_waits_no_longer_than_its_bound_and_is_published_all_the_sa
 }
 
 #[test]
+fn a_save_for_later_never_waits_for_its_file() {
+    let (fs, gate) = (MemoryFs::new(), Arc::new(Gate::default()));
+    let gates = Gates { evict_save_timeout_ms: 3_600_000, ..Gates::default() };
+    let config = CacheConfig { writers: 1, queue: 1, gates, observer: Some(gate.clone()), ..on_memory(&fs, 1 << 30) };
+    let cache = Cache::open(config).unwrap();
+    let _end = OpenAtEnd(&gate);
+    gate.shut();
+    let rows: Vec<Vec<u32>> = (1..=3).map(|number| conversation(number, 40)).collect();
+    let later = |tokens: &[u32]| {
+        let evict = SaveRequest { reason: SaveReason::Evict, ..request(namespace(1), tokens, None) };
+        cache.save_later(evict).unwrap().outcome
+    };
+    assert_eq!(later(&rows[0]), SaveOutcome::Queued);
+    gate.wait_for(1);
+    assert_eq!(later(&rows[1]), SaveOutcome::Queued);
+    assert_eq!(later(&rows[2]), SaveOutcome::Dropped(DropReason::QueueFull));
+    gate.open();
+    cache.flush();
+    assert_eq!((cache.len(), cache.counters().saves_evict), (2, 2));
+}
+
+#[test]
 fn hits_on_a_row_that_waits_for_the_disk_reach_its_file() {
     let (fs, gate) = (MemoryFs::new(), Arc::new(Gate::default()));
     let config = || CacheConfig { observer: Some(gate.clone()), ..on_memory(&fs, 1 << 30) };

@@ -69,8 +69,8 @@ fn a_default_folder_that_is_not_there_is_an_empty_cache() {
     assert_eq!(at_home(&["stat", "--json"]).json()["rows"], 0);
     assert_eq!(at_home(&["verify"]).good(), "0 rows checked, 0 damaged\n");
     assert!(at_home(&["gc"]).good().starts_with("freed 0 B"));
-    assert!(at_home(&["explain", "--tokens", "-"]).good().starts_with("nothing is stored"));
-    assert!(at_home(&["show", "ab"]).failed().contains("no rows at all"));
+    assert!(at_home(&["explain", "--tokens", "-"]).good().starts_with("no rows in"));
+    assert!(at_home(&["show", "ab"]).failed().contains("the cache is empty"));
     assert_eq!(contents(home.path()), [], "looking creates nothing");
 
     prepare(&home.path().join(".cache/poncho/kv"));
@@ -100,7 +100,7 @@ fn what_is_no_folder_is_refused_by_name() {
     }
     let twice =
         run(poncho().args(["cache", "ls", "--cache-dir"]).arg(home.path()).arg("--ram-file-dir").arg(home.path()));
-    assert!(twice.failed().contains("a folder of its own"), "{}", twice.stderr);
+    assert!(twice.failed().contains("a different folder"), "{}", twice.stderr);
 }
 
 #[test]
@@ -118,7 +118,7 @@ fn unknown_and_ambiguous_keys_get_candidates() {
     assert_eq!((listed.len(), listed[0]), (5, keys[0].as_str()), "the nearest first");
 
     let empty = tempfile::tempdir().unwrap();
-    assert!(cache(empty.path(), &["show", "ab"]).failed().contains("no rows at all"));
+    assert!(cache(empty.path(), &["show", "ab"]).failed().contains("the cache is empty"));
 }
 
 #[test]

@@ -54,7 +54,11 @@ fn evict_frees_the_oldest_first_and_as_foretold() {
     assert!(text.good().starts_with("freed "), "{}", text.stdout);
     assert!(cache(folder.path(), &["verify"]).good().contains(" 0 damaged"));
     let text = cache(folder.path(), &["evict", "1GiB"]);
-    assert!(text.good().contains("0 B in 0 rows stay") && text.stdout.contains("less than 1.0 GiB"), "{}", text.stdout);
+    assert!(
+        text.good().contains("0 B in 0 rows remain") && text.stdout.contains("less than 1.0 GiB"),
+        "{}",
+        text.stdout
+    );
     assert_eq!(contents(folder.path()), []);
 }
 

@@ -76,7 +76,7 @@ fn ctrl_c_stops_the_reply_and_not_the_program() {
     terminal.wait_for_prompt();
     server.now(Script { pieces: vec!["three"], end: End::Whole });
     terminal.keys("Go on\r");
-    terminal.wait_for("partial hit: 6 cached + 3 new tokens, 4 written");
+    terminal.wait_for("partial hit: 6 cached + 3 new tokens, 4 generated");
     let posted: Vec<_> = server.posted.try_iter().map(|(_, body)| body["messages"].clone()).collect();
     let said: Vec<&str> = posted[1].as_array().unwrap().iter().map(|turn| turn["content"].as_str().unwrap()).collect();
     assert_eq!(said, ["Count", "one two", "Go on"], "what was said until then is part of the conversation");
@@ -86,7 +86,7 @@ fn ctrl_c_stops_the_reply_and_not_the_program() {
     terminal.keys(CTRL_C);
     terminal.wait_for_prompt();
     terminal.keys(CTRL_C);
-    terminal.wait_for("Ctrl-C again or Ctrl-D ends");
+    terminal.wait_for("press Ctrl-C again or Ctrl-D to quit");
     terminal.wait_for_prompt();
     terminal.keys(CTRL_C);
     assert_eq!(terminal.end().0, 0);
@@ -97,11 +97,11 @@ fn ctrl_c_before_the_first_token_takes_the_turn_back() {
     let home = tempfile::tempdir().unwrap();
     let (server, mut terminal) = scripted(home.path(), &[], End::Never);
     terminal.keys("Lost\r");
-    terminal.wait_for("reading the prompt");
+    terminal.wait_for("processing the prompt");
     terminal.keys(CTRL_C);
     terminal.wait_for("stopped");
     let screen = terminal.wait_for_prompt();
-    assert!(!screen.contains("reading the prompt"), "{screen}");
+    assert!(!screen.contains("processing the prompt"), "{screen}");
     server.now(Script { pieces: vec!["fine"], end: End::Whole });
     terminal.keys("Kept\r");
     terminal.wait_for("partial hit");
@@ -136,12 +136,12 @@ fn commands_are_obeyed_and_wrong_ones_explained() {
         terminal.wait_for(expected);
         terminal.wait_for_prompt();
     };
-    command(&mut terminal, "/help\r", "forget the conversation, keep the system prompt");
+    command(&mut terminal, "/help\r", "clear the conversation, keep the system prompt");
     command(&mut terminal, "/nope\r", "there is no command /nope");
-    command(&mut terminal, "/system Be brief.\r", "holds from the next reply on");
+    command(&mut terminal, "/system Be brief.\r", "applies from the next reply on");
     command(&mut terminal, "\"\"\"first\r  second\r\"\"\"\r", "partial hit");
     command(&mut terminal, "/save talk.json\r", "saved 2 messages to talk.json");
-    command(&mut terminal, "/clear\r", "the conversation is forgotten");
+    command(&mut terminal, "/clear\r", "the conversation is cleared");
     command(&mut terminal, "/load talk.json\r", "loaded 2 messages from talk.json");
     command(&mut terminal, "/load nothing.json\r", "error: cannot read nothing.json");
     command(&mut terminal, "/model\r", "* fake");
@@ -243,7 +243,7 @@ fn keys_pressed_during_a_reply_wait_for_the_prompt() {
     let reply = terminal.raw().split("one").nth(1).unwrap().split(">>> ").next().unwrap().to_owned();
     assert!(!reply.contains("/help"), "nothing shows within the reply: {reply:?}");
     terminal.keys("\r");
-    terminal.wait_for("forget the conversation");
+    terminal.wait_for("clear the conversation");
     server.now(Script { pieces: vec!["two"], end: End::Never });
     terminal.wait_for_prompt();
     terminal.keys("Again\r");

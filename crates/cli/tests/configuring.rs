@@ -66,7 +66,7 @@ fn wrong_variables_and_lines_end_every_command_that_uses_them() {
         let file = write(folder.path(), "\n\nprt = 1\n");
         let wrong = run(poncho().args(words).args(["--config", &file]));
         let said = wrong.failed();
-        assert!(said.contains("poncho.toml:3: there is no setting `prt`; did you mean `port`?"), "{words:?}: {said}");
+        assert!(said.contains("poncho.toml:3: unknown setting `prt`; did you mean `port`?"), "{words:?}: {said}");
     }
     let secret = run(poncho().args(["config"]).env("PONCHO_API_KEY", "sk-secret").env("PONCHO_PORT", "x"));
     assert!(!secret.failed().contains("sk-secret"), "{}", secret.stderr);

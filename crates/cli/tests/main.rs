@@ -4,13 +4,13 @@
 #[cfg(test)]
 mod bad_input;
 #[cfg(test)]
+mod bench;
+#[cfg(test)]
 mod changing;
 #[cfg(test)]
 mod chat_guide;
 #[cfg(test)]
 mod chatting;
-#[cfg(test)]
-mod comparing;
 #[cfg(test)]
 mod configuring;
 #[cfg(test)]
@@ -42,15 +42,19 @@ mod packaging;
 #[cfg(test)]
 mod piping;
 #[cfg(test)]
+mod progress;
+#[cfg(test)]
 mod reading;
 #[cfg(test)]
-mod replaying;
+mod running;
 #[cfg(test)]
 mod self_contained;
 #[cfg(test)]
 mod served;
 #[cfg(test)]
 mod serving;
+#[cfg(test)]
+mod settings_reached;
 #[cfg(test)]
 mod snapshots;
 #[cfg(test)]

@@ -39,7 +39,7 @@ fn a_model_lives_through_all_commands() {
     let folder = place.path();
     let pulled = models(folder, &["pull", "./tiny.gguf", "--name", "Tiny:1"]);
     assert_eq!(pulled.code, Some(0), "{}", pulled.stderr);
-    assert!(pulled.stdout.starts_with("tiny:1 is here ("), "{}", pulled.stdout);
+    assert!(pulled.stdout.starts_with("installed tiny:1 ("), "{}", pulled.stdout);
     assert!(pulled.stderr.contains("checking ./tiny.gguf"), "plain lines without a terminal: {}", pulled.stderr);
     assert!(!pulled.stderr.contains('\u{1b}'), "{:?}", pulled.stderr);
     assert!(models(folder, &["cp", "tiny:1", "gpt-4o"]).good().contains("gpt-4o:latest"));
@@ -53,7 +53,7 @@ fn a_model_lives_through_all_commands() {
     assert_eq!(fs::read(&path).unwrap(), fs::read(folder.join("tiny.gguf")).unwrap());
     assert_eq!(shown["manifest"]["facts"]["architecture"], "llama");
     assert_eq!(shown["bytes"].as_u64().unwrap(), fs::metadata(&path).unwrap().len());
-    assert!(models(folder, &["rm", "tiny:1"]).good().contains("still needed"));
+    assert!(models(folder, &["rm", "tiny:1"]).good().contains("still uses"));
     assert!(path.exists());
     assert!(models(folder, &["rm", "gpt-4o"]).good().contains("freed"));
     assert!(!path.exists() && folder.join("tiny.gguf").exists());

@@ -45,9 +45,9 @@ fn a_wrong_path_is_named_and_the_nearest_model_suggested() {
     let folder = tempfile::tempdir().unwrap();
     written(folder.path(), b"GGUF");
     let near = refused(&mut serve_model(folder.path(), &folder.path().join("modle.gguf")));
-    says(&near, &["there is no file", "modle.gguf", "did you mean", "/model.gguf?"]);
+    says(&near, &["does not exist", "modle.gguf", "did you mean", "/model.gguf?"]);
     let far = refused(&mut serve_model(folder.path(), &folder.path().join("no/where.gguf")));
-    says(&far, &["there is no file", "no folder", "--model"]);
+    says(&far, &["does not exist", "neither does the folder", "--model"]);
     let itself = refused(&mut serve_model(folder.path(), folder.path()));
     says(&itself, &["is a folder, not a model file", "model.gguf"]);
     assert!(!folder.path().join("kv").exists(), "nothing is created for a model that is not there");
@@ -115,7 +115,7 @@ fn addresses_that_cannot_be_used_say_why() {
     says(&command(&["--host", "0.0.0.0", "--port", "0"]), &["other machines", "PONCHO_API_KEY", "127.0.0.1", "--open"]);
     says(
         &command(&["--host", "192.0.2.1", "--port", "0", "--open"]),
-        &["no address of this machine", "--host 127.0.0.1"],
+        &["not an address of this machine", "--host 127.0.0.1"],
     );
 }
 
@@ -144,9 +144,9 @@ fn a_bad_settings_file_is_told_by_line() {
     let path = folder.path().join("poncho.toml");
     for (text, parts) in [
         ("port = 80\nctx-size = 100\n", ["poncho.toml:2:", "did you mean `ctx_size`?"]),
-        ("port = \"eighty\"\n", ["poncho.toml:1:", "must be a number without quotes"]),
-        ("\nport = 80000\n", ["poncho.toml:2: port is `80000`", "put it right, or take it out"]),
-        ("host = localhost\n", ["poncho.toml:1:", "read as TOML"]),
+        ("port = \"eighty\"\n", ["poncho.toml:1:", "must be an integer without quotes"]),
+        ("\nport = 80000\n", ["poncho.toml:2: port is `80000`", "correct it, or remove it"]),
+        ("host = localhost\n", ["poncho.toml:1:", "write TOML"]),
     ] {
         std::fs::write(&path, text).unwrap();
         let message = refused(serve_command(&folder.path().join("kv")).arg("--config").arg(&path));
@@ -243,7 +243,7 @@ fn the_greeting_is_true_line_by_line() {
     assert!(text.contains("\"chat.completion\""), "{text}{}", String::from_utf8_lossy(&ran.stderr));
     let (code, last) = served.stop();
     assert_eq!(code, Some(0), "{last}");
-    assert!(last.contains("saving what the models hold"), "{last}");
+    assert!(last.contains("saving the states of the models"), "{last}");
 }
 
 // The build of another architecture needs nothing of the kind.

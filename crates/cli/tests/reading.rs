@@ -134,8 +134,8 @@ fn show_says_where_a_chain_is_broken() {
     std::fs::remove_file(row_path(folder.path(), &prepared.chain[0])).unwrap();
     let key = prepared.chain[2].to_hex();
     let text = cache(folder.path(), &["show", &key, "--tokens"]);
-    assert!(text.good().contains(&format!("the chain is broken: row {} is not here", prepared.chain[0])));
-    assert!(text.stdout.contains("token ids are not known"));
+    assert!(text.good().contains(&format!("the chain is broken: row {} is missing", prepared.chain[0])));
+    assert!(text.stdout.contains("token ids are unknown"));
     assert_eq!(cache(folder.path(), &["show", &key, "--json"]).json()["chain_whole"], false);
     assert_eq!(cache(folder.path(), &["stat", "--json"]).json()["longest_chain"], 1);
 }

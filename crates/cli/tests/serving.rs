@@ -95,7 +95,7 @@ fn the_default_model_is_used_or_the_way_to_it_is_told() {
     let typo = refused(&["--model", "smal:v1"]);
     assert!(typo.failed().contains("small:v1"), "{}", typo.stderr);
     let path = refused(&["--model", "./nothing.gguf"]);
-    assert!(path.failed().contains("there is no file ./nothing.gguf"), "{}", path.stderr);
+    assert!(path.failed().contains("./nothing.gguf does not exist"), "{}", path.stderr);
     for (words, said) in [
         (["--alias", "nothing"], "NAME=MODEL"),
         (["--keep-alive", "soon"], "5m"),

@@ -1,9 +1,8 @@
 //! Shared by the tests of the binary: starting it, and a cache folder whose rows and keys are the same every time.
 
 use std::ffi::OsStr;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -12,7 +11,8 @@ use poncho_cache::{
     Cache, CacheConfig, Clock, FingerprintMode, Key, Namespace, Needs, PartKind, PayloadPart, QuantType, SaveOutcome,
     SaveReason, SaveRequest,
 };
-use serde_json::Value;
+
+pub(crate) use crate::running::{Run, run, run_with_input, without_settings};
 
 pub(crate) const CHAT_MODEL: Namespace =
     Namespace { fingerprint: [0x11; 32], quant: QuantType::Q4_1, context_hash: [0x22; 32] };
@@ -22,73 +22,14 @@ pub(crate) const CODE_MODEL: Namespace =
 /// 2026-01-02T03:04:05Z, the creation of the first row; each later one is a minute younger.
 pub(crate) const FIRST_CREATED: u64 = 1_767_323_045;
 
-/// How a run of the binary ended.
-pub(crate) struct Run {
-    pub(crate) code: Option<i32>,
-    pub(crate) stdout: String,
-    pub(crate) stderr: String,
-}
-
-impl Run {
-    /// The output of a run that must have gone well, as JSON.
-    #[track_caller]
-    pub(crate) fn json(&self) -> Value {
-        assert_eq!(self.code, Some(0), "{}{}", self.stdout, self.stderr);
-        serde_json::from_str(&self.stdout).unwrap()
-    }
-
-    /// The output of a run that must have gone well.
-    #[track_caller]
-    pub(crate) fn good(&self) -> &str {
-        assert_eq!(self.code, Some(0), "{}{}", self.stdout, self.stderr);
-        assert_eq!(self.stderr, "");
-        &self.stdout
-    }
-
-    /// The message of a run that must have failed with code 1 and printed nothing.
-    #[track_caller]
-    pub(crate) fn failed(&self) -> &str {
-        assert_eq!((self.code, self.stdout.as_str()), (Some(1), ""), "{}", self.stderr);
-        assert!(self.stderr.starts_with("error: "), "{}", self.stderr);
-        &self.stderr
-    }
-}
-
 /// The binary, with none of the variables that would change what it does.
 pub(crate) fn poncho() -> Command {
-    program(OsStr::new(env!("CARGO_BIN_EXE_poncho")))
+    without_settings(env!("CARGO_BIN_EXE_poncho"))
 }
 
 /// The same for the binary of another build.
 pub(crate) fn program(path: &OsStr) -> Command {
-    let mut command = Command::new(path);
-    for (name, _) in std::env::vars_os() {
-        if name
-            .to_str()
-            .is_some_and(|name| name.starts_with("PONCHO_") || name.starts_with("XDG_") || name.starts_with("OTEL_"))
-        {
-            command.env_remove(name);
-        }
-    }
-    // The settings of whoever runs the tests must not reach them.
-    command.env("XDG_CONFIG_HOME", "/nonexistent");
-    // No folder of models: the user's own must not be touched.
-    command.env("XDG_DATA_HOME", "/nonexistent");
-    command
-}
-
-pub(crate) fn run(command: &mut Command) -> Run {
-    run_with_input(command, "")
-}
-
-pub(crate) fn run_with_input(command: &mut Command, input: &str) -> Run {
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().unwrap();
-    // A command that reads nothing may have closed it already.
-    let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
-    let output = child.wait_with_output().unwrap();
-    let text = |bytes| String::from_utf8(bytes).unwrap();
-    Run { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+    without_settings(path)
 }
 
 /// `poncho cache WORDS --cache-dir FOLDER`.

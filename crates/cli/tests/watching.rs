@@ -72,7 +72,7 @@ fn a_lost_server_is_shown_and_found_again() {
     let mut terminal = Terminal::open(&["top", "--url", &road.url, "--interval", "0.1"], home.path());
     terminal.wait_for("idle");
     road.is_up.store(false, Ordering::SeqCst);
-    let screen = terminal.wait_for("lost, trying again");
+    let screen = terminal.wait_for("disconnected, retrying");
     assert!(screen.contains("idle"), "what was seen last stays:\n{screen}");
     road.is_up.store(true, Ordering::SeqCst);
     terminal.wait("the server", |screen| screen.contains("in flight") && !screen.contains("lost"));
@@ -85,7 +85,7 @@ fn being_told_to_end_restores_the_terminal() {
     let home = tempfile::tempdir().unwrap();
     for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
         let terminal = Terminal::open(&["top", "--url", "http://127.0.0.1:1"], home.path());
-        terminal.wait_for("lost, trying again");
+        terminal.wait_for("disconnected, retrying");
         terminal.signal(signal);
         assert_eq!(terminal.end().0, 0, "{signal:?}");
     }

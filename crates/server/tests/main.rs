@@ -69,6 +69,8 @@ mod sessions;
 #[cfg(test)]
 mod stalled;
 #[cfg(test)]
+mod stalled_disk;
+#[cfg(test)]
 mod support;
 #[cfg(test)]
 mod tenants;

@@ -1,5 +1,7 @@
 //! Sessions belong to the key that named them: the same name under two keys means two sessions, in every family.
 
+use std::time::Duration;
+
 use hyper::Method;
 use poncho_engine::backend::stub::DecodeFault;
 use poncho_server::ServerConfig;
@@ -134,12 +136,13 @@ async fn a_session_is_busy_only_for_its_own_key() {
     };
     let (first, other, ()) = tokio::join!(one.send(Method::POST, CHAT, None, &body), other, meanwhile);
     assert_eq!((first.status, other.status), (200, 200), "{} {}", first.text, other.text);
-    // The key's own second request is told so, by the name that the client gave.
+    // The key's own second request gets to know it, by the name that the client gave. A request takes its place in the queue
+    // before it reaches the worker, so the first one is kept busy for a second after that.
     server.faults.on_decode(1, DecodeFault::Block);
-    let longer = with(asking("Something new"), &json!({"max_tokens": 4, "session_id": "s"}));
+    server.faults.busy_decodes(Duration::from_millis(5));
+    let longer = with(asking("Something new"), &json!({"max_tokens": 200, "ignore_eos": true, "session_id": "s"}));
     let again = async {
         wait_until_held(&server).await;
-        // The worker says no once it is free.
         let refused = tokio::join!(one.send(Method::POST, CHAT, None, &longer), async {
             eventually("the second request", || model.status().queue_depth == 2).await;
             server.faults.release();

@@ -43,6 +43,11 @@ pub(crate) struct Setup {
     pub(crate) file: PathBuf,
     /// Whether the models can fill a gap.
     pub(crate) fills_gaps: bool,
+    /// The identity of the models' file: models with the same one share stored states.
+    pub(crate) fingerprint: [u8; 32],
+    pub(crate) restore_rule: RestoreRule,
+    /// How long a request waits for stored rows at least.
+    pub(crate) read_wait: Duration,
 }
 
 impl Default for Setup {
@@ -60,6 +65,10 @@ impl Default for Setup {
             config: ServerConfig::default(),
             file: PathBuf::from("stub"),
             fills_gaps: false,
+            fingerprint: [7; 32],
+            // The stub computes faster than anything can be restored.
+            restore_rule: RestoreRule::Always,
+            read_wait: Duration::from_secs(1),
         }
     }
 }
@@ -302,13 +311,13 @@ pub(crate) fn load(engine: &Engine, id: &str, setup: &Setup) {
         ..ContextOptions::default()
     };
     let config = ModelConfig {
-        fingerprint: FingerprintSource::FastUnsafe([7; 32]),
+        fingerprint: FingerprintSource::FastUnsafe(setup.fingerprint),
         gates,
         context,
         queue_limit: setup.queue_limit,
         signing_key: setup.signing_key.clone(),
-        // The stub computes faster than anything can be restored.
-        restore_rule: RestoreRule::Always,
+        restore_rule: setup.restore_rule,
+        read_wait: setup.read_wait,
         ..ModelConfig::new(id, &setup.file)
     };
     engine.load(config).unwrap();

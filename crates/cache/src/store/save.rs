@@ -116,7 +116,8 @@ impl Saver {
         }
     }
 
-    pub(crate) fn save(&self, request: SaveRequest<'_>) -> Result<Saved, CacheError> {
+    /// Saves a row; with `waits`, returns when its file is written or the time for that is over.
+    pub(crate) fn save(&self, request: SaveRequest<'_>, waits: bool) -> Result<Saved, CacheError> {
         let tier = request.tier.unwrap_or(self.default_tier);
         let SaveRequest { tokens, base, .. } = request;
         let start = base.map_or(0, |base| base.start);
@@ -150,7 +151,7 @@ impl Saver {
             counters.saves_dropped.increment();
             return Err(CacheError::QuotaTooSmall { tier, bytes, quota });
         }
-        let pending = Pending { saver: self, tier, payload, bytes, draft };
+        let pending = Pending { saver: self, tier, payload, bytes, draft, waits };
         let outcome = pending.enter(tokens, base.map(|base| base.row))?;
         match outcome {
             SaveOutcome::Dropped(_) => counters.saves_dropped.increment(),
@@ -176,6 +177,8 @@ struct Pending<'a> {
     payload: Payload,
     bytes: u64,
     draft: RowDraft,
+    /// Whether the caller waits for the file.
+    waits: bool,
 }
 
 /// Where a save has found room.
@@ -225,7 +228,7 @@ impl Pending<'_> {
             }
         };
         let tier = self.tier;
-        let done = meta.reason.is_synchronous().then(|| Arc::new(Done::default()));
+        let done = self.waits.then(|| Arc::new(Done::default()));
         let saver = self.saver;
         if room.file {
             // Before the row is visible: one that builds on it must not get into the queue before it.
@@ -256,7 +259,7 @@ impl Pending<'_> {
         if to_file && !parent.is_none_or(|parent| will_be_durable(index.row(parent), self.tier)) {
             return Err(DropReason::ParentGone);
         }
-        if to_file && !queue.has_room(self.draft.meta.reason.is_synchronous()) {
+        if to_file && !queue.has_room(self.waits) {
             return Err(DropReason::QueueFull);
         }
         let ram_bytes = existing.map_or(0, |id| index.row(id).bytes_in(Tier::Ram));

@@ -1,8 +1,7 @@
-//! `poncho.toml`: where it is looked for, and its keys with the lines that they stand on.
+//! `poncho.toml`: its path, and its keys with their lines.
 //!
-//! Called by the layers. Whether a value is right is the flag's business; here only the shape is checked. The working
-//! folder is never looked into on its own: a repository that somebody cloned must not be able to open a port or name a
-//! model. A wrong file is refused whole, never read in part.
+//! Called by the layers. Only the shape of a value is checked here; its flag validates it. The working folder is never
+//! searched: a cloned repository must not be able to open a port or name a model. A bad file is refused as a whole.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -17,10 +16,10 @@ use toml::de::{DeTable, DeValue};
 use super::layers::Environment;
 use super::{FILE_VARIABLE, Kind, Origin, SETTINGS, Setting, find, nearest};
 
-/// More than any settings need; a model given by mistake must not be read into memory.
+/// More than any settings need; a model file given by mistake must not be read into memory.
 const MOST_BYTES: u64 = 1 << 20;
 
-/// What a file says about one setting.
+/// The entry of one setting.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Entry {
     pub(super) setting: &'static Setting,
@@ -28,15 +27,15 @@ pub(super) struct Entry {
     pub(super) origin: Origin,
 }
 
-/// A file that was read.
+/// A parsed file.
 #[derive(Debug, Clone, Default)]
 pub(super) struct SettingsFile {
-    /// `None` if no file was named and the default one is not there.
+    /// `None` if no file is named and the default one does not exist.
     pub(super) path: Option<PathBuf>,
     pub(super) entries: Vec<Entry>,
 }
 
-/// Finds and reads the file: the one that was named, which must be there, or the default one, which may be missing.
+/// Reads the named file, which must exist, or the default one, which may be missing.
 pub(super) fn load(named: Option<&Path>, environment: &Environment) -> anyhow::Result<SettingsFile> {
     let by_variable = environment.get(FILE_VARIABLE).map(PathBuf::from);
     let (path, said_by) = match (named, by_variable, default_path(environment)) {
@@ -49,7 +48,7 @@ pub(super) fn load(named: Option<&Path>, environment: &Environment) -> anyhow::R
     match said_by {
         None if missing => return Ok(SettingsFile::default()),
         Some(by) if missing => {
-            bail!("the settings file {} does not exist; check {by}, or leave it out", path.display())
+            bail!("the settings file {} does not exist; correct or remove {by}", path.display())
         }
         _ => {}
     }
@@ -65,7 +64,7 @@ fn default_path(environment: &Environment) -> Option<PathBuf> {
     Some(base.join("poncho").join("poncho.toml"))
 }
 
-/// A file that was named may be the pipe of a program that prints it; the default one is a file.
+/// A named file may be a pipe of a program that prints it; the default one must be a regular file.
 fn read(path: &Path, is_named: bool) -> anyhow::Result<String> {
     let cannot = || format!("cannot read the settings file {}; check the path and its permissions", path.display());
     let metadata = std::fs::metadata(path).with_context(cannot)?;
@@ -77,22 +76,22 @@ fn read(path: &Path, is_named: bool) -> anyhow::Result<String> {
         );
     }
     if metadata.len() > MOST_BYTES {
-        bail!("{} has {} bytes and is no settings file; name a poncho.toml", path.display(), metadata.len());
+        bail!("{} has {} bytes and is not a settings file; name a poncho.toml", path.display(), metadata.len());
     }
     let file = if is_named { File::open(path) } else { open_regular(path, Links::Follow) };
     let mut bytes = Vec::new();
     file.and_then(|file| file.take(MOST_BYTES + 1).read_to_end(&mut bytes)).with_context(cannot)?;
     if bytes.len() as u64 > MOST_BYTES {
-        bail!("{} has more than {MOST_BYTES} bytes and is no settings file; name a poncho.toml", path.display());
+        bail!("{} has more than {MOST_BYTES} bytes and is not a settings file; name a poncho.toml", path.display());
     }
-    String::from_utf8(bytes).map_err(|_| anyhow!("{} is not text in UTF-8; name a poncho.toml", path.display()))
+    String::from_utf8(bytes).map_err(|_| anyhow!("{} is not UTF-8 text; name a poncho.toml", path.display()))
 }
 
 fn entries(text: &str, path: &Path, environment: &Environment) -> anyhow::Result<Vec<Entry>> {
     let place = |at: usize| Origin::File { path: path.to_path_buf(), line: line_of(text, at) };
     let table = DeTable::parse(text).map_err(|error| {
         let at = error.span().map_or(0, |span| span.start);
-        anyhow!("{}: {}; it is read as TOML, with lines such as `port = 8080`", place(at), error.message().trim())
+        anyhow!("{}: {}; write TOML, with lines such as `port = 8080`", place(at), error.message().trim())
     })?;
     let mut entries = Vec::new();
     for (key, value) in table.get_ref() {
@@ -110,8 +109,8 @@ fn entries(text: &str, path: &Path, environment: &Environment) -> anyhow::Result
 
 fn unknown_key(name: &str) -> String {
     match nearest(name, SETTINGS.iter().map(|setting| setting.name)) {
-        Some(near) => format!("there is no setting `{name}`; did you mean `{near}`?"),
-        None => format!("there is no setting `{name}`; `poncho config` lists them all"),
+        Some(near) => format!("unknown setting `{name}`; did you mean `{near}`?"),
+        None => format!("unknown setting `{name}`; `poncho config` lists all settings"),
     }
 }
 
@@ -119,15 +118,16 @@ fn line_of(text: &str, at: usize) -> usize {
     text.bytes().take(at).filter(|byte| *byte == b'\n').count() + 1
 }
 
-/// The values of a key as the flag would be given them; an error ends a sentence that starts with the key.
+/// The values of a key as words for its flag; an error is the rest of a sentence that starts with the key.
 fn values(setting: &Setting, value: &Spanned<DeValue<'_>>) -> Result<Vec<String>, String> {
     let wanted = match setting.kind {
-        Kind::Text | Kind::Path => "a text in quotes",
-        Kind::Number => "a number without quotes",
-        Kind::Quantity => "a number, or a text in quotes with a unit",
+        Kind::Text | Kind::Path => "a string",
+        Kind::Number => "an integer without quotes",
+        Kind::Decimal => "a number without quotes, with or without a point",
+        Kind::Quantity => "an integer, or a string with a unit",
         Kind::Switch => "true or false",
-        Kind::List | Kind::Paths => "a text in quotes, or a list of them",
-        Kind::Pairs => "a table of texts, or a list of \"NAME=VALUE\"",
+        Kind::List | Kind::Paths => "a string, or a list of strings",
+        Kind::Pairs => "a table of strings, or a list of \"NAME=VALUE\"",
     };
     let wrong = |found: &DeValue<'_>| format!("is {} and must be {wanted}", kind_of(found));
     let text = |found: &Spanned<DeValue<'_>>| match found.get_ref() {
@@ -135,7 +135,8 @@ fn values(setting: &Setting, value: &Spanned<DeValue<'_>>) -> Result<Vec<String>
         other => Err(wrong(other)),
     };
     match (setting.kind, value.get_ref()) {
-        (Kind::Number | Kind::Quantity, DeValue::Integer(number)) => {
+        (Kind::Decimal, DeValue::Float(number)) => Ok(vec![number.as_str().to_owned()]),
+        (Kind::Number | Kind::Decimal | Kind::Quantity, DeValue::Integer(number)) => {
             let decimal = i128::from_str_radix(number.as_str(), number.radix());
             Ok(vec![decimal.map_err(|_| format!("is {} and must be {wanted}", number.as_str()))?.to_string()])
         }
@@ -153,17 +154,17 @@ fn values(setting: &Setting, value: &Spanned<DeValue<'_>>) -> Result<Vec<String>
 
 const fn kind_of(value: &DeValue<'_>) -> &'static str {
     match value {
-        DeValue::String(_) => "a text",
-        DeValue::Integer(_) => "a number",
-        DeValue::Float(_) => "a number with a point",
-        DeValue::Boolean(_) => "true or false",
+        DeValue::String(_) => "a string",
+        DeValue::Integer(_) => "an integer",
+        DeValue::Float(_) => "a float",
+        DeValue::Boolean(_) => "a boolean",
         DeValue::Datetime(_) => "a date",
         DeValue::Array(_) => "a list",
         DeValue::Table(_) => "a table",
     }
 }
 
-/// No shell reads the file, so `~/` is put right here.
+/// No shell expands the file, so `~/` is replaced here.
 fn from_home(value: String, environment: &Environment) -> String {
     match (value.strip_prefix("~/"), environment.get("HOME").and_then(|home| home.into_string().ok())) {
         (Some(rest), Some(home)) => format!("{}/{rest}", home.trim_end_matches('/')),
@@ -214,14 +215,14 @@ mod tests {
     }
 
     #[test]
-    fn wrong_files_name_the_line_and_what_would_do() {
+    fn errors_name_the_line_and_the_fix() {
         for (text, said) in [
-            ("port = 80\nprot = 81\n", "poncho.toml:2: there is no setting `prot`; did you mean `port`?"),
-            ("\n[serve]\nport = 1\n", "poncho.toml:2: there is no setting `serve`"),
-            ("port = \"80\"\n", "poncho.toml:1: `port` is a text and must be a number without quotes"),
-            ("\n\nopen = \"yes\"\n", "poncho.toml:3: `open` is a text and must be true or false"),
-            ("api_key = [1]\n", "`api_key` is a number and must be a text in quotes, or a list of them"),
-            ("ctx_size = 1.5\n", "must be a number without quotes"),
+            ("port = 80\nprot = 81\n", "poncho.toml:2: unknown setting `prot`; did you mean `port`?"),
+            ("\n[serve]\nport = 1\n", "poncho.toml:2: unknown setting `serve`"),
+            ("port = \"80\"\n", "poncho.toml:1: `port` is a string and must be an integer without quotes"),
+            ("\n\nopen = \"yes\"\n", "poncho.toml:3: `open` is a string and must be true or false"),
+            ("api_key = [1]\n", "`api_key` is an integer and must be a string, or a list of strings"),
+            ("ctx_size = 1.5\n", "must be an integer without quotes"),
             ("host = 127.0.0.1\n", "poncho.toml:1: "),
             ("port = 1\nport = 2\n", "poncho.toml:2: "),
         ] {
@@ -240,7 +241,7 @@ mod tests {
         };
         assert_eq!(pairs("[alias]\n\"gpt-4o\" = \"small\"\n"), Ok(vec!["gpt-4o=small".to_owned()]));
         assert_eq!(pairs("alias = [\"a=b\"]\n"), Ok(vec!["a=b".to_owned()]));
-        assert!(pairs("[alias]\na = 1\n").unwrap_err().contains("table of texts"));
+        assert!(pairs("[alias]\na = 1\n").unwrap_err().contains("table of strings"));
     }
 
     #[test]

@@ -1,8 +1,8 @@
-//! The layers put together: flags over variables over the file over defaults.
+//! Merges the layers: flags over variables over the file over defaults.
 //!
-//! Called by `main` in place of clap's own parsing. Whatever a lower layer says is checked by the parser of its flag and
-//! then handed to clap as if it had been typed, so that commands see one struct and no layers. A layer replaces lower
-//! ones, lists too. Values never reach the argument list of the process, where other users could read them.
+//! Called by `main` in place of clap's own parsing. Values of lower layers are validated by the parser of their flag and
+//! then passed to clap as if they had been typed, so that commands see one struct and no layers. A layer replaces the
+//! lower ones, for lists too. Values never reach the argument list of the process, where other users could read them.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -10,11 +10,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
 use clap::parser::ValueSource;
-use clap::{Arg, ArgMatches, Command, FromArgMatches};
+use clap::{Arg, ArgMatches, Command};
 
 use super::file::{self, Entry, SettingsFile};
-use super::{COMMANDS, FILE_FLAG, Kind, Origin, SETTINGS, Setting, command, find, flag_of};
-use crate::args::Args;
+use super::{COMMANDS, FILE_FLAG, FILE_VARIABLE, Kind, Origin, SETTINGS, Setting, find, flag_of, flags, nearest};
 
 /// The environment of a process; an empty variable counts as unset.
 #[derive(Debug, Clone, Default)]
@@ -34,17 +33,17 @@ impl Environment {
         self.0.get(OsStr::new(name)).filter(|value| !value.is_empty()).cloned()
     }
 
-    /// Variables that begin as ours do.
+    /// Variables with our prefix.
     pub(super) fn ours(&self) -> impl Iterator<Item = &str> {
         self.0.keys().filter_map(|name| name.to_str()).filter(|name| name.starts_with("PONCHO_"))
     }
 }
 
-/// A setting with the value that holds.
+/// A setting with its effective value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Effective {
     pub(crate) setting: &'static Setting,
-    /// As they would be typed; none if it is unset and has no default.
+    /// As they would be typed; empty if it is unset and has no default.
     pub(crate) values: Vec<OsString>,
     pub(crate) origin: Origin,
 }
@@ -57,43 +56,43 @@ pub(crate) struct Resolved {
     pub(crate) file: Option<PathBuf>,
     /// The command's arguments with all layers in them.
     pub(crate) matches: ArgMatches,
-    /// Variables that look like ours and are not.
+    /// Notes about variables with our prefix that are not settings.
     pub(crate) strange: Vec<String>,
 }
 
-/// Why there is nothing to run.
+/// Why no command can run.
 #[derive(Debug)]
 pub(crate) enum Refused {
-    /// Wrong usage, or a question for help.
+    /// Wrong usage, or a request for help.
     Usage(clap::Error),
-    /// A variable or the file is wrong.
+    /// A variable or the file is not valid.
     Settings(anyhow::Error),
 }
 
-/// The arguments of a command, and its settings if it has them.
-pub(crate) fn parse(words: Vec<OsString>, environment: &Environment) -> Result<(Args, Option<Resolved>), Refused> {
-    // What is required may come from another layer.
-    let lenient = command().mut_subcommand("serve", |serve| serve.mut_args(|flag| flag.required(false)));
-    let typed = lenient.clone().try_get_matches_from(&words).map_err(Refused::Usage)?;
+/// The arguments of a command line, and the settings of the command if it has them.
+pub(crate) fn parse(
+    command: &Command,
+    words: Vec<OsString>,
+    environment: &Environment,
+) -> Result<(ArgMatches, Option<Resolved>), Refused> {
+    let typed = command.clone().try_get_matches_from(&words).map_err(Refused::Usage)?;
     let Some((name, sub)) = typed.subcommand().filter(|(name, _)| COMMANDS.contains(name)) else {
-        return Ok((Args::from_arg_matches(&typed).map_err(Refused::Usage)?, None));
+        return Ok((typed, None));
     };
+    let flags = flags();
     let named = sub.get_one::<PathBuf>(FILE_FLAG).map(PathBuf::as_path);
-    let layers = Layers::read(&lenient, named, environment).map_err(Refused::Settings)?;
+    let layers = Layers::read(&flags, named, environment).map_err(Refused::Settings)?;
     let untyped = |setting: &Setting| sub.value_source(setting.name) != Some(ValueSource::CommandLine);
     let lower: Vec<&Entry> = layers.entries.iter().filter(|entry| untyped(entry.setting)).collect();
-    let all = words.into_iter().chain(lower.iter().flat_map(|entry| as_flags(&lenient, entry)));
-    let all: Vec<OsString> = all.collect();
-    let merged = lenient.clone().try_get_matches_from(&all).map_err(Refused::Usage)?;
-    let args = command().try_get_matches_from(all).and_then(|strict| Args::from_arg_matches(&strict));
-    let args = args.map_err(Refused::Usage)?;
-    let Some(matches) = merged.subcommand_matches(name).cloned() else { return Ok((args, None)) };
+    let all = words.into_iter().chain(lower.iter().flat_map(|entry| as_flags(&flags, entry)));
+    let merged = command.clone().try_get_matches_from(all).map_err(Refused::Usage)?;
+    let Some(matches) = merged.subcommand_matches(name).cloned() else { return Ok((merged, None)) };
     let settings = SETTINGS.iter().map(|setting| {
         let values = matches.get_raw(setting.name).map(|values| values.map(OsStr::to_owned).collect());
         let origin = match lower.iter().find(|entry| entry.setting == setting) {
             Some(entry) => entry.origin.clone(),
             None if matches.value_source(setting.name) == Some(ValueSource::CommandLine) => {
-                Origin::Flag(format!("--{}", long_of(&lenient, setting)))
+                Origin::Flag(format!("--{}", long_of(&flags, setting)))
             }
             None => Origin::Default,
         };
@@ -104,26 +103,26 @@ pub(crate) fn parse(words: Vec<OsString>, environment: &Environment) -> Result<(
         Effective { setting, values, origin }
     });
     let resolved = Resolved { settings: settings.collect(), file: layers.file, matches, strange: layers.strange };
-    Ok((args, Some(resolved)))
+    Ok((merged, Some(resolved)))
 }
 
-/// What variables and the file say about one setting.
+/// The value of one setting in variables and the file.
 pub(super) fn configured(name: &str, environment: &Environment) -> anyhow::Result<Option<(OsString, Origin)>> {
-    let setting = find(name).with_context(|| format!("there is no setting {name}"))?;
-    // Only this one is checked: a wrong port of the server is no reason not to list a folder.
+    let setting = find(name).with_context(|| format!("unknown setting {name}"))?;
+    // Only this one is validated: a bad port of the server must not stop the listing of a folder.
     let entry = match of_variable(setting, environment)? {
         Some(entry) => Some(entry),
         None => file::load(None, environment)?.entries.into_iter().find(|entry| entry.setting == setting),
     };
     let Some(entry) = entry else { return Ok(None) };
     for value in &entry.values {
-        check(&command(), &entry, value)?;
+        check(&flags(), &entry, value)?;
     }
     let Entry { values, origin, .. } = entry;
     Ok(values.into_iter().next().map(|value| (value, origin)))
 }
 
-/// The two layers between flags and defaults, the higher one chosen for each setting and every value checked.
+/// The two layers between flags and defaults: the higher one of each setting, all values validated.
 struct Layers {
     entries: Vec<Entry>,
     file: Option<PathBuf>,
@@ -131,15 +130,15 @@ struct Layers {
 }
 
 impl Layers {
-    fn read(command: &Command, named: Option<&Path>, environment: &Environment) -> anyhow::Result<Self> {
+    fn read(flags: &Command, named: Option<&Path>, environment: &Environment) -> anyhow::Result<Self> {
         let SettingsFile { path, entries: of_file } = file::load(named, environment)?;
         let mut entries = Vec::new();
         for setting in SETTINGS {
             let of_file = of_file.iter().find(|entry| entry.setting == setting);
-            // A wrong line is told also where a variable hides it today.
+            // A bad line is an error even if a variable hides it today.
             for entry in of_file.into_iter().chain(of_variable(setting, environment)?.as_ref()) {
                 for value in &entry.values {
-                    check(command, entry, value)?;
+                    check(flags, entry, value)?;
                 }
                 entries.retain(|lower: &Entry| lower.setting != setting);
                 entries.push(entry.clone());
@@ -170,26 +169,26 @@ fn switch(name: &str, text: &str) -> anyhow::Result<&'static str> {
     }
 }
 
-/// Variables that begin as ours do and are none: most often a typing error.
+/// Variables with our prefix that are not settings: usually typing errors.
 fn strange(environment: &Environment) -> Vec<String> {
-    let known: Vec<String> = SETTINGS.iter().map(Setting::variable).chain([super::FILE_VARIABLE.to_owned()]).collect();
+    let known: Vec<String> = SETTINGS.iter().map(Setting::variable).chain([FILE_VARIABLE.to_owned()]).collect();
     let unknown = environment.ours().filter(|name| !known.iter().any(|known| known == name));
-    let near = |name: &str| super::nearest(name, known.iter().map(String::as_str));
+    let near = |name: &str| nearest(name, known.iter().map(String::as_str));
     unknown
         .map(|name| match near(name) {
-            Some(near) => format!("{name} is no setting; did you mean {near}?"),
-            None => format!("{name} is no setting"),
+            Some(near) => format!("{name} is not a setting; did you mean {near}?"),
+            None => format!("{name} is not a setting"),
         })
         .collect()
 }
 
-fn long_of<'a>(command: &'a Command, setting: &Setting) -> &'a str {
-    flag_of(command, setting).and_then(Arg::get_long).unwrap_or_default()
+fn long_of<'a>(flags: &'a Command, setting: &Setting) -> &'a str {
+    flag_of(flags, setting).and_then(Arg::get_long).unwrap_or_default()
 }
 
 /// An entry as the words that would have been typed for it.
-fn as_flags(command: &Command, entry: &Entry) -> Vec<OsString> {
-    let long = long_of(command, entry.setting);
+fn as_flags(flags: &Command, entry: &Entry) -> Vec<OsString> {
+    let long = long_of(flags, entry.setting);
     let flag = |value: &OsString| {
         let mut word = OsString::from(format!("--{long}="));
         word.push(value);
@@ -202,12 +201,12 @@ fn as_flags(command: &Command, entry: &Entry) -> Vec<OsString> {
     }
 }
 
-/// Asks the flag's own parser about a value, and tells its answer with the place that the value came from.
-fn check(command: &Command, entry: &Entry, value: &OsStr) -> anyhow::Result<()> {
-    let flag = flag_of(command, entry.setting).context("a setting without a flag")?.clone().global(false);
+/// Validates a value with the parser of its flag. The error names the origin of the value.
+fn check(flags: &Command, entry: &Entry, value: &OsStr) -> anyhow::Result<()> {
+    let flag = flag_of(flags, entry.setting).context("a setting without a flag")?.clone().global(false);
     let one = Entry { values: vec![value.to_owned()], ..entry.clone() };
-    let words = as_flags(command, &one);
-    let alone = Command::new("poncho").no_binary_name(true).arg(flag.clone().required(false));
+    let words = as_flags(flags, &one);
+    let alone = Command::new("poncho").no_binary_name(true).arg(flag.clone());
     let Err(error) = alone.try_get_matches_from(words) else { return Ok(()) };
     let reason = match std::error::Error::source(&error) {
         Some(reason) => reason.to_string(),
@@ -219,27 +218,37 @@ fn check(command: &Command, entry: &Entry, value: &OsStr) -> anyhow::Result<()> 
         Origin::Variable(name) => format!("{name} is `{shown}`"),
         _ => format!("{origin}: {} is `{shown}`", setting.name),
     };
-    Err(anyhow!("{subject}: {reason}; put it right, or take it out"))
+    Err(anyhow!("{subject}: {reason}; correct it, or remove it"))
 }
 
 fn possible_values(flag: &Arg) -> Option<String> {
     let values = flag.get_possible_values();
     let shown = values.iter().filter(|value| !value.is_hide_set());
     let names: Vec<String> = shown.map(|value| value.get_name().to_owned()).collect();
-    (!names.is_empty()).then(|| format!("it may be {}", names.join(", ")))
+    (!names.is_empty()).then(|| format!("use one of {}", names.join(", ")))
 }
 
 #[cfg(test)]
 mod tests {
+    use clap::{Args, FromArgMatches};
+
+    use super::super::args::ServeArgs;
+    use super::super::with_settings;
     use super::*;
-    use crate::args::Command as Chosen;
+
+    /// A command line with the commands that have settings, and one that has none.
+    fn command() -> Command {
+        let serve = ServeArgs::augment_args(Command::new("serve"));
+        with_settings(Command::new("poncho").subcommands([serve, Command::new("config"), Command::new("doctor")]))
+            .subcommand(Command::new("ps"))
+    }
 
     fn words(line: &str) -> Vec<OsString> {
         line.split_whitespace().map(Into::into).collect()
     }
 
     fn resolved(line: &str, variables: &[(&str, &str)]) -> Result<Resolved, String> {
-        match parse(words(line), &Environment::of(variables)) {
+        match parse(&command(), words(line), &Environment::of(variables)) {
             Ok((_, resolved)) => Ok(resolved.unwrap()),
             Err(Refused::Usage(error)) => Err(error.to_string()),
             Err(Refused::Settings(error)) => Err(error.to_string()),
@@ -263,7 +272,7 @@ mod tests {
             assert!(said.contains("frees none of it") && said.contains("`system`"), "{said}");
         }
         let other = resolved("poncho serve --model m", &[("PONCHO_PRESSURE", "gpu")]).unwrap_err();
-        assert!(other.contains("it may be off, system;"), "{other}");
+        assert!(other.contains("use one of off, system;"), "{other}");
         let good = resolved("poncho serve --model m --pressure system", &[]).unwrap();
         assert_eq!(holds(&good, "pressure").0, ["system"]);
     }
@@ -292,8 +301,8 @@ mod tests {
     #[test]
     fn serve_sees_one_struct_with_all_layers_in_it() {
         let variables = [("PONCHO_MODEL", "m.gguf"), ("PONCHO_CACHE_SIZE", "1MiB"), ("PONCHO_EXACT", "request")];
-        let (args, _) = parse(words("poncho serve --threads 3"), &Environment::of(&variables)).unwrap();
-        let Chosen::Serve(serve) = args.command else { panic!("serve") };
+        let (matches, _) = parse(&command(), words("poncho serve --threads 3"), &Environment::of(&variables)).unwrap();
+        let serve = ServeArgs::from_arg_matches(matches.subcommand_matches("serve").unwrap()).unwrap();
         assert_eq!((serve.cache_size, serve.threads), (1 << 20, Some(3)));
         assert!(format!("{:?}", serve.model).contains("m.gguf"));
         assert!(serve.exact.is_some());
@@ -305,10 +314,10 @@ mod tests {
             (&[("PONCHO_PORT", "http")][..], "PONCHO_PORT is `http`: "),
             (&[("PONCHO_PORT", "70000")], "70000 is not in 0..=65535"),
             (&[("PONCHO_CACHE_SIZE", "lots")], "PONCHO_CACHE_SIZE is `lots`: "),
-            (&[("PONCHO_EXACT", "sometimes")], "it may be always, request"),
-            (&[("PONCHO_LOG", "loud")], "PONCHO_LOG is `loud`: it may be off, error"),
+            (&[("PONCHO_EXACT", "sometimes")], "use one of always, request"),
+            (&[("PONCHO_LOG", "loud")], "PONCHO_LOG is `loud`: use one of off, error"),
             (&[("PONCHO_OPEN", "perhaps")], "PONCHO_OPEN is `perhaps`; set it to true or false"),
-            (&[("PONCHO_CONFIG", "/no/such.toml")], "/no/such.toml does not exist; check PONCHO_CONFIG"),
+            (&[("PONCHO_CONFIG", "/no/such.toml")], "/no/such.toml does not exist; correct or remove PONCHO_CONFIG"),
         ] {
             let message = resolved("poncho config", variables).unwrap_err();
             assert!(message.contains(said), "{variables:?}: {message}");
@@ -322,9 +331,9 @@ mod tests {
     }
 
     #[test]
-    fn variables_that_look_like_ours_are_told() {
+    fn unknown_variables_with_our_prefix_are_noted() {
         let found = resolved("poncho config", &[("PONCHO_PROT", "1"), ("PONCHO_PORT", "1")]).unwrap();
-        assert_eq!(found.strange, ["PONCHO_PROT is no setting; did you mean PONCHO_PORT?"]);
+        assert_eq!(found.strange, ["PONCHO_PROT is not a setting; did you mean PONCHO_PORT?"]);
     }
 
     #[test]
@@ -343,7 +352,7 @@ mod tests {
     #[test]
     fn a_command_without_settings_is_left_alone() {
         let environment = Environment::of(&[("PONCHO_CONFIG", "/no/such.toml")]);
-        let (args, resolved) = parse(words("poncho cache ls"), &environment).unwrap();
-        assert!(matches!(args.command, Chosen::Cache(_)) && resolved.is_none());
+        let (matches, resolved) = parse(&command(), words("poncho ps"), &environment).unwrap();
+        assert!(matches.subcommand_name() == Some("ps") && resolved.is_none());
     }
 }

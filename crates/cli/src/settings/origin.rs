@@ -1,4 +1,4 @@
-//! Where a value comes from, in the words that messages and `poncho config` use.
+//! The source of a value, as messages and `poncho config` name it.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ pub(crate) enum Origin {
     Variable(String),
     /// A line of the file, counted from 1.
     File { path: PathBuf, line: usize },
-    /// Nobody said anything.
+    /// No layer set it.
     Default,
 }
 

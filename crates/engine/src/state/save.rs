@@ -1,7 +1,8 @@
 //! Packing a sequence into a row and handing it to the cache.
 //!
 //! Called by the worker between two ticks, never during one. Only what the row's parent lacks is packed. A state that
-//! cannot be packed, or that the cache does not take, costs the next request some time and nothing else.
+//! cannot be packed, or that the cache does not take, costs the next request some time and nothing else. Only the end of a
+//! model waits until its rows are written.
 
 use std::time::Instant;
 
@@ -104,7 +105,12 @@ impl Saver<'_> {
             tier: self.tier,
             owner: boundary.tenant.map(|tenant| tenant.id),
         };
-        match self.cache.save(request) {
+        // Others are served meanwhile, unless the model ends: they must not wait for a disk that does not answer.
+        let saved = match boundary.reason {
+            SaveReason::Shutdown => self.cache.save(request),
+            _ => self.cache.save_later(request),
+        };
+        match saved {
             Ok(saved) => {
                 tracing::debug!(
                     %key, reason = boundary.reason.as_str(), tokens = count, bytes = packed,

@@ -183,7 +183,7 @@ fn a_child_ends_when_nobody_holds_its_input_any_more() {
             std::thread::park();
         }
     }
-    let name = "probe::tests::a_child_ends_when_nobody_holds_its_input_any_more";
+    let name = "files::probe::tests::a_child_ends_when_nobody_holds_its_input_any_more";
     let mut child = std::process::Command::new(std::env::current_exe().unwrap())
         .args([name, "--exact", "--nocapture"])
         .env(CHILD, "1")

@@ -1,0 +1,173 @@
+//! The server of a command, its model, and the end of a server that was started for the command.
+//!
+//! `--url` or `PONCHO_URL` names the server. Otherwise a Poncho at the default address is used if it has the model.
+//! Otherwise the model is loaded in this process. Nothing is printed here.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+use poncho_client::Client;
+use serde_json::Value;
+use tokio::sync::Mutex;
+use tokio::time::timeout;
+
+use super::args::{ModelArgs, OwnArgs, ServerArgs};
+use super::local::LocalServer;
+use super::own_server::{self, Purpose};
+
+/// The key of the server, besides the flag: every user of the machine can see an argument.
+const KEY_VARIABLE: &str = "PONCHO_API_KEY";
+/// How long a server at the default address may take to answer.
+const PROBE: Duration = Duration::from_secs(2);
+
+/// A server and a model of it.
+#[derive(Clone)]
+pub(crate) struct Connection {
+    pub(crate) client: Client,
+    /// The name of the model at the server.
+    pub(crate) model: String,
+    /// The server that was started for this command, until it is ended.
+    own: Arc<Mutex<Option<LocalServer>>>,
+}
+
+impl Connection {
+    /// Finds a server with the model of the flags, or starts one.
+    pub(crate) async fn to_model(args: &ModelArgs, purpose: Purpose) -> anyhow::Result<Self> {
+        Self::open(&args.server, &args.own, args.model.as_deref(), purpose).await
+    }
+
+    /// Finds a server with the model, or starts one.
+    pub(crate) async fn open(
+        server: &ServerArgs,
+        own: &OwnArgs,
+        model: Option<&str>,
+        purpose: Purpose,
+    ) -> anyhow::Result<Self> {
+        if let Some(client) = named(server)?.filter(|_| !own.local) {
+            let listed = listed_models(&client).await?;
+            let model = match model {
+                Some(text) => name_at(text, &listed).unwrap_or_else(|| text.to_owned()),
+                None => {
+                    listed.into_iter().next().context("the server has no model loaded; name one that it can load")?
+                }
+            };
+            return Ok(Self::to(client, model, None));
+        }
+        if !own.local
+            && let Some((client, listed)) = answering_poncho(server).await?
+        {
+            let found = match model {
+                Some(text) => name_at(text, &listed),
+                None => listed.into_iter().next(),
+            };
+            if let Some(model) = found {
+                return Ok(Self::to(client, model, None));
+            }
+        }
+        let (server, model) = own_server::start(model, own, purpose).await?;
+        Ok(Self::to(server.client.clone(), model, Some(server)))
+    }
+
+    fn to(client: Client, model: String, own: Option<LocalServer>) -> Self {
+        Self { client, model, own: Arc::new(Mutex::new(own)) }
+    }
+
+    /// Whether the model runs in this process.
+    pub(crate) async fn is_own(&self) -> bool {
+        self.own.lock().await.is_some()
+    }
+
+    /// Ends a server that was started for this command: its states are saved. Other servers keep running.
+    pub(crate) async fn close(&self) -> anyhow::Result<()> {
+        // Held until the end, so that a second caller does not end the process while states are saved.
+        let mut own = self.own.lock().await;
+        if let Some(server) = own.take() {
+            server.stop().await?;
+        }
+        Ok(())
+    }
+}
+
+/// A client for the named server, or for the default address.
+pub(crate) fn named_or_default(server: &ServerArgs) -> anyhow::Result<Client> {
+    match named(server)? {
+        Some(client) => Ok(client),
+        None => Client::new(&default_url(), key(server)),
+    }
+}
+
+/// The names of the models that a server lists.
+pub(crate) async fn listed_models(client: &Client) -> anyhow::Result<Vec<String>> {
+    let listed = client.get("/v1/models").await?;
+    let listed = listed.with_context(|| format!("the server at {} does not list its models", client.authority()))?;
+    Ok(names(&listed))
+}
+
+fn names(listed: &Value) -> Vec<String> {
+    let models = listed.get("data").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+    models.iter().filter_map(|model| model.get("id")?.as_str().map(str::to_owned)).collect()
+}
+
+fn named(server: &ServerArgs) -> anyhow::Result<Option<Client>> {
+    let url = server.url.clone().or_else(|| variable("PONCHO_URL"));
+    url.map(|url| Client::new(&url, key(server))).transpose()
+}
+
+fn key(server: &ServerArgs) -> Option<String> {
+    server.api_key.clone().filter(|key| !key.is_empty()).or_else(|| variable(KEY_VARIABLE))
+}
+
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+/// Where `poncho serve` listens. A server on all interfaces is reached over the loopback.
+fn default_url() -> String {
+    let host = variable("PONCHO_HOST").filter(|host| !["0.0.0.0", "::"].contains(&host.as_str()));
+    let host = host.unwrap_or_else(|| "127.0.0.1".to_owned());
+    let host = if host.contains(':') { format!("[{host}]") } else { host };
+    format!("http://{host}:{}", variable("PONCHO_PORT").unwrap_or_else(|| "8080".to_owned()))
+}
+
+/// A Poncho at the default address and its models; `None` if there is another program or nothing.
+async fn answering_poncho(server: &ServerArgs) -> anyhow::Result<Option<(Client, Vec<String>)>> {
+    let client = Client::new(&default_url(), key(server))?;
+    let Ok(Ok(Some(listed))) = timeout(PROBE, client.get("/v1/models")).await else { return Ok(None) };
+    let is_poncho = listed.pointer("/data/0/owned_by").and_then(Value::as_str) == Some("poncho");
+    Ok(is_poncho.then(|| (client, names(&listed))))
+}
+
+/// The listed name of a model that the user gives by its name, its name without a tag, or its file.
+fn name_at(text: &str, listed: &[String]) -> Option<String> {
+    let stem = text.strip_suffix(".gguf").map(|path| path.rsplit('/').next().unwrap_or(path));
+    let meant = [Some(text.to_owned()), Some(format!("{text}:latest")), stem.map(str::to_owned)];
+    meant.into_iter().flatten().find(|name| listed.contains(name))
+}
+
+/// The error for a path that the server does not have.
+pub(crate) fn unknown_path(client: &Client, path: &str) -> anyhow::Error {
+    anyhow!("the server at {} has no {path}; is it a Poncho of this version?", client.authority())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_is_found_under_its_name_its_tag_or_its_file() {
+        let listed = ["attention".to_owned(), "smollm2:135m".to_owned(), "qwen:latest".to_owned()];
+        for (text, found) in [
+            ("attention", Some("attention")),
+            ("/models/attention.gguf", Some("attention")),
+            ("attention.gguf", Some("attention")),
+            ("smollm2:135m", Some("smollm2:135m")),
+            ("qwen", Some("qwen:latest")),
+            ("/models/attention", None),
+            ("smollm2", None),
+            ("", None),
+        ] {
+            assert_eq!(name_at(text, &listed).as_deref(), found, "{text}");
+        }
+    }
+}

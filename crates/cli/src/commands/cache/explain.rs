@@ -1,0 +1,242 @@
+//! `poncho cache explain`: the longest stored prefix of some tokens, and where it diverges from them.
+//!
+//! It uses an index of the listed rows, so it works beside a running server. Token ids come from a file or from standard
+//! input; the error for a bad id names its position.
+
+use std::io::Read;
+use std::path::Path;
+
+use anyhow::{Context, bail};
+use poncho_cache::{Cut, Explanation, FolderIndex, Namespace, Parting, Verdict};
+use poncho_terminal::{Outcome, Output, excerpt};
+use serde::Serialize;
+
+use crate::commands::cache::args::ExplainArgs;
+use crate::commands::cache::folder::Folders;
+use crate::commands::cache::listing::{Listing, short};
+use crate::commands::cache::row::NamespaceJson;
+
+#[derive(Debug, Serialize)]
+struct ExplainJson {
+    tokens: usize,
+    /// Leading tokens that agree with the best row.
+    common: usize,
+    /// Leading tokens that a plain attention model resumes from.
+    usable: usize,
+    /// Leading tokens that a model with a window or a recurrent state resumes from.
+    usable_at_saved_row: usize,
+    verdict: &'static str,
+    row: Option<RowJson>,
+    parting: Option<PartingJson>,
+    namespace: Option<NamespaceJson>,
+}
+
+#[derive(Debug, Serialize)]
+struct RowJson {
+    key: String,
+    tokens: usize,
+    tier: Option<&'static str>,
+}
+
+#[derive(Debug, Serialize)]
+struct PartingJson {
+    position: usize,
+    window_start: usize,
+    stored: Vec<u32>,
+    asked: Vec<u32>,
+}
+
+/// The same question for both kinds of models.
+struct Answer {
+    namespace: Namespace,
+    any_token: Explanation,
+    saved_row: Explanation,
+}
+
+pub(crate) fn run(folders: &Folders, args: &ExplainArgs, output: &mut Output<'_>) -> anyhow::Result<Outcome> {
+    let tokens = read_tokens(&args.tokens)?;
+    let listing = Listing::read(folders)?;
+    let index = listing.index();
+    let namespace = match &args.row {
+        Some(digits) => Some(listing.find(digits)?.prefix.meta.namespace),
+        None => best_namespace(&index, &tokens),
+    };
+    let answer = namespace.map(|namespace| Answer {
+        namespace,
+        any_token: index.explain(&namespace, &tokens, Cut::AnyToken),
+        saved_row: index.explain(&namespace, &tokens, Cut::SavedBoundary),
+    });
+    if output.json {
+        output.print_json(&json(tokens.len(), answer))?;
+    } else {
+        match answer {
+            Some(answer) => print(&answer, output)?,
+            None => writeln!(output.out, "no rows in {}", listing.place())?,
+        }
+    }
+    Ok(Outcome::Good)
+}
+
+fn best_namespace(index: &FolderIndex, tokens: &[u32]) -> Option<Namespace> {
+    let common = |namespace: &Namespace| index.explain(namespace, tokens, Cut::AnyToken).common;
+    index.namespaces().into_iter().max_by_key(common)
+}
+
+fn json(tokens: usize, answer: Option<Answer>) -> ExplainJson {
+    let Some(Answer { namespace, any_token, saved_row }) = answer else {
+        return ExplainJson {
+            tokens,
+            common: 0,
+            usable: 0,
+            usable_at_saved_row: 0,
+            verdict: word(Verdict::NothingStored),
+            row: None,
+            parting: None,
+            namespace: None,
+        };
+    };
+    ExplainJson {
+        tokens,
+        common: any_token.common,
+        usable: any_token.usable,
+        usable_at_saved_row: saved_row.usable,
+        verdict: word(any_token.verdict),
+        row: any_token.row.map(|row| RowJson {
+            key: row.key.to_hex(),
+            tokens: row.tokens,
+            tier: row.tier.map(|tier| tier.as_str()),
+        }),
+        parting: any_token.parting.map(|Parting { position, window_start, stored, asked }| PartingJson {
+            position,
+            window_start,
+            stored,
+            asked,
+        }),
+        namespace: Some((&namespace).into()),
+    }
+}
+
+fn word(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Stored => "stored",
+        Verdict::Parts => "parts",
+        Verdict::Ends => "ends",
+        Verdict::NothingStored => "nothing_stored",
+        Verdict::OtherNamespace { .. } => "other_namespace",
+    }
+}
+
+fn print(answer: &Answer, output: &mut Output<'_>) -> anyhow::Result<()> {
+    let Answer { namespace, any_token: found, saved_row } = answer;
+    let out = &mut *output.out;
+    writeln!(
+        out,
+        "model          {} {}, context {}",
+        short(&namespace.fingerprint),
+        namespace.quant.as_str(),
+        short(&namespace.context_hash)
+    )?;
+    writeln!(out, "agree          {} of {} tokens", found.common, found.tokens)?;
+    writeln!(out, "usable         {} (attention), {} (window, recurrent, hybrid)", found.usable, saved_row.usable)?;
+    if let Some(row) = &found.row {
+        let tier = row.tier.map_or("-", |tier| tier.as_str());
+        writeln!(out, "best row       {} ({} tokens, {tier})", row.key, row.tokens)?;
+    }
+    let sentence = match found.verdict {
+        Verdict::Stored => "every token is stored".to_owned(),
+        Verdict::Ends => "the stored row ends there; no token differs".to_owned(),
+        Verdict::Parts => "the stored row continues differently".to_owned(),
+        Verdict::NothingStored => "no stored row starts with these tokens".to_owned(),
+        Verdict::OtherNamespace { fingerprint, quant, context } => {
+            let named =
+                [(fingerprint, "model files or adapters"), (quant, "quantisation"), (context, "context settings")];
+            let named: Vec<&str> = named.into_iter().filter(|(differs, _)| *differs).map(|(_, name)| name).collect();
+            format!(
+                "not stored for this model and context; the same tokens are stored with other {}",
+                named.join(", other ")
+            )
+        }
+    };
+    writeln!(out, "verdict        {sentence}")?;
+    if let Some(parting) = &found.parting {
+        print_window(parting, output)?;
+    }
+    Ok(())
+}
+
+/// Both windows, one above the other, with a mark at the first different token.
+fn print_window(parting: &Parting, output: &mut Output<'_>) -> anyhow::Result<()> {
+    let out = &mut *output.out;
+    writeln!(out)?;
+    writeln!(out, "tokens from {}; the first difference is at {}", parting.window_start, parting.position)?;
+    let agree = parting.position.saturating_sub(parting.window_start);
+    let cell = |window: &[u32], at: usize| window.get(at).map(u32::to_string).unwrap_or_default();
+    let length = parting.stored.len().max(parting.asked.len());
+    let (mut stored, mut asked) = (String::from("stored "), String::from("asked  "));
+    for at in 0..length {
+        let (one, two) = (cell(&parting.stored, at), cell(&parting.asked, at));
+        let width = one.len().max(two.len());
+        let mark = if at == agree { ">" } else { " " };
+        stored.push_str(&format!("{mark}{one:>width$} "));
+        asked.push_str(&format!("{mark}{two:>width$} "));
+    }
+    writeln!(out, "{}", stored.trim_end())?;
+    writeln!(out, "{}", asked.trim_end())?;
+    Ok(())
+}
+
+fn read_tokens(path: &Path) -> anyhow::Result<Vec<u32>> {
+    let from_input = path == Path::new("-");
+    let name = if from_input { "standard input".to_owned() } else { path.display().to_string() };
+    let text = if from_input {
+        let mut text = String::new();
+        std::io::stdin().read_to_string(&mut text).map(|_| text)
+    } else {
+        std::fs::read_to_string(path)
+    };
+    let text = text
+        .with_context(|| format!("cannot read token ids from {name}; give a text file, or `-` for standard input"))?;
+    parse_tokens(&text).with_context(|| format!("{name} does not contain token ids"))
+}
+
+fn parse_tokens(text: &str) -> anyhow::Result<Vec<u32>> {
+    let tokens: Vec<u32> = if text.trim_start().starts_with('[') {
+        serde_json::from_str(text).context("expected a JSON list of whole numbers from 0 to 4294967295")?
+    } else {
+        let parse = |(at, word): (usize, &str)| {
+            let id = word.parse().ok().with_context(|| {
+                let word = excerpt(word, 40);
+                format!("word {} is `{word}`; write whole numbers from 0 to 4294967295", at + 1)
+            });
+            id as anyhow::Result<u32>
+        };
+        text.split_ascii_whitespace().enumerate().map(parse).collect::<anyhow::Result<_>>()?
+    };
+    if tokens.is_empty() {
+        bail!("the list is empty; give at least one");
+    }
+    Ok(tokens)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn token_ids_are_read_as_a_list_or_as_words() {
+        assert_eq!(parse_tokens(" [1, 2,\n 4294967295]\n").unwrap(), [1, 2, u32::MAX]);
+        assert_eq!(parse_tokens("1 2\n3\t4\r\n").unwrap(), [1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn a_bad_token_id_is_refused_with_its_position() {
+        let cases = [("1 x 3", "word 2"), ("-1", "word 1"), ("4294967296", "word 1"), ("1,2", "word 1"), ("", "empty")];
+        for (text, expected) in cases {
+            let error = format!("{:#}", parse_tokens(text).unwrap_err());
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+        for text in ["[1, -2]", "[1, 2", "[[1]]", "[1.5]", "[]"] {
+            assert!(parse_tokens(text).is_err(), "{text}");
+        }
+    }
+}

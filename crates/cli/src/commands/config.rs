@@ -1,0 +1,99 @@
+//! `poncho config`: the effective settings and their sources, or the reference of all settings.
+//!
+//! Changes nothing and starts nothing. Keys are masked in both forms: users paste the output into reports.
+
+use std::io::Write;
+
+use poncho_terminal::{Align, Outcome, Table, print_json};
+use serde_json::{Map, Value, json};
+
+use crate::settings::cache_folder::cache_folder;
+use crate::settings::layers::Effective;
+use crate::settings::reference::{self, said_default};
+use crate::settings::{Kind, Resolved, flag_of, flags};
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct ConfigArgs {
+    /// Print JSON on standard output and nothing else
+    #[arg(long)]
+    json: bool,
+
+    /// Print the reference of all settings instead, as in docs/configuration.md
+    #[arg(long, conflicts_with = "json")]
+    reference: bool,
+}
+
+/// Shown in place of a key.
+const MASK: &str = "***";
+
+pub(crate) fn run(args: &ConfigArgs, resolved: &Resolved, out: &mut impl Write) -> anyhow::Result<Outcome> {
+    if args.reference {
+        out.write_all(reference::text().as_bytes())?;
+    } else if args.json {
+        print_json(out, &as_json(resolved))?;
+    } else {
+        print(resolved, out)?;
+    }
+    Ok(Outcome::Good)
+}
+
+fn print(resolved: &Resolved, out: &mut impl Write) -> anyhow::Result<()> {
+    let flags = flags();
+    let mut table = Table::new([("SETTING", Align::Left), ("VALUE", Align::Left), ("FROM", Align::Left)]);
+    for effective in &resolved.settings {
+        let unset = || flag_of(&flags, effective.setting).and_then(said_default).unwrap_or_else(|| "none".to_owned());
+        let values = shown(effective);
+        let value = if values.is_empty() { format!("({})", unset()) } else { values.join(", ") };
+        table.row([effective.setting.name.to_owned(), value, effective.origin.to_string()]);
+    }
+    table.print(out)?;
+    match &resolved.file {
+        Some(path) => writeln!(out, "file: {}", path.display())?,
+        None => writeln!(out, "file: none; see docs/configuration.md for where it may be")?,
+    }
+    for strange in &resolved.strange {
+        writeln!(out, "note: {strange}")?;
+    }
+    Ok(())
+}
+
+/// The values for people and scripts. The default of the cache folder depends on the machine.
+fn shown(effective: &Effective) -> Vec<String> {
+    if effective.setting.name == "cache_dir" && effective.values.is_empty() {
+        let folder = cache_folder(None);
+        return folder.ok().into_iter().map(|folder| folder.display().to_string()).collect();
+    }
+    let mask = |value: &std::ffi::OsString| match effective.setting.secret {
+        true => MASK.to_owned(),
+        false => value.to_string_lossy().into_owned(),
+    };
+    effective.values.iter().map(mask).collect()
+}
+
+fn as_json(resolved: &Resolved) -> Value {
+    let settings = resolved.settings.iter().map(|effective| {
+        let mut values: Vec<Value> =
+            shown(effective).into_iter().map(|text| typed(effective.setting.kind, text)).collect();
+        let value = match effective.setting.is_many() {
+            true => Value::Array(values),
+            false => values.pop().unwrap_or(Value::Null),
+        };
+        let origin = &effective.origin;
+        let entry = json!({"value": value, "layer": origin.layer(), "origin": origin.to_string()});
+        (effective.setting.name.to_owned(), entry)
+    });
+    json!({
+        "settings": settings.collect::<Map<String, Value>>(),
+        "file": resolved.file.as_ref().map(|path| path.to_string_lossy()),
+        "notes": resolved.strange,
+    })
+}
+
+fn typed(kind: Kind, text: String) -> Value {
+    match kind {
+        Kind::Number => text.parse::<i64>().map_or(Value::String(text), Value::from),
+        Kind::Decimal => text.parse::<f64>().map_or(Value::String(text), Value::from),
+        Kind::Switch => Value::Bool(text == "true"),
+        Kind::Text | Kind::Path | Kind::Quantity | Kind::List | Kind::Paths | Kind::Pairs => Value::String(text),
+    }
+}

@@ -1,0 +1,407 @@
+//! The checks: from facts to findings with advice.
+//!
+//! Pure. A finding is broken if `poncho serve` could not start or serve, and a warning if it would be slower or lose
+//! cached states.
+
+use poncho_engine::backend::llama::CPU_ADVICE;
+use poncho_terminal::show_bytes;
+
+use super::facts::Facts;
+use crate::serving::disk::LITTLE_SPACE;
+use crate::serving::port::PortState;
+
+/// With less free space hardly a row fits.
+const FULL: u64 = 64 << 20;
+/// On slower disks, such as old USB sticks and throttled network disks, saving a long prompt takes minutes.
+const SLOW: u64 = 30 << 20;
+/// The default of containers, which is too small for a folder of the tier ram_file.
+const SMALL_SHARED_MEMORY: u64 = 64 << 20;
+/// A thousand connections, as many files, and a reserve.
+const FEW_FILES: u64 = 4096;
+/// The memory of the process besides model and context: the program and the buffers of a decode call.
+const OWN_MEMORY: u64 = 256 << 20;
+
+/// The severity of a finding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Level {
+    Good,
+    Warning,
+    Broken,
+}
+
+impl Level {
+    pub(super) const fn word(self) -> &'static str {
+        match self {
+            Self::Good => "ok",
+            Self::Warning => "warning",
+            Self::Broken => "broken",
+        }
+    }
+}
+
+/// The result of a check.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Finding {
+    /// The check's name.
+    pub(super) check: &'static str,
+    pub(super) level: Level,
+    pub(super) fact: String,
+    /// What to do; `None` if nothing is wrong.
+    pub(super) advice: Option<String>,
+}
+
+impl Finding {
+    fn good(check: &'static str, fact: impl Into<String>) -> Self {
+        Self { check, level: Level::Good, fact: fact.into(), advice: None }
+    }
+
+    fn warning(check: &'static str, fact: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self { check, level: Level::Warning, fact: fact.into(), advice: Some(advice.into()) }
+    }
+
+    fn broken(check: &'static str, fact: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self { check, level: Level::Broken, fact: fact.into(), advice: Some(advice.into()) }
+    }
+}
+
+/// All findings, in the order in which a server would run into them.
+pub(super) fn check(facts: &Facts) -> Vec<Finding> {
+    let mut findings = vec![cpu(facts)];
+    findings.extend(settings(facts));
+    findings.push(model(facts));
+    findings.extend(linked_models(facts));
+    findings.push(port(facts));
+    findings.push(folder(facts));
+    findings.extend(rights(facts));
+    findings.extend(lock(facts));
+    findings.extend(space(facts));
+    findings.extend(speed(facts));
+    findings.push(shared_memory(facts));
+    findings.push(open_files(facts));
+    findings
+}
+
+fn cpu(facts: &Facts) -> Finding {
+    match facts.cpu_missing.as_slice() {
+        [] => Finding::good("cpu", "supports all instructions that this build uses"),
+        missing => Finding::broken("cpu", format!("lacks {}", missing.join(", ")), CPU_ADVICE),
+    }
+}
+
+fn settings(facts: &Facts) -> Vec<Finding> {
+    let strange = facts.strange_variables.iter().map(|said| {
+        Finding::warning(
+            "settings",
+            said.clone(),
+            "unset it or correct its name; `poncho config` prints the effective settings",
+        )
+    });
+    let keys = facts.readable_keys.iter().map(|path| {
+        let fact = format!("other users may read {}, and keys are set", path.display());
+        Finding::warning("settings", fact, format!("if it contains the keys: chmod 600 {}", path.display()))
+    });
+    strange.chain(keys).collect()
+}
+
+fn model(facts: &Facts) -> Finding {
+    let Some(model) = &facts.model else {
+        return Finding::good("model", "none is named; give one with --model to check its memory too");
+    };
+    let (bytes, per_token) = match &model.found {
+        Ok(found) => *found,
+        Err(wrong) => {
+            return Finding::broken("model", wrong.clone(), "give the path of a complete GGUF file with --model");
+        }
+    };
+    let cells = u64::from(facts.ctx_size).saturating_mul(u64::from(facts.parallel));
+    let context = per_token.unwrap_or(0).saturating_mul(cells);
+    let needed = bytes.saturating_add(context).saturating_add(OWN_MEMORY);
+    let name = model.path.display();
+    let sum = format!(
+        "{name} needs about {}: {} for the model, {} for {} requests of {} tokens",
+        show_bytes(needed),
+        show_bytes(bytes),
+        show_bytes(context),
+        facts.parallel,
+        facts.ctx_size,
+    );
+    match facts.memory {
+        Some(memory) if needed > memory => Finding::broken(
+            "memory",
+            format!("{sum}; {} are available", show_bytes(memory)),
+            "use a smaller --ctx-size or --parallel, a smaller model or quantisation, or stop other programs",
+        ),
+        Some(memory) if needed > memory / 10 * 9 => Finding::warning(
+            "memory",
+            format!("{sum}; {} are available", show_bytes(memory)),
+            "memory is tight: a smaller --ctx-size or --parallel leaves room for other programs",
+        ),
+        Some(memory) => Finding::good("memory", format!("{sum}; {} are available", show_bytes(memory))),
+        None => Finding::good("memory", format!("{sum}; the available memory is unknown on this system")),
+    }
+}
+
+fn linked_models(facts: &Facts) -> Option<Finding> {
+    let first = facts.linked_models.first()?;
+    let fact = format!(
+        "models that share their file with another folder, where it can be changed: {}",
+        facts.linked_models.join(", ")
+    );
+    let advice = format!("check the file and make a private copy: `poncho show {first} --verify`");
+    Some(Finding::warning("models folder", fact, advice))
+}
+
+fn port(facts: &Facts) -> Finding {
+    let address = &facts.address;
+    match &facts.port {
+        PortState::Free => Finding::good("port", format!("{address} is free")),
+        PortState::Poncho => Finding::warning(
+            "port",
+            format!("a Poncho already answers on {address}"),
+            "use it, stop it, or choose another port with --port",
+        ),
+        PortState::Taken => Finding::broken(
+            "port",
+            format!("another program listens on {address}"),
+            "stop it (`ss -ltnp` shows its process), or choose another port with --port",
+        ),
+        PortState::Unusable(why) => Finding::broken(
+            "port",
+            format!("cannot listen on {address}: {why}"),
+            "use --host 127.0.0.1 or another address of this machine, and a port above 1023",
+        ),
+    }
+}
+
+fn folder(facts: &Facts) -> Finding {
+    let folder = &facts.folder;
+    let path = folder.path.display();
+    if let Some(why) = &folder.unwritable {
+        let fact = format!("{path} is not writable: {why}");
+        return Finding::broken(
+            "cache folder",
+            fact,
+            "change its owner or permissions, or name another folder with --cache-dir",
+        );
+    }
+    if folder.in_memory {
+        return Finding::warning(
+            "cache folder",
+            format!("{path} is on a memory file system: cached states take memory and are lost at a reboot"),
+            "name a folder on a disk with --cache-dir",
+        );
+    }
+    Finding::good("cache folder", format!("{path} is writable"))
+}
+
+fn rights(facts: &Facts) -> Option<Finding> {
+    let open = &facts.folder.open_to_others;
+    let first = open.first()?.display();
+    let fact = match open.len() {
+        1 => format!("other users may read {first}, which may contain conversations"),
+        count => {
+            format!("other users may read {count} files and folders that may contain conversations, such as {first}")
+        }
+    };
+    let advice = format!("poncho cache verify --repair --cache-dir {}", facts.folder.path.display());
+    Some(Finding::warning("cache rights", fact, advice))
+}
+
+fn lock(facts: &Facts) -> Option<Finding> {
+    let holder = facts.folder.holder.as_ref()?;
+    let fact = format!("{} is in use by process {holder}", facts.folder.path.display());
+    Some(match facts.port {
+        PortState::Poncho => {
+            Finding::warning("cache lock", fact, "probably the Poncho on the port above; nothing to do")
+        }
+        _ => Finding::broken("cache lock", fact, "stop that process, or name another folder with --cache-dir"),
+    })
+}
+
+fn space(facts: &Facts) -> Option<Finding> {
+    let free = facts.folder.free?;
+    let fact = format!("{} free for the cache folder", show_bytes(free));
+    let advice = "free some space, or name a folder on another disk with --cache-dir";
+    Some(match free {
+        free if free < FULL => Finding::broken("disk space", format!("{fact}: almost no state fits"), advice),
+        free if free < LITTLE_SPACE => Finding::warning("disk space", fact, advice),
+        _ => Finding::good("disk space", fact),
+    })
+}
+
+fn speed(facts: &Facts) -> Option<Finding> {
+    let speed = facts.folder.write_speed?;
+    let fact = format!("the disk writes {} per second", show_bytes(speed));
+    Some(match speed < SLOW {
+        true => Finding::warning(
+            "disk speed",
+            fact,
+            "states are saved and restored slowly; name a folder on a faster disk with --cache-dir",
+        ),
+        false => Finding::good("disk speed", fact),
+    })
+}
+
+fn shared_memory(facts: &Facts) -> Finding {
+    let advice = "only matters for a cache folder on it; start the container with --shm-size=2g";
+    match facts.shared_memory {
+        None => Finding::good("/dev/shm", "not present, and not needed"),
+        Some(bytes) if bytes <= SMALL_SHARED_MEMORY => {
+            Finding::warning("/dev/shm", format!("{} in total", show_bytes(bytes)), advice)
+        }
+        Some(bytes) => Finding::good("/dev/shm", format!("{} in total", show_bytes(bytes))),
+    }
+}
+
+fn open_files(facts: &Facts) -> Finding {
+    match facts.open_files {
+        Some(most) if most < FEW_FILES => Finding::warning(
+            "open files",
+            format!("a process may open {most}, and each connection needs one"),
+            "raise the hard limit: `ulimit -Hn`, LimitNOFILE= of a systemd unit, --ulimit nofile= of a container",
+        ),
+        Some(most) => Finding::good("open files", format!("a process may open {most}")),
+        None => Finding::good("open files", "no limit"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::super::facts::{FolderFacts, ModelFacts};
+    use super::*;
+
+    /// A machine on which all is well.
+    fn healthy() -> Facts {
+        Facts {
+            cpu_missing: Vec::new(),
+            memory: Some(16 << 30),
+            model: Some(ModelFacts { path: "m.gguf".into(), found: Ok((1 << 30, Some(100_000))) }),
+            ctx_size: 8192,
+            parallel: 4,
+            folder: FolderFacts {
+                path: "/kv".into(),
+                unwritable: None,
+                in_memory: false,
+                free: Some(100 << 30),
+                write_speed: Some(500 << 20),
+                holder: None,
+                open_to_others: Vec::new(),
+            },
+            shared_memory: Some(8 << 30),
+            address: "127.0.0.1:8080".to_owned(),
+            port: PortState::Free,
+            open_files: Some(524_288),
+            strange_variables: Vec::new(),
+            linked_models: Vec::new(),
+            readable_keys: None,
+        }
+    }
+
+    /// The findings that are not good, after a change to the healthy machine.
+    fn bad(change: impl FnOnce(&mut Facts)) -> Vec<(&'static str, Level, String)> {
+        let mut facts = healthy();
+        change(&mut facts);
+        let findings = check(&facts);
+        for finding in &findings {
+            assert_eq!(finding.level == Level::Good, finding.advice.is_none(), "{finding:?}");
+        }
+        let bad = findings.into_iter().filter(|finding| finding.level != Level::Good);
+        bad.map(|finding| (finding.check, finding.level, format!("{} {}", finding.fact, finding.advice.unwrap())))
+            .collect()
+    }
+
+    #[track_caller]
+    fn only(found: &[(&'static str, Level, String)], check: &str, level: Level, said: &str) {
+        let [(name, how, text)] = found else { panic!("one finding: {found:?}") };
+        assert_eq!((*name, *how), (check, level), "{text}");
+        assert!(text.contains(said), "{text}");
+    }
+
+    #[test]
+    fn a_healthy_machine_has_no_findings() {
+        assert_eq!(bad(|_| {}), []);
+        assert_eq!(bad(|facts| facts.model = None), []);
+        assert_eq!(bad(|facts| facts.shared_memory = None), []);
+        assert_eq!(bad(|facts| facts.open_files = None), []);
+        assert_eq!(bad(|facts| facts.memory = None), []);
+    }
+
+    #[test]
+    fn a_cpu_without_the_instructions_is_broken() {
+        only(&bad(|facts| facts.cpu_missing = vec!["AVX2", "FMA"]), "cpu", Level::Broken, "lacks AVX2, FMA");
+    }
+
+    #[test]
+    fn memory_counts_model_and_context() {
+        // 1 GiB and 100 kB for each of 32,768 tokens and the program's own: 4.3 GiB.
+        only(&bad(|facts| facts.memory = Some(4 << 30)), "memory", Level::Broken, "--ctx-size");
+        only(&bad(|facts| facts.memory = Some((9 << 30) / 2)), "memory", Level::Warning, "tight");
+        only(&bad(|facts| facts.ctx_size = 131_072), "memory", Level::Broken, "4 requests of 131072 tokens");
+        let wrong = Err("x is not a GGUF model".to_owned());
+        only(&bad(|facts| facts.model.as_mut().unwrap().found = wrong), "model", Level::Broken, "not a GGUF");
+    }
+
+    #[test]
+    fn the_port_may_be_taken_by_us_or_by_others() {
+        only(&bad(|facts| facts.port = PortState::Taken), "port", Level::Broken, "ss -ltnp");
+        only(&bad(|facts| facts.port = PortState::Poncho), "port", Level::Warning, "a Poncho already");
+        only(&bad(|facts| facts.port = PortState::Unusable("no".into())), "port", Level::Broken, "--host");
+    }
+
+    #[test]
+    fn the_cache_folder_may_be_wrong_in_many_ways() {
+        let wrong = |change: fn(&mut FolderFacts)| bad(|facts| change(&mut facts.folder));
+        only(
+            &wrong(|folder| folder.unwritable = Some("permission denied".into())),
+            "cache folder",
+            Level::Broken,
+            "--cache-dir",
+        );
+        only(&wrong(|folder| folder.in_memory = true), "cache folder", Level::Warning, "memory file system");
+        only(&wrong(|folder| folder.holder = Some("17".into())), "cache lock", Level::Broken, "process 17");
+        only(&wrong(|folder| folder.free = Some(1 << 20)), "disk space", Level::Broken, "1.0 MiB");
+        only(&wrong(|folder| folder.free = Some(500 << 20)), "disk space", Level::Warning, "500.0 MiB");
+        only(&wrong(|folder| folder.write_speed = Some(2 << 20)), "disk speed", Level::Warning, "2.0 MiB per second");
+        let ours = bad(|facts| {
+            facts.folder.holder = Some("17".into());
+            facts.port = PortState::Poncho;
+        });
+        assert!(ours.iter().all(|(_, level, _)| *level == Level::Warning), "a server that runs is no fault: {ours:?}");
+    }
+
+    /// Hardening 5: files of older releases that everyone may read are reported.
+    #[test]
+    fn files_that_others_may_read_are_reported() {
+        let one = vec![PathBuf::from("/kv/ab")];
+        only(&bad(|facts| facts.folder.open_to_others = one), "cache rights", Level::Warning, "may read /kv/ab,");
+        let two = vec![PathBuf::from("/kv"), PathBuf::from("/kv.replay")];
+        let found = bad(|facts| facts.folder.open_to_others = two);
+        only(&found, "cache rights", Level::Warning, "2 files and folders");
+        assert!(found[0].2.ends_with("poncho cache verify --repair --cache-dir /kv"), "{found:?}");
+    }
+
+    #[test]
+    fn small_limits_are_reported() {
+        only(&bad(|facts| facts.open_files = Some(256)), "open files", Level::Warning, "LimitNOFILE");
+        only(&bad(|facts| facts.shared_memory = Some(64 << 20)), "/dev/shm", Level::Warning, "--shm-size");
+    }
+
+    /// Hardening 4: files that earlier releases brought in by a second name.
+    #[test]
+    fn models_that_share_their_file_with_the_user_are_reported() {
+        let linked = vec!["tiny:1".to_owned(), "other".to_owned()];
+        let found = bad(|facts| facts.linked_models = linked);
+        only(&found, "models folder", Level::Warning, "tiny:1, other");
+        only(&found, "models folder", Level::Warning, "poncho show tiny:1 --verify");
+    }
+
+    #[test]
+    fn settings_that_look_wrong_are_reported() {
+        let strange = vec!["PONCHO_PROT is not a setting".to_owned()];
+        only(&bad(|facts| facts.strange_variables = strange), "settings", Level::Warning, "PONCHO_PROT");
+        let path = Some(PathBuf::from("/etc/poncho.toml"));
+        only(&bad(|facts| facts.readable_keys = path), "settings", Level::Warning, "chmod 600 /etc/poncho.toml");
+    }
+}

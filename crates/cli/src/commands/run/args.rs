@@ -1,0 +1,60 @@
+//! The flags of `poncho run`.
+//!
+//! Filled by clap and read by the files of this folder. No input or output here.
+
+use crate::client::args::{OwnArgs, ServerArgs};
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct RunArgs {
+    /// Model: a GGUF file, or a name at the server [default: the first model of the server, or the default model]
+    #[arg(value_name = "MODEL")]
+    pub(crate) model: Option<String>,
+
+    /// Prompt to answer; the word `-` stands for standard input [default: a conversation, or standard input]
+    #[arg(value_name = "PROMPT")]
+    pub(crate) prompt: Vec<String>,
+
+    /// System prompt
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) system: Option<String>,
+
+    /// Maximum tokens of a reply [default: until the model ends it]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) max_tokens: Option<u32>,
+
+    /// Sampling temperature; 0 always picks the most likely token [default: that of the server]
+    #[arg(long, value_name = "NUMBER", value_parser = parse_temperature)]
+    pub(crate) temperature: Option<f32>,
+
+    /// Seed of the sampling: the same one gives the same reply to the same prompt
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(i64))]
+    pub(crate) seed: Option<i64>,
+
+    /// Print the reply and facts about it as JSON and nothing else
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    #[command(flatten)]
+    pub(crate) server: ServerArgs,
+
+    #[command(flatten)]
+    pub(crate) own: OwnArgs,
+}
+
+fn parse_temperature(text: &str) -> Result<f32, String> {
+    let number = text.parse::<f32>().ok().filter(|number| (0.0..=2.0).contains(number));
+    number.ok_or_else(|| format!("`{text}` is not a valid temperature; write a number from 0 to 2"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn temperatures_lie_between_0_and_2() {
+        assert_eq!(parse_temperature("0.7"), Ok(0.7));
+        for wrong in ["", "x", "-0.1", "2.1", "NaN", "inf"] {
+            assert!(parse_temperature(wrong).is_err(), "{wrong}");
+        }
+    }
+}

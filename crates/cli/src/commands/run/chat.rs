@@ -1,0 +1,125 @@
+//! The conversation in the terminal: reads entries, requests replies, executes commands.
+//!
+//! Editing happens on this thread, everything else on the runtime. After a failed reply the conversation continues without
+//! the turn; only a closed terminal ends it.
+
+use std::io::Write;
+
+use poncho_terminal::{Outcome, printable};
+use tokio::runtime::Runtime;
+
+use super::args::RunArgs;
+use super::command;
+use super::conversation::Conversation;
+use super::editor::{Editor, Entry};
+use super::ending::Signalled;
+use super::input::{Input, parse};
+use super::reply::Question;
+use super::screen::{Screen, summary};
+use super::stats::Stats;
+use super::turn::{End, Turn};
+use crate::client::Connection;
+
+/// A conversation and its surroundings.
+pub(crate) struct Chat<'a> {
+    args: &'a RunArgs,
+    pub(crate) connection: Connection,
+    pub(crate) conversation: Conversation,
+    pub(crate) stats: Stats,
+    pub(crate) screen: Screen,
+}
+
+/// What follows an entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Next {
+    Entry,
+    End,
+}
+
+pub(crate) fn hold(
+    args: &RunArgs,
+    connection: &Connection,
+    runtime: &Runtime,
+    signalled: &Signalled,
+    out: &mut impl Write,
+) -> anyhow::Result<Outcome> {
+    let conversation = Conversation::new(args.system.clone());
+    let (connection, screen) = (connection.clone(), Screen::of_stdout());
+    let mut chat = Chat { args, connection, conversation, stats: Stats::default(), screen };
+    let mut editor = Editor::open()?;
+    runtime.block_on(chat.greet(out))?;
+    loop {
+        signalled.pass();
+        let next = match editor.read()? {
+            Entry::End => Next::End,
+            Entry::Warned => {
+                screen.remark(out, "press Ctrl-C again or Ctrl-D to quit; /help lists the commands")?;
+                Next::Entry
+            }
+            Entry::Text(text) => runtime.block_on(chat.take(&text, out))?,
+        };
+        if next == Next::End {
+            return Ok(Outcome::Good);
+        }
+    }
+}
+
+impl Chat<'_> {
+    async fn greet(&self, out: &mut impl Write) -> anyhow::Result<()> {
+        let place = if self.connection.is_own().await { "in this process" } else { self.connection.client.authority() };
+        self.screen.remark(out, &format!("{} ({place}); /help lists the commands", self.connection.model))?;
+        Ok(())
+    }
+
+    /// Handles an entry.
+    async fn take(&mut self, text: &str, out: &mut impl Write) -> anyhow::Result<Next> {
+        match parse(text) {
+            Input::Nothing => {}
+            Input::Wrong(message) => self.screen.remark(out, &message)?,
+            Input::Command(command) => return command::execute(self, command, out).await,
+            Input::Say(text) => self.say(text, out).await?,
+        }
+        Ok(Next::Entry)
+    }
+
+    async fn say(&mut self, text: String, out: &mut impl Write) -> anyhow::Result<()> {
+        self.conversation.user_says(text);
+        let question = Question::new(self.args, &self.connection.model, self.conversation.messages());
+        let mut written = Ok(());
+        let turn = Turn::take(&self.connection, &question, |piece| {
+            written = self.screen.piece(out, piece);
+            // A closed terminal is not a failure of the reply: it is handled below.
+            match &written {
+                Ok(()) => Ok(()),
+                Err(error) => Err(error.kind().into()),
+            }
+        })
+        .await;
+        written?;
+        let turn = match turn {
+            Ok(turn) => turn,
+            Err(error) => {
+                self.conversation.take_back();
+                writeln!(out, "{}", printable(&format!("error: {error:#}")))?;
+                out.flush()?;
+                return Ok(());
+            }
+        };
+        if !turn.text.is_empty() || !turn.thought.is_empty() {
+            writeln!(out)?;
+        }
+        if turn.text.is_empty() {
+            self.conversation.take_back();
+        } else {
+            self.conversation.assistant_says(turn.text);
+        }
+        match turn.end {
+            End::Stopped => self.screen.remark(out, "stopped")?,
+            End::Whole => {
+                self.stats.add(&turn.facts);
+                self.screen.remark(out, &summary(&turn.facts))?;
+            }
+        }
+        Ok(())
+    }
+}

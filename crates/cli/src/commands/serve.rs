@@ -1,0 +1,183 @@
+//! `poncho serve`: opens the cache, loads the named models, serves until a signal arrives, and saves their states.
+//!
+//! Wiring only. The first SIGINT or SIGTERM starts an orderly shutdown: requests in flight may finish, states are saved,
+//! the exit code is 0. Both have a time limit, so that a stuck disk cannot keep the process. A second signal ends it at
+//! once.
+
+mod greeting;
+mod stopping;
+
+use std::io::Write;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+use poncho_api::SigningKey;
+use poncho_cache::Cache;
+use poncho_engine::backend::llama::LlamaBackend;
+use poncho_engine::{Engine, Exactness};
+use poncho_server::{ServerConfig, check_bind, load_model};
+use poncho_terminal::{Outcome, Progress, printable_line, show_bytes};
+use tokio::net::TcpListener;
+
+use crate::commands::serve::greeting::Greeting;
+use crate::commands::serve::stopping::StopSignals;
+use crate::serving::disk::{LITTLE_SPACE, free_bytes};
+use crate::serving::draining::{Drained, drain};
+use crate::serving::models::{Asked, ServedModels, aliases};
+use crate::serving::probing::prober;
+use crate::serving::shape::{ModelShape, replay_file, show_fingerprint};
+use crate::serving::tiers::cache_config;
+use crate::serving::{limits, port};
+use crate::settings::args::{ExactArg, ServeArgs};
+use crate::settings::cache_folder::cache_folder;
+
+/// Maximum threads for blocking work: a few prepare prompts, and each upload or download takes one.
+const BLOCKING_THREADS: usize = 128;
+/// How long an idle one is kept; its memory is freed with it.
+const IDLE_THREAD: Duration = Duration::from_secs(2);
+
+pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outcome> {
+    limits::raise_open_files();
+    let address = address(args)?;
+    let keys = args.api_key.clone();
+    let all_keys = [keys.as_slice(), &args.admin_key].concat();
+    check_bind(address, &all_keys, args.open).map_err(|_| {
+        anyhow!(
+            "other machines can reach {address} and no key is set; set one (PONCHO_API_KEY, api_key in poncho.toml, or \
+             --api-key), listen on 127.0.0.1 only, or allow it with --open"
+        )
+    })?;
+    let folder = cache_folder(args.cache_dir.as_deref())?;
+    let exactness = match args.exact {
+        None => Exactness::Off,
+        Some(ExactArg::Always) => Exactness::Always,
+        Some(ExactArg::Request) => Exactness::OnRequest,
+    };
+    let shape = ModelShape {
+        ctx_size: args.ctx_size,
+        parallel: args.parallel,
+        kv: args.kv_layout.layout(args.parallel),
+        threads: args.threads,
+        exactness,
+        save_min_tokens: args.save_min_tokens,
+        prober: prober(args.probe_models, Some(&folder)),
+        backend: args.backend.clone(),
+        queue_limit: Some(args.limits.queue()),
+        signing_key: args.signing_key.as_deref().and_then(|secret| SigningKey::new(secret.as_bytes())),
+    };
+    let asked = Asked { models: &args.model, name: args.name.as_deref(), models_dir: args.models_dir.as_deref() };
+    let models = ServedModels::find(asked, &shape)?;
+    let aliases = aliases(&args.alias)?;
+    let mut config = ServerConfig {
+        keys,
+        admin_keys: args.admin_key.clone(),
+        isolate_keys: args.isolate_keys,
+        replay: args.replay.scope(),
+        any_model: true,
+        memory: args.memory.unwrap_or_default(),
+        keep_alive: args.keep_alive,
+        aliases,
+        replay_file: Some(replay_file(&folder)),
+        ..ServerConfig::default()
+    };
+    observe(args, &mut config);
+    // Fail before a model is loaded.
+    config.check()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .max_blocking_threads(BLOCKING_THREADS)
+        .thread_keep_alive(IDLE_THREAD)
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")?;
+    // The port first: if it is taken, no time is lost for loading a model.
+    let listener = runtime.block_on(TcpListener::bind(address)).map_err(|error| {
+        let why = port::why_not(address, &error);
+        anyhow::Error::new(error).context(format!("cannot listen on {address}: {why}"))
+    })?;
+    let address = listener.local_addr()?;
+    let cache = Cache::open(cache_config(args, &folder)?)?;
+    warn_of_little_space(&folder);
+    let engine = Arc::new(Engine::new(Arc::new(LlamaBackend), Arc::new(cache)));
+    for name in &models.named {
+        let model = models.get(name)?;
+        writeln!(out, "loading {}", printable_line(name))?;
+        out.flush()?;
+        let progress = Progress::on_stderr();
+        load_model(&engine, &model, &mut show_fingerprint(&progress))?;
+        progress.clear();
+    }
+    let id = models.named.first().context("no model is named")?.clone();
+    let signals = {
+        let _inside = runtime.enter();
+        StopSignals::install().context("cannot listen for signals")?
+    };
+    greet(args, address, &id, &folder, out)?;
+    config.default_model = Some(id);
+    config.library = Some(Arc::new(models.library.with_client_templates(args.client_templates)));
+    runtime.block_on(poncho_server::serve(listener, Arc::clone(&engine), config, signals.stopped()))?;
+    let limit = args.drain_limit;
+    writeln!(out, "saving the states of the models, for at most {} s", limit.as_secs_f64())?;
+    out.flush()?;
+    if drain(engine, limit)? == Drained::GaveUp {
+        let seconds = limit.as_secs_f64();
+        writeln!(
+            out,
+            "{} did not respond within {seconds} s; unsaved states are computed again next time (see --drain-limit)",
+            folder.display()
+        )?;
+        out.flush()?;
+    }
+    // A load that is still running must not delay the end.
+    runtime.shutdown_background();
+    Ok(Outcome::Good)
+}
+
+/// Without space nothing fails, but prompts are computed again; a warning says why.
+fn warn_of_little_space(folder: &Path) {
+    let existing = folder.ancestors().find(|folder| folder.is_dir());
+    if let Some(free) = existing.and_then(free_bytes).filter(|free| *free < LITTLE_SPACE) {
+        tracing::warn!(
+            folder = %folder.display(),
+            free = show_bytes(free),
+            "little space for the cache; free some, or name a folder on another disk with --cache-dir"
+        );
+    }
+}
+
+/// Browser access, timeouts, uploads, hygiene and traces.
+fn observe(args: &ServeArgs, config: &mut ServerConfig) {
+    config.allowed_hosts.clone_from(&args.allow_host);
+    config.cors.clone_from(&args.cors);
+    args.limits.set(config);
+    config.write_timeout = args.write_timeout;
+    config.uploads.most_bytes = args.max_upload;
+    config.uploads.time = args.upload_timeout;
+    if args.no_hygiene {
+        config.hygiene.clear();
+    }
+    config.otlp_endpoint.clone_from(&args.otlp_endpoint);
+}
+
+fn address(args: &ServeArgs) -> anyhow::Result<SocketAddr> {
+    let host = (args.host.as_str(), args.port);
+    let mut found = host.to_socket_addrs().with_context(|| {
+        format!("{} is not an address of this machine; use 127.0.0.1, or 0.0.0.0 for all interfaces", args.host)
+    })?;
+    found.next().with_context(|| format!("the host {} has no address", args.host))
+}
+
+fn greet(args: &ServeArgs, address: SocketAddr, id: &str, folder: &Path, out: &mut impl Write) -> anyhow::Result<()> {
+    let greeting = Greeting {
+        address,
+        model: id,
+        ctx_size: args.ctx_size,
+        cache_folder: folder,
+        needs_key: !args.api_key.is_empty() || !args.admin_key.is_empty(),
+    };
+    out.write_all(greeting.text().as_bytes())?;
+    out.flush()?;
+    Ok(())
+}

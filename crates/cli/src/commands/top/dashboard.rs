@@ -1,0 +1,225 @@
+//! The dashboard as one widget.
+//!
+//! Draws a view on the terminal and for `--once`. All texts in the view are harmless already, and parts that do not fit
+//! are cut.
+
+use poncho_terminal::show_bytes;
+use ratatui::buffer::Buffer;
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::style::{Color, Style, Stylize};
+use ratatui::text::Line;
+use ratatui::widgets::{Block, Borders, Paragraph, Row, Sparkline, Table, Widget};
+
+use super::snapshot::{ModelFacts, TierFacts};
+use super::view::View;
+
+/// Lines of the curve with its title.
+const CURVE: u16 = 4;
+/// Cells of a bar.
+const BAR: usize = 20;
+
+/// See the module.
+pub(crate) struct Dashboard<'a> {
+    pub(crate) view: &'a View,
+}
+
+impl Dashboard<'_> {
+    /// Lines that show all of it.
+    pub(crate) fn height(&self) -> u16 {
+        self.heights().into_iter().fold(0, u16::saturating_add)
+    }
+
+    /// Of the parts from top to bottom: each list has a title and headings.
+    fn heights(&self) -> [u16; 7] {
+        let lines = |count: usize, more: u16| u16::try_from(count).unwrap_or(u16::MAX).saturating_add(more);
+        let count = |of: fn(&super::snapshot::Snapshot) -> usize| self.view.latest.as_ref().map_or(0, of);
+        let models = lines(count(|seen| seen.models.len()), 2);
+        let tiers = lines(count(|seen| seen.tiers.len()), 2);
+        let sessions = lines(count(|seen| seen.sessions.len()), 2);
+        // A single snapshot has no curve.
+        let curve = if self.view.curve.is_empty() { 1 } else { CURVE };
+        [1, models, tiers, 2, curve, sessions, 1]
+    }
+}
+
+impl Widget for Dashboard<'_> {
+    fn render(self, area: Rect, buffer: &mut Buffer) {
+        let [head, models, tiers, hits, curve, sessions, foot] = {
+            let [head, models, tiers, hits, curve, _, foot] = self.heights().map(Constraint::Length);
+            Layout::vertical([head, models, tiers, hits, curve, Constraint::Fill(1), foot]).areas(area)
+        };
+        self.head(head, buffer);
+        self.models(models, buffer);
+        self.tiers(tiers, buffer);
+        self.hits(hits, buffer);
+        self.curve(curve, buffer);
+        self.sessions(sessions, buffer);
+        Line::from("q quits").dim().render(foot, buffer);
+    }
+}
+
+impl Dashboard<'_> {
+    fn head(&self, area: Rect, buffer: &mut Buffer) {
+        let View { place, latest, trouble, .. } = self.view;
+        let line = match (trouble, latest) {
+            (Some(trouble), _) => Line::from(format!("{place}  disconnected, retrying: {trouble}")).fg(Color::Red),
+            (None, None) => Line::from(format!("{place}  connecting")),
+            (None, Some(seen)) => Line::from(format!(
+                "{place}  {:.0} in flight, {} rows, {} queued saves",
+                seen.in_flight, seen.rows, seen.write_queue
+            )),
+        };
+        line.bold().render(area, buffer);
+    }
+
+    fn models(&self, area: Rect, buffer: &mut Buffer) {
+        let models = self.view.latest.as_ref().map(|seen| seen.models.as_slice()).unwrap_or_default();
+        let rows = models.iter().map(|model| self.model(model));
+        let widths = [
+            Constraint::Fill(1),
+            Constraint::Length(10),
+            Constraint::Length(4),
+            Constraint::Length(5),
+            Constraint::Length(8),
+            Constraint::Length(10),
+            Constraint::Length(9),
+            Constraint::Length(20),
+        ];
+        let heads = ["MODEL", "PHASE", "RUN", "WAIT", "SESSIONS", "PREFILL/S", "DECODE/S", "LAST PROMPT"];
+        let table = Table::new(rows, widths).header(Row::new(heads).style(Style::new().dim()));
+        Widget::render(table.block(titled("models")), area, buffer);
+    }
+
+    fn model(&self, model: &ModelFacts) -> Row<'static> {
+        let rate = self.view.rates.get(&model.id);
+        let speed = |number: Option<f64>| number.map_or_else(|| "-".to_owned(), |number| format!("{number:.1}"));
+        let last = model.last_hit.as_ref().map(|hit| format!("{} {:.0}/{:.0}", hit.kind, hit.read, hit.prompt));
+        Row::new([
+            model.id.clone(),
+            model.phase.clone(),
+            format!("{:.0}", model.active),
+            format!("{:.0}", model.pending),
+            format!("{:.0}", model.sessions),
+            speed(rate.map(|rate| rate.prefilled)),
+            speed(rate.map(|rate| rate.generated)),
+            last.unwrap_or_else(|| "-".to_owned()),
+        ])
+    }
+
+    fn tiers(&self, area: Rect, buffer: &mut Buffer) {
+        let tiers = self.view.latest.as_ref().map(|seen| seen.tiers.as_slice()).unwrap_or_default();
+        let rows = tiers.iter().map(|tier| {
+            let state = tier.off.as_ref().map_or_else(|| fill(tier), |reason| format!("off: {reason}"));
+            Row::new([tier.name.clone(), tier.rows.to_string(), show_bytes(tier.bytes), state])
+        });
+        let widths = [Constraint::Length(10), Constraint::Length(8), Constraint::Length(12), Constraint::Fill(1)];
+        let heads = Row::new(["TIER", "ROWS", "SIZE", "FILL"]).style(Style::new().dim());
+        Widget::render(Table::new(rows, widths).header(heads).block(titled("cache")), area, buffer);
+    }
+
+    fn hits(&self, area: Rect, buffer: &mut Buffer) {
+        let hits = self.view.latest.iter().flat_map(|seen| &seen.hits);
+        let hits: Vec<String> = hits.map(|(kind, count)| format!("{kind} {count:.0}")).collect();
+        let text = if hits.is_empty() { "none yet".to_owned() } else { hits.join("   ") };
+        Paragraph::new(text).block(titled("requests by hit")).render(area, buffer);
+    }
+
+    fn curve(&self, area: Rect, buffer: &mut Buffer) {
+        let now = self.view.curve.back().map_or_else(|| "-".to_owned(), ToString::to_string);
+        let block = titled(&format!("tokens generated per second: {now}"));
+        let room = usize::from(block.inner(area).width);
+        let skipped = self.view.curve.len().saturating_sub(room);
+        let shown: Vec<u64> = self.view.curve.iter().skip(skipped).copied().collect();
+        Sparkline::default().data(&shown).style(Style::new().fg(Color::Green)).block(block).render(area, buffer);
+    }
+
+    fn sessions(&self, area: Rect, buffer: &mut Buffer) {
+        let sessions = self.view.latest.iter().flat_map(|seen| &seen.sessions);
+        let rows =
+            sessions.map(|session| Row::new([session.id.clone(), session.model.clone(), session.tokens.to_string()]));
+        let widths = [Constraint::Fill(1), Constraint::Fill(1), Constraint::Length(10)];
+        let heads = Row::new(["SESSION", "MODEL", "TOKENS"]).style(Style::new().dim());
+        Widget::render(Table::new(rows, widths).header(heads).block(titled("sessions")), area, buffer);
+    }
+}
+
+fn titled(title: &str) -> Block<'static> {
+    Block::new().borders(Borders::TOP).title(format!(" {title} "))
+}
+
+/// How full a tier is, as a bar and in percent.
+fn fill(tier: &TierFacts) -> String {
+    if tier.quota == 0 {
+        return "-".to_owned();
+    }
+    let share = |of: usize| {
+        let part = u128::from(tier.bytes) * of as u128 / u128::from(tier.quota);
+        usize::try_from(part).unwrap_or(of).min(of)
+    };
+    let full = share(BAR);
+    let bar = "#".repeat(full) + &".".repeat(BAR - full);
+    format!("[{bar}] {} % of {}", share(100), show_bytes(tier.quota))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::commands::top::snapshot::tests::example;
+
+    fn drawn(view: &View, width: u16, height: u16) -> String {
+        let area = Rect::new(0, 0, width, height);
+        let mut buffer = Buffer::empty(area);
+        Dashboard { view }.render(area, &mut buffer);
+        let lines = buffer.content().chunks(usize::from(width).max(1));
+        let lines = lines.map(|row| row.iter().map(|cell| cell.symbol()).collect::<String>().trim_end().to_owned());
+        lines.collect::<Vec<String>>().join("\n")
+    }
+
+    #[test]
+    fn all_facts_are_drawn() {
+        let mut view = View::new("127.0.0.1:8080");
+        view.update(Ok(example()));
+        let text = drawn(&view, 100, Dashboard { view: &view }.height());
+        for expected in [
+            "127.0.0.1:8080  2 in flight, 9 rows, 1 queued saves",
+            "generating",
+            "partial 70/90",
+            "[#####...............] 25 % of 1.0 KiB",
+            "off: no \u{241b}space",
+            "cold 2   partial 5",
+            "s1",
+            "q quits",
+        ] {
+            assert!(text.contains(expected), "{expected} is missing in\n{text}");
+        }
+    }
+
+    #[test]
+    fn a_server_that_is_gone_is_shown_with_what_was_seen_last() {
+        let mut view = View::new("here");
+        assert!(drawn(&view, 80, 20).contains("here  connecting"));
+        view.update(Ok(example()));
+        view.update(Err("refused".to_owned()));
+        let text = drawn(&view, 80, 30);
+        assert!(text.contains("disconnected, retrying: refused") && text.contains("generating"), "{text}");
+    }
+
+    #[test]
+    fn any_size_can_be_drawn() {
+        let mut view = View::new("here");
+        view.update(Ok(example()));
+        view.update(Ok(example()));
+        for (width, height) in [(0, 0), (1, 1), (3, 2), (20, 5), (300, 100)] {
+            let text = drawn(&view, width, height);
+            assert!(text.lines().count() <= usize::from(height), "{width} x {height}");
+        }
+    }
+
+    #[test]
+    fn bars_are_never_longer_than_full() {
+        let tier = |bytes, quota| TierFacts { bytes, quota, ..TierFacts::default() };
+        assert_eq!(fill(&tier(5, 0)), "-");
+        assert!(fill(&tier(u64::MAX, 1)).starts_with("[####################] 100 %"));
+        assert!(fill(&tier(0, u64::MAX)).starts_with("[....................] 0 %"));
+    }
+}

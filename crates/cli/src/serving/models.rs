@@ -1,0 +1,131 @@
+//! Which models are served: those of the command line, by path or by name, and everything in the models folder.
+//!
+//! Used by `serve`, and by commands that serve a model of their own. Text of the command line may be a path. Text of
+//! clients never is, and does not reach this file.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use poncho_models::{DEFAULT_MODEL, Reference, Registry, Resolved};
+use poncho_server::{LibraryModel, ModelLibrary, RegistryLibrary};
+
+use crate::serving::model_file;
+use crate::serving::shape::ModelShape;
+use crate::settings::models_folder::models_folder;
+
+/// The models of a command line.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Asked<'a> {
+    /// Names and paths; empty means the default model.
+    pub(crate) models: &'a [String],
+    /// The name for clients of a model that is given by its path.
+    pub(crate) name: Option<&'a str>,
+    pub(crate) models_dir: Option<&'a Path>,
+}
+
+/// The models to load at startup, and the library of all others.
+pub(crate) struct ServedModels {
+    pub(crate) library: RegistryLibrary,
+    /// Full names in the order of the command line; at least one.
+    pub(crate) named: Vec<String>,
+}
+
+impl ServedModels {
+    /// Finds the models of the command line without loading them.
+    pub(crate) fn find(asked: Asked<'_>, shape: &ModelShape) -> anyhow::Result<Self> {
+        let folder = models_folder(asked.models_dir)?;
+        let registry = Registry::open(&folder).with_context(|| {
+            format!("cannot use the models folder {}; name another one with --models-dir", folder.display())
+        })?;
+        let of_installed = shape.clone();
+        let settings = move |name: &str, path: &Path| of_installed.config(path, name);
+        let mut found = Vec::new();
+        for text in asked.models {
+            found.push(Named::read(&registry, text)?);
+        }
+        if found.is_empty() {
+            let Ok(default) = Named::read(&registry, DEFAULT_MODEL) else {
+                bail!(
+                    "no model is given and the default model {DEFAULT_MODEL} is not in {}; install it with `poncho pull \
+                     {DEFAULT_MODEL}`, or give the path of a GGUF file with --model",
+                    folder.display()
+                );
+            };
+            found.push(default);
+        }
+        let mut library = RegistryLibrary::new(registry, Box::new(settings));
+        let mut named = Vec::new();
+        for model in found {
+            match (model, asked.name) {
+                (Named::Installed(_), Some(name)) => {
+                    bail!(
+                        "--name {name} only applies to a model that is given by its path; use --alias {name}=MODEL instead"
+                    )
+                }
+                (Named::Installed(name), None) => named.push(name),
+                (Named::File(_), Some(name)) if asked.models.len() > 1 => {
+                    bail!("--name {name} is ambiguous for {} models; use --alias", asked.models.len())
+                }
+                (Named::File(path), name) => {
+                    let name = name.map_or_else(|| file_stem(&path), |name| Ok(name.to_owned()))?;
+                    if named.contains(&name) {
+                        bail!(
+                            "two models have the name {name}; rename a file, or install it under another name with `poncho pull`"
+                        );
+                    }
+                    library = library.with_file(LibraryModel::new(shape.config(&path, &name)));
+                    named.push(name);
+                }
+            }
+        }
+        Ok(Self { library, named })
+    }
+
+    /// A model by its name.
+    pub(crate) fn get(&self, name: &str) -> anyhow::Result<LibraryModel> {
+        self.library.find(name)?.with_context(|| format!("{name} was removed meanwhile; try again"))
+    }
+}
+
+/// A model of the command line.
+enum Named {
+    File(PathBuf),
+    Installed(String),
+}
+
+impl Named {
+    fn read(registry: &Registry, text: &str) -> anyhow::Result<Self> {
+        // An existing file wins, even if its name looks like that of a model.
+        let path = match Reference::parse(text) {
+            _ if Path::new(text).is_file() => Some(PathBuf::from(text)),
+            Ok(Reference::Path(path)) => Some(path),
+            _ => None,
+        };
+        if let Some(path) = path {
+            model_file::check(&path)?;
+            return Ok(Self::File(path));
+        }
+        match registry.resolve(text)? {
+            Resolved::Installed(installed) => Ok(Self::Installed(installed.name.short())),
+            Resolved::File { path, .. } => Ok(Self::File(path)),
+        }
+    }
+}
+
+/// The file name without its ending, which is the name of the model for clients.
+fn file_stem(path: &Path) -> anyhow::Result<String> {
+    let stem = path.file_stem().and_then(|stem| stem.to_str());
+    Ok(stem.context("the file name of the model is not UTF-8; set a name with --name")?.to_owned())
+}
+
+/// The aliases as the server expects them.
+pub(crate) fn aliases(given: &[(String, String)]) -> anyhow::Result<BTreeMap<String, String>> {
+    let mut aliases = BTreeMap::new();
+    for (alias, model) in given {
+        if let Some(other) = aliases.insert(alias.clone(), model.clone()) {
+            bail!("--alias {alias} is given for {other} and for {model}; remove one of them");
+        }
+    }
+    Ok(aliases)
+}

@@ -1,0 +1,363 @@
+//! The flags of `poncho serve`, which are all of its settings, and the types of their values.
+//!
+//! Filled by clap. No input or output here.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use poncho_cache::{PressureConfig, PressureSourceKind};
+use poncho_engine::backend::KvLayout;
+use poncho_server::{KeepAlive, MemoryBudget, ReplayScope};
+use poncho_terminal::parse_bytes;
+
+use crate::settings::backend_args::BackendArgs;
+use crate::settings::limit_args::LimitArgs;
+
+/// The flags of every command.
+#[derive(Debug, Clone, Copy, clap::Args)]
+pub(crate) struct LogArgs {
+    /// Log level on standard error [env: PONCHO_LOG] [default: warn]
+    #[arg(long, value_name = "LEVEL", global = true)]
+    pub(crate) log_level: Option<LogLevel>,
+
+    /// Format of log lines [env: PONCHO_LOG_FORMAT] [default: text]
+    #[arg(long, value_name = "FORMAT", global = true)]
+    pub(crate) log_format: Option<LogFormat>,
+}
+
+/// The format of log lines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormat {
+    /// For people
+    Text,
+    /// One JSON object per line
+    Json,
+}
+
+/// How much is logged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogLevel {
+    Off,
+    Error,
+    Warn,
+    Info,
+    Debug,
+    Trace,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct ServeArgs {
+    /// Model to load at startup: a name, or the path of a GGUF file (the first part of a split model); may be repeated [default: smollm2:135m]
+    #[arg(long, value_name = "NAME_OR_PATH")]
+    pub(crate) model: Vec<String>,
+
+    /// Folder of installed models, which requests may name [env: PONCHO_MODELS_DIR] [default: $XDG_DATA_HOME/poncho/models, or ~/.local/share/poncho/models]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) models_dir: Option<PathBuf>,
+
+    /// Memory limit for all loaded models together, or none [default: four fifths of the machine's memory]
+    #[arg(long, value_name = "BYTES", value_parser = parse_memory)]
+    pub(crate) memory: Option<MemoryBudget>,
+
+    /// Which models to try in a separate process before they are loaded, because a bad file can crash the server
+    #[arg(long, value_name = "WHICH", default_value = "auto")]
+    pub(crate) probe_models: ProbeArg,
+
+    /// How long a model that a request loaded stays after its last request: 5m, 1h30m, seconds, 0, or -1 for ever
+    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = KeepAlive::parse, allow_hyphen_values = true)]
+    pub(crate) keep_alive: KeepAlive,
+
+    /// Another name for a model; a trailing * matches every name that starts like it; may be repeated
+    #[arg(long, value_name = "NAME=MODEL", value_parser = parse_alias)]
+    pub(crate) alias: Vec<(String, String)>,
+
+    /// Let clients create models with Jinja templates, which are programs; otherwise only Go templates are accepted
+    #[arg(long)]
+    pub(crate) client_templates: bool,
+
+    /// Name that clients use for a model given by its path [default: the file name]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<String>,
+
+    /// Address to listen on
+    #[arg(long, default_value = "127.0.0.1")]
+    pub(crate) host: String,
+
+    /// Port to listen on; 0 picks a free one
+    #[arg(long, default_value_t = 8080)]
+    pub(crate) port: u16,
+
+    /// Cache folder [default: $XDG_CACHE_HOME/poncho/kv, or ~/.cache/poncho/kv]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) cache_dir: Option<PathBuf>,
+
+    /// Maximum size of the cache folder
+    #[arg(long, value_name = "BYTES", default_value = "20GiB", value_parser = parse_bytes)]
+    pub(crate) cache_size: u64,
+
+    /// Maximum memory for cached states, which are restored fastest from there
+    #[arg(long, value_name = "BYTES", default_value = "512MiB", value_parser = parse_bytes)]
+    pub(crate) cache_ram: u64,
+
+    /// Minimum length of a state that is saved, in tokens [default: 512]
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub(crate) save_min_tokens: Option<u32>,
+
+    /// Where new states are stored; files in memory survive a crash of the server, not a restart of the machine
+    #[arg(long, value_name = "TIER", default_value = "disk")]
+    pub(crate) cache_tier: CacheTierArg,
+
+    /// Size limit of the files in memory, with --cache-tier ram-file
+    #[arg(long, value_name = "BYTES", default_value = "1GiB", value_parser = parse_bytes)]
+    pub(crate) ram_file_size: u64,
+
+    /// Folder of the files in memory, with --cache-tier ram-file [default: /dev/shm/poncho-UID]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) ram_file_dir: Option<PathBuf>,
+
+    /// Which memory to watch, so that cached states leave it before it is full
+    #[arg(long, value_name = "SOURCE", default_value = "off", value_parser = pressure_parser())]
+    pub(crate) pressure: PressureArg,
+
+    /// Maximum tokens of one request, prompt and reply together
+    #[arg(long, value_name = "TOKENS", default_value_t = 8192, value_parser = clap::value_parser!(u32).range(64..))]
+    pub(crate) ctx_size: u32,
+
+    /// Maximum number of concurrent requests
+    #[arg(long, value_name = "COUNT", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub(crate) parallel: u32,
+
+    /// Whether concurrent requests share one pool of KV cells
+    #[arg(long, value_name = "LAYOUT", default_value = "auto")]
+    pub(crate) kv_layout: KvArg,
+
+    /// Number of compute threads [default: the physical cores]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) threads: Option<u32>,
+
+    #[command(flatten)]
+    pub(crate) backend: BackendArgs,
+
+    /// Make replies byte-identical to those of a cold, idle server: all of them, or those of requests that ask for it [default: off]
+    #[arg(long, value_name = "WHEN", num_args = 0..=1, require_equals = true, default_missing_value = "always")]
+    pub(crate) exact: Option<ExactArg>,
+
+    /// Key that clients must send; may be repeated
+    #[arg(long, value_name = "KEY")]
+    pub(crate) api_key: Vec<String>,
+
+    /// Key that may also list and evict the cached states of all keys, and read the metrics; may be repeated
+    #[arg(long, value_name = "KEY")]
+    pub(crate) admin_key: Vec<String>,
+
+    /// Secret that signs the thinking of replies in Anthropic's dialect, so that a client cannot change it
+    #[arg(long, value_name = "SECRET", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    pub(crate) signing_key: Option<String>,
+
+    /// Give each key a cache namespace of its own, so that keys share no cached state
+    #[arg(long)]
+    pub(crate) isolate_keys: bool,
+
+    /// Allow an address that other machines can reach without a key
+    #[arg(long)]
+    pub(crate) open: bool,
+
+    /// Host name, besides localhost, under which clients reach a server on the loopback; may be repeated
+    #[arg(long, value_name = "NAME")]
+    pub(crate) allow_host: Vec<String>,
+
+    /// How long a client may leave its answer unread before its request is cancelled and its connection closed
+    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = parse_wait)]
+    pub(crate) write_timeout: Duration,
+
+    /// Maximum size of a model file that a client uploads; 0 refuses uploads
+    #[arg(long, value_name = "BYTES", default_value = "64GiB", value_parser = parse_bytes)]
+    pub(crate) max_upload: u64,
+
+    /// How long an upload may take
+    #[arg(long, value_name = "DURATION", default_value = "6h", value_parser = parse_wait)]
+    pub(crate) upload_timeout: Duration,
+
+    #[command(flatten)]
+    pub(crate) limits: LimitArgs,
+
+    /// How long a shutdown waits for states to be saved after the last request
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = parse_wait)]
+    pub(crate) drain_limit: Duration,
+
+    /// Origin of web pages that may use the server, such as https://chat.example; may be repeated
+    #[arg(long, value_name = "ORIGIN")]
+    pub(crate) cors: Vec<String>,
+
+    /// Which replies of the model are restored with their own tokens when a client sends them back
+    #[arg(long, value_name = "TURNS", default_value = "all")]
+    pub(crate) replay: ReplayArg,
+
+    /// Use prompts unchanged, without normalizing their volatile parts
+    #[arg(long)]
+    pub(crate) no_hygiene: bool,
+
+    /// OpenTelemetry collector that receives traces, such as http://localhost:4318 [env: OTEL_EXPORTER_OTLP_ENDPOINT]
+    #[arg(long, value_name = "URL")]
+    pub(crate) otlp_endpoint: Option<String>,
+}
+
+pub(crate) fn parse_wait(text: &str) -> Result<Duration, String> {
+    match KeepAlive::parse(text) {
+        Ok(KeepAlive::For(wait)) if !wait.is_zero() => Ok(wait),
+        _ => Err(format!("`{text}` is not a valid duration; write seconds, or a text such as 60s or 5m")),
+    }
+}
+
+fn parse_memory(text: &str) -> Result<MemoryBudget, String> {
+    if text == "none" {
+        return Ok(MemoryBudget::Unlimited);
+    }
+    parse_bytes(text).map(MemoryBudget::Bytes).map_err(|error| format!("{error}, or none for no limit"))
+}
+
+fn parse_alias(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((alias, model)) if !alias.is_empty() && !model.is_empty() => Ok((alias.to_owned(), model.to_owned())),
+        _ => Err(format!(
+            "`{text}` is not an alias; write NAME=MODEL, such as gpt-4o=smollm2:135m or 'claude-*=smollm2:135m'"
+        )),
+    }
+}
+
+/// Which models are tried before they are loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ProbeArg {
+    /// Models that this build has not loaded before
+    Auto,
+    /// Every model, at every load
+    Always,
+    /// None: a file that crashes llama.cpp ends the server
+    Off,
+}
+
+/// Where new states are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum CacheTierArg {
+    /// In the cache folder
+    Disk,
+    /// In files on a memory file system
+    RamFile,
+    /// Only in the memory of the server
+    Ram,
+}
+
+/// Which memory is watched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PressureArg {
+    Off,
+    System,
+}
+
+/// Knows the source that was removed, so that an old setting gets a better error than a list of the others.
+fn pressure_parser() -> impl TypedValueParser<Value = PressureArg> {
+    const GPUS: &str = "nvidia-smi";
+    let names = [
+        PossibleValue::new("off").help("None"),
+        PossibleValue::new("system").help("The memory of the machine, and of the control group around the server"),
+        PossibleValue::new(GPUS).hide(true),
+    ];
+    PossibleValuesParser::new(names).try_map(|name| match name.as_str() {
+        "system" => Ok(PressureArg::System),
+        GPUS => {
+            Err("GPU memory is no longer watched, because evicting cached states frees none of it; use `system` to \
+                     watch the memory of the machine, or `off`")
+        }
+        _ => Ok(PressureArg::Off),
+    })
+}
+
+impl PressureArg {
+    /// The settings of the watcher.
+    pub(crate) fn config(self) -> PressureConfig {
+        let source = match self {
+            Self::Off => PressureSourceKind::Noop,
+            Self::System => PressureSourceKind::System,
+        };
+        PressureConfig { enabled: self != Self::Off, source, ..PressureConfig::default() }
+    }
+}
+
+/// The layout of the KV cells of concurrent requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum KvArg {
+    /// `unified` for one request at a time, otherwise `split`
+    Auto,
+    /// One pool: each token passes over the cells of all requests
+    Unified,
+    /// One pool per request: no interference
+    Split,
+}
+
+impl KvArg {
+    /// The layout for this many concurrent requests.
+    pub(crate) fn layout(self, parallel: u32) -> KvLayout {
+        match self {
+            Self::Unified => KvLayout::Unified,
+            Self::Split => KvLayout::Split,
+            // One request has the pool to itself, and rows from disk are set while the next ones are read.
+            Self::Auto if parallel == 1 => KvLayout::Unified,
+            Self::Auto => KvLayout::Split,
+        }
+    }
+}
+
+/// Which turns are replayed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ReplayArg {
+    /// Tool calls and text
+    All,
+    /// Tool calls
+    Calls,
+    /// None: a prompt depends on its request alone
+    Off,
+}
+
+impl ReplayArg {
+    /// The scope as the server knows it.
+    pub(crate) fn scope(self) -> ReplayScope {
+        match self {
+            Self::All => ReplayScope::All,
+            Self::Calls => ReplayScope::Calls,
+            Self::Off => ReplayScope::Nothing,
+        }
+    }
+}
+
+/// When replies are exact.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ExactArg {
+    /// Every reply
+    Always,
+    /// Replies to requests with `exact: true`
+    Request,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn aliases_have_two_sides() {
+        assert_eq!(parse_alias("claude-*=a:b").unwrap(), ("claude-*".to_owned(), "a:b".to_owned()));
+        assert_eq!(parse_alias("a=b=c").unwrap(), ("a".to_owned(), "b=c".to_owned()));
+        for wrong in ["", "a", "=b", "a=", "="] {
+            assert!(parse_alias(wrong).unwrap_err().contains("NAME=MODEL"), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_wait_is_a_duration_above_zero() {
+        assert_eq!(parse_wait("1m30s"), Ok(Duration::from_secs(90)));
+        for wrong in ["", "0", "-1", "5x"] {
+            assert!(parse_wait(wrong).unwrap_err().contains("is not a valid duration"), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,419 @@
+//! The flags that llama.cpp's own options have in `poncho serve`, named as its users know them.
+//!
+//! Filled by clap, turned into the engine's options by `serve`. Each default is the engine's: a flag that is left out
+//! changes nothing. It must never check what the engine checks: there would be two rules.
+
+use clap::ValueEnum;
+use poncho_engine::backend::{ContextOptions, FlashAttention, KvType, ModelOptions, Pooling, RopeScaling, SplitMode};
+
+/// Options of the weights, the KV cache and the positions.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub(crate) struct BackendArgs {
+    /// Layers to keep on the GPU: a number, or all; a build without a GPU backend ignores it [default: all]
+    #[arg(long, value_name = "COUNT", value_parser = parse_layers)]
+    pub(crate) gpu_layers: Option<GpuLayers>,
+
+    /// How tensors are split across several GPUs [default: layer]
+    #[arg(long, value_name = "MODE")]
+    pub(crate) split_mode: Option<SplitArg>,
+
+    /// The GPU that holds what is not split [default: 0]
+    #[arg(long, value_name = "INDEX")]
+    pub(crate) main_gpu: Option<u32>,
+
+    /// The share of each GPU, as numbers with commas between, such as 3,1 [default: chosen by llama.cpp]
+    #[arg(long, value_name = "SHARES", value_parser = parse_shares)]
+    pub(crate) tensor_split: Option<Shares>,
+
+    /// Read the model file into memory instead of mapping it
+    #[arg(long)]
+    pub(crate) no_mmap: bool,
+
+    /// Lock the weights in memory, so that they are never swapped out
+    #[arg(long)]
+    pub(crate) mlock: bool,
+
+    /// Check the data of all tensors while the model is loaded
+    #[arg(long)]
+    pub(crate) check_tensors: bool,
+
+    /// The most tokens in one decode call [default: 2048]
+    #[arg(long, value_name = "TOKENS")]
+    pub(crate) batch_size: Option<u32>,
+
+    /// The most tokens that are computed at once [default: 512]
+    #[arg(long, value_name = "TOKENS")]
+    pub(crate) ubatch_size: Option<u32>,
+
+    /// Element type of the keys in the KV cache [default: f16]
+    #[arg(long, value_name = "TYPE")]
+    pub(crate) cache_type_k: Option<KvTypeArg>,
+
+    /// Element type of the values in the KV cache; a quantised type needs flash attention [default: f16]
+    #[arg(long, value_name = "TYPE")]
+    pub(crate) cache_type_v: Option<KvTypeArg>,
+
+    /// Whether attention is computed by the flash kernels [default: auto]
+    #[arg(long, value_name = "WHEN")]
+    pub(crate) flash_attn: Option<FlashArg>,
+
+    /// Keep all positions of sliding-window layers: more memory, and live sequences can be cut anywhere
+    #[arg(long)]
+    pub(crate) swa_full: bool,
+
+    /// Keep the KV cache in host memory even if a GPU computes
+    #[arg(long)]
+    pub(crate) no_kv_offload: bool,
+
+    /// Threads that compute prompts [default: as --threads]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) threads_batch: Option<u32>,
+
+    /// How the embeddings of a text become one vector [default: from the model]
+    #[arg(long, value_name = "HOW")]
+    pub(crate) pooling: Option<PoolingArg>,
+
+    /// How positions beyond the trained context are scaled [default: from the model]
+    #[arg(long, value_name = "HOW")]
+    pub(crate) rope_scaling: Option<RopeArg>,
+
+    /// Base frequency of RoPE [default: from the model]
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) rope_freq_base: Option<f32>,
+
+    /// Frequency scale of RoPE; 0.5 doubles the context [default: from the model]
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) rope_freq_scale: Option<f32>,
+
+    /// Extrapolation factor of YaRN [default: from the model]
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) yarn_ext_factor: Option<f32>,
+
+    /// Attention factor of YaRN [default: from the model]
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) yarn_attn_factor: Option<f32>,
+
+    /// Low correction dimension of YaRN [default: from the model]
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) yarn_beta_fast: Option<f32>,
+
+    /// High correction dimension of YaRN [default: from the model]
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) yarn_beta_slow: Option<f32>,
+
+    /// The context that a YaRN model was trained with [default: from the model]
+    #[arg(long, value_name = "TOKENS")]
+    pub(crate) yarn_orig_ctx: Option<u32>,
+}
+
+impl BackendArgs {
+    /// Puts what was given into the options of a model's weights.
+    pub(crate) fn set_model(&self, options: &mut ModelOptions) {
+        if let Some(GpuLayers(layers)) = self.gpu_layers {
+            options.gpu_layers = layers;
+        }
+        if let Some(mode) = self.split_mode {
+            options.split_mode = mode.mode();
+        }
+        if let Some(gpu) = self.main_gpu {
+            options.main_gpu = gpu;
+        }
+        if let Some(Shares(shares)) = &self.tensor_split {
+            options.tensor_split.clone_from(shares);
+        }
+        options.mmap &= !self.no_mmap;
+        options.mlock |= self.mlock;
+        options.check_tensors |= self.check_tensors;
+    }
+
+    /// Puts what was given into the options of a context.
+    pub(crate) fn set_context(&self, options: &mut ContextOptions) {
+        if let Some(tokens) = self.batch_size {
+            options.n_batch = tokens;
+            // A smaller batch means smaller pieces, unless their size was given too.
+            options.n_ubatch = options.n_ubatch.min(tokens);
+        }
+        if let Some(tokens) = self.ubatch_size {
+            options.n_ubatch = tokens;
+        }
+        if let Some(kind) = self.cache_type_k {
+            options.type_k = kind.kind();
+        }
+        if let Some(kind) = self.cache_type_v {
+            options.type_v = kind.kind();
+        }
+        if let Some(when) = self.flash_attn {
+            options.flash_attention = when.when();
+        }
+        options.swa_full |= self.swa_full;
+        options.offload_kqv &= !self.no_kv_offload;
+        options.threads_batch = self.threads_batch.or(options.threads_batch);
+        if let Some(how) = self.pooling {
+            options.pooling = how.pooling();
+        }
+        if let Some(how) = self.rope_scaling {
+            options.rope_scaling = how.scaling();
+        }
+        options.rope_freq_base = self.rope_freq_base.or(options.rope_freq_base);
+        options.rope_freq_scale = self.rope_freq_scale.or(options.rope_freq_scale);
+        options.yarn_ext_factor = self.yarn_ext_factor.or(options.yarn_ext_factor);
+        options.yarn_attn_factor = self.yarn_attn_factor.or(options.yarn_attn_factor);
+        options.yarn_beta_fast = self.yarn_beta_fast.or(options.yarn_beta_fast);
+        options.yarn_beta_slow = self.yarn_beta_slow.or(options.yarn_beta_slow);
+        options.yarn_orig_ctx = self.yarn_orig_ctx.or(options.yarn_orig_ctx);
+    }
+}
+
+/// Layers on the GPU; `None` for all of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct GpuLayers(Option<u32>);
+
+fn parse_layers(text: &str) -> Result<GpuLayers, String> {
+    match text {
+        "all" => Ok(GpuLayers(None)),
+        _ => text
+            .parse()
+            .map(|layers| GpuLayers(Some(layers)))
+            .map_err(|_| format!("{text:?} is not a number of layers; write a number such as 24, or all")),
+    }
+}
+
+/// The share of each GPU.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Shares(Vec<f32>);
+
+fn parse_shares(text: &str) -> Result<Shares, String> {
+    let shares: Result<Vec<f32>, _> = text.split(',').map(|share| share.trim().parse()).collect();
+    shares.map(Shares).map_err(|_| format!("{text:?} is not a list of shares; write numbers with commas, such as 3,1"))
+}
+
+/// How tensors are split across GPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SplitArg {
+    /// One GPU holds everything
+    None,
+    /// Whole layers
+    Layer,
+    /// Rows of each tensor
+    Row,
+}
+
+impl SplitArg {
+    const fn mode(self) -> SplitMode {
+        match self {
+            Self::None => SplitMode::None,
+            Self::Layer => SplitMode::Layer,
+            Self::Row => SplitMode::Row,
+        }
+    }
+}
+
+/// An element type of the KV cache, by llama.cpp's name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum KvTypeArg {
+    F32,
+    F16,
+    Bf16,
+    #[value(name = "q8_0")]
+    Q8_0,
+    #[value(name = "q4_0")]
+    Q4_0,
+    #[value(name = "q4_1")]
+    Q4_1,
+    #[value(name = "q5_0")]
+    Q5_0,
+    #[value(name = "q5_1")]
+    Q5_1,
+    #[value(name = "iq4_nl")]
+    Iq4Nl,
+}
+
+impl KvTypeArg {
+    const fn kind(self) -> KvType {
+        match self {
+            Self::F32 => KvType::F32,
+            Self::F16 => KvType::F16,
+            Self::Bf16 => KvType::Bf16,
+            Self::Q8_0 => KvType::Q8_0,
+            Self::Q4_0 => KvType::Q4_0,
+            Self::Q4_1 => KvType::Q4_1,
+            Self::Q5_0 => KvType::Q5_0,
+            Self::Q5_1 => KvType::Q5_1,
+            Self::Iq4Nl => KvType::Iq4Nl,
+        }
+    }
+}
+
+/// When flash attention is used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum FlashArg {
+    /// Always
+    On,
+    /// Never
+    Off,
+    /// Where the device supports it
+    Auto,
+}
+
+impl FlashArg {
+    const fn when(self) -> FlashAttention {
+        match self {
+            Self::On => FlashAttention::On,
+            Self::Off => FlashAttention::Off,
+            Self::Auto => FlashAttention::Auto,
+        }
+    }
+}
+
+/// How embeddings are pooled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PoolingArg {
+    /// One vector for each token
+    None,
+    /// The mean of all tokens
+    Mean,
+    /// The first token
+    Cls,
+    /// The last token
+    Last,
+    /// The score of the classification head
+    Rank,
+}
+
+impl PoolingArg {
+    const fn pooling(self) -> Pooling {
+        match self {
+            Self::None => Pooling::None,
+            Self::Mean => Pooling::Mean,
+            Self::Cls => Pooling::Cls,
+            Self::Last => Pooling::Last,
+            Self::Rank => Pooling::Rank,
+        }
+    }
+}
+
+/// How positions are scaled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RopeArg {
+    /// Not at all
+    None,
+    /// Linearly
+    Linear,
+    /// YaRN
+    Yarn,
+    /// LongRoPE
+    Longrope,
+}
+
+impl RopeArg {
+    const fn scaling(self) -> RopeScaling {
+        match self {
+            Self::None => RopeScaling::None,
+            Self::Linear => RopeScaling::Linear,
+            Self::Yarn => RopeScaling::Yarn,
+            Self::Longrope => RopeScaling::LongRope,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        backend: BackendArgs,
+    }
+
+    fn options(words: &[&str]) -> (ModelOptions, ContextOptions) {
+        let line = Line::try_parse_from(["serve"].iter().chain(words)).unwrap();
+        let (mut model, mut context) = (ModelOptions::new("m"), ContextOptions::default());
+        line.backend.set_model(&mut model);
+        line.backend.set_context(&mut context);
+        (model, context)
+    }
+
+    #[test]
+    fn without_flags_the_engines_defaults_stay() {
+        assert_eq!(options(&[]), (ModelOptions::new("m"), ContextOptions::default()));
+    }
+
+    #[test]
+    fn every_flag_reaches_its_option() {
+        let (model, context) = options(&[
+            "--gpu-layers=7",
+            "--split-mode=row",
+            "--main-gpu=1",
+            "--tensor-split=3,1",
+            "--no-mmap",
+            "--mlock",
+            "--check-tensors",
+            "--batch-size=256",
+            "--ubatch-size=64",
+            "--cache-type-k=q8_0",
+            "--cache-type-v=iq4_nl",
+            "--flash-attn=on",
+            "--swa-full",
+            "--no-kv-offload",
+            "--threads-batch=3",
+            "--pooling=cls",
+            "--rope-scaling=yarn",
+            "--rope-freq-base=1e6",
+            "--rope-freq-scale=0.5",
+            "--yarn-ext-factor=1",
+            "--yarn-attn-factor=2",
+            "--yarn-beta-fast=32",
+            "--yarn-beta-slow=4",
+            "--yarn-orig-ctx=4096",
+        ]);
+        let expected_model = ModelOptions {
+            mmap: false,
+            mlock: true,
+            gpu_layers: Some(7),
+            split_mode: SplitMode::Row,
+            main_gpu: 1,
+            tensor_split: vec![3.0, 1.0],
+            check_tensors: true,
+            ..ModelOptions::new("m")
+        };
+        let expected_context = ContextOptions {
+            n_batch: 256,
+            n_ubatch: 64,
+            type_k: KvType::Q8_0,
+            type_v: KvType::Iq4Nl,
+            flash_attention: FlashAttention::On,
+            swa_full: true,
+            threads_batch: Some(3),
+            offload_kqv: false,
+            pooling: Pooling::Cls,
+            rope_scaling: RopeScaling::Yarn,
+            rope_freq_base: Some(1e6),
+            rope_freq_scale: Some(0.5),
+            yarn_ext_factor: Some(1.0),
+            yarn_attn_factor: Some(2.0),
+            yarn_beta_fast: Some(32.0),
+            yarn_beta_slow: Some(4.0),
+            yarn_orig_ctx: Some(4096),
+            ..ContextOptions::default()
+        };
+        assert_eq!((model, context), (expected_model, expected_context));
+    }
+
+    #[test]
+    fn a_smaller_batch_makes_smaller_pieces() {
+        let (_, context) = options(&["--batch-size=128"]);
+        assert_eq!((context.n_batch, context.n_ubatch), (128, 128));
+        assert!(context.check().is_ok());
+    }
+
+    #[test]
+    fn wrong_values_say_what_would_do() {
+        let refused = |word: &str| Line::try_parse_from(["serve", word]).unwrap_err().to_string();
+        assert!(refused("--gpu-layers=many").contains("or all"), "{}", refused("--gpu-layers=many"));
+        assert!(refused("--tensor-split=a").contains("such as 3,1"));
+        assert!(refused("--cache-type-k=q9").contains("q8_0"));
+    }
+}

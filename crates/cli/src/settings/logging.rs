@@ -1,0 +1,123 @@
+//! Log lines on standard error: their level and their format.
+//!
+//! Started once by `main`. Standard output belongs to data, so nothing is logged there. In JSON every line is one object
+//! with the fields of the event and those of its request. Names, paths and errors in an event may come from a client or a
+//! file: control characters are escaped here, so that an event is always one line and harmless for a terminal.
+
+use std::io::{self, Write};
+
+use anyhow::{Context, bail};
+use clap::ValueEnum;
+use poncho_terminal::is_obeyed;
+use tracing_subscriber::filter::LevelFilter;
+
+use super::args::{LogArgs, LogFormat, LogLevel};
+
+const LEVEL_VARIABLE: &str = "PONCHO_LOG";
+const FORMAT_VARIABLE: &str = "PONCHO_LOG_FORMAT";
+
+/// Starts logging with the flags, or else the variables, or else `warn` and `text`.
+pub(crate) fn start(args: LogArgs) -> anyhow::Result<()> {
+    let level =
+        chosen(args.log_level, LEVEL_VARIABLE, "off, error, warn, info, debug or trace")?.unwrap_or(LogLevel::Warn);
+    let format = chosen(args.log_format, FORMAT_VARIABLE, "text or json")?.unwrap_or(LogFormat::Text);
+    let level = match level {
+        LogLevel::Off => LevelFilter::OFF,
+        LogLevel::Error => LevelFilter::ERROR,
+        LogLevel::Warn => LevelFilter::WARN,
+        LogLevel::Info => LevelFilter::INFO,
+        LogLevel::Debug => LevelFilter::DEBUG,
+        LogLevel::Trace => LevelFilter::TRACE,
+    };
+    let writer = move || EscapingWriter { format, to: io::stderr() };
+    let lines = tracing_subscriber::fmt().with_max_level(level).with_writer(writer).with_target(false);
+    match format {
+        LogFormat::Text => lines.init(),
+        LogFormat::Json => lines.json().flatten_event(true).with_span_list(false).init(),
+    }
+    Ok(())
+}
+
+/// Escapes control characters. Each call gets one whole event with its line end.
+struct EscapingWriter<W> {
+    format: LogFormat,
+    to: W,
+}
+
+impl<W: Write> Write for EscapingWriter<W> {
+    fn write(&mut self, event: &[u8]) -> io::Result<usize> {
+        self.write_all(event)?;
+        Ok(event.len())
+    }
+
+    fn write_all(&mut self, event: &[u8]) -> io::Result<()> {
+        let text = String::from_utf8_lossy(event);
+        match text.strip_suffix('\n') {
+            Some(line) => self.to.write_all((escaped(line, self.format) + "\n").as_bytes()),
+            None => self.to.write_all(escaped(&text, self.format).as_bytes()),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.to.flush()
+    }
+}
+
+/// One harmless line.
+fn escaped(line: &str, format: LogFormat) -> String {
+    let mut text = String::with_capacity(line.len());
+    for letter in line.chars() {
+        match format {
+            _ if !is_obeyed(letter) => text.push(letter),
+            LogFormat::Text => text.extend(letter.escape_default()),
+            // Only the strings of a JSON line can contain such characters.
+            LogFormat::Json => {
+                let mut units = [0; 2];
+                for unit in letter.encode_utf16(&mut units) {
+                    text.push_str(&format!("\\u{unit:04x}"));
+                }
+            }
+        }
+    }
+    text
+}
+
+/// The value of the flag, or else of the variable.
+fn chosen<T: ValueEnum>(flag: Option<T>, variable: &str, known: &str) -> anyhow::Result<Option<T>> {
+    let Some(value) = std::env::var_os(variable).filter(|value| flag.is_none() && !value.is_empty()) else {
+        return Ok(flag);
+    };
+    let value = value.to_str().with_context(|| format!("{variable} is not UTF-8; unset it"))?;
+    let Ok(value) = T::from_str(value, true) else {
+        bail!("{variable} is `{value}`; set it to {known}");
+    };
+    Ok(Some(value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written(event: &str, format: LogFormat) -> String {
+        let mut writer = EscapingWriter { format, to: Vec::new() };
+        writer.write_all(event.as_bytes()).unwrap();
+        String::from_utf8(writer.to).unwrap()
+    }
+
+    /// Hardening 19: a model's name reached the log with its line ends and escapes.
+    #[test]
+    fn an_event_is_one_harmless_line() {
+        let event = "WARN model=a\nERROR forged\r\x1b[2J\u{9b}31m\u{202e}\u{e0041} não\n";
+        let line = written(event, LogFormat::Text);
+        assert_eq!(line, "WARN model=a\\nERROR forged\\r\\u{1b}[2J\\u{9b}31m\\u{202e}\\u{e0041} não\n");
+        assert_eq!(written("no end", LogFormat::Text), "no end");
+    }
+
+    #[test]
+    fn json_stays_json_with_the_same_value() {
+        let value = serde_json::json!({"model": "a\nb\u{1b}\u{7f}\u{9b}\u{2028}\u{e0041}é", "path": "\\n"});
+        let line = written(&format!("{value}\n"), LogFormat::Json);
+        assert!(line.trim_end_matches('\n').chars().all(|letter| !is_obeyed(letter)), "{line}");
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&line).unwrap(), value);
+    }
+}

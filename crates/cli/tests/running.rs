@@ -1,0 +1,71 @@
+//! Runs of a binary, as the tests of `poncho` and of `poncho-bench` look at them.
+
+use std::ffi::OsStr;
+use std::io::Write as _;
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+/// How a run of the binary ended.
+pub(crate) struct Run {
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl Run {
+    /// The output of a run that must have gone well, as JSON.
+    #[track_caller]
+    pub(crate) fn json(&self) -> Value {
+        assert_eq!(self.code, Some(0), "{}{}", self.stdout, self.stderr);
+        serde_json::from_str(&self.stdout).unwrap()
+    }
+
+    /// The output of a run that must have gone well.
+    #[track_caller]
+    pub(crate) fn good(&self) -> &str {
+        assert_eq!(self.code, Some(0), "{}{}", self.stdout, self.stderr);
+        assert_eq!(self.stderr, "");
+        &self.stdout
+    }
+
+    /// The message of a run that must have failed with code 1 and printed nothing.
+    #[track_caller]
+    pub(crate) fn failed(&self) -> &str {
+        assert_eq!((self.code, self.stdout.as_str()), (Some(1), ""), "{}", self.stderr);
+        assert!(self.stderr.starts_with("error: "), "{}", self.stderr);
+        &self.stderr
+    }
+}
+
+/// A program with none of the variables that would change what it does.
+pub(crate) fn without_settings(program: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new(program);
+    for (name, _) in std::env::vars_os() {
+        if name
+            .to_str()
+            .is_some_and(|name| name.starts_with("PONCHO_") || name.starts_with("XDG_") || name.starts_with("OTEL_"))
+        {
+            command.env_remove(name);
+        }
+    }
+    // The settings of whoever runs the tests must not reach them.
+    command.env("XDG_CONFIG_HOME", "/nonexistent");
+    // No folder of models: the user's own must not be touched.
+    command.env("XDG_DATA_HOME", "/nonexistent");
+    command
+}
+
+pub(crate) fn run(command: &mut Command) -> Run {
+    run_with_input(command, "")
+}
+
+pub(crate) fn run_with_input(command: &mut Command, input: &str) -> Run {
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    // A command that reads nothing may have closed it already.
+    let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
+    let output = child.wait_with_output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    Run { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+}
