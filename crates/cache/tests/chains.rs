@@ -38,7 +38,7 @@ impl Gate {
         self.changed.notify_all();
     }
 
-    /// Returns when so many writers stand at the gate.
+    /// Waits until at least `writers` writers are at the gate.
     fn wait_for(&self, writers: usize) {
         let state = self.state.lock().unwrap();
         drop(self.changed.wait_while(state, |state| state.waiting < writers).unwrap());
@@ -239,9 +239,10 @@ fn the_base_is_the_row_that_leaves_the_fewest_tokens() {
     assert_eq!(base(&conversation(9, 50)), None);
 }
 
-/// A row is read whole. One that would be read in vain for the most part is no base: the new row holds those tokens itself.
+/// A row is read whole. It is not used as a base if most of that read would be wasted I/O: the new row then holds the
+/// shared tokens itself.
 #[test]
-fn a_base_makes_nobody_read_much_in_vain() {
+fn a_row_is_not_a_base_if_most_of_its_bytes_would_be_read_for_nothing() {
     let cache = Cache::open(on_memory(&MemoryFs::new(), 1 << 30)).unwrap();
     let tokens = conversation(1, 200);
     let base = |prompt: &[u32]| cache.base_for(&namespace(1), prompt, None).map(|base| (base.key(), base.start()));

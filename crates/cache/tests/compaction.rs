@@ -13,7 +13,7 @@ use poncho_cache::{
 use crate::chains::Gate;
 use crate::support::{at_end, attention, check_plan, conversation, namespace, on_disk, reach, request, save};
 
-/// A conversation of so many turns of ten tokens, each saved on top of the one before.
+/// A conversation of `turns` turns with ten tokens each; each turn is saved on top of the one before.
 fn chain(cache: &Cache, turns: usize) -> (Vec<u32>, Vec<Key>) {
     let tokens = conversation(1, turns * 10);
     let keys = (1..=turns).map(|turn| save(cache, namespace(1), &tokens[..turn * 10]).key).collect();

@@ -12,7 +12,7 @@ use poncho_cache::{Cache, CacheConfig, Entry, Fs, Needs, NewFile, PartKind, Payl
 
 use crate::support::{conversation, namespace, on_disk, request};
 
-/// What opening a folder may read of a row whose tokens are few: one read of the file's first bytes.
+/// The most that opening a folder may read of a row with few tokens: one read of the file's first bytes.
 const FIRST_READ: u64 = 4096;
 
 /// A file system that counts what is read, and remembers where the pieces of new files lay.

@@ -30,7 +30,7 @@ const ERRORS: [(i32, &str); 4] =
 
 const NO_FILES: [PathBuf; 0] = [];
 
-/// A cache on a real folder whose file system fails on command.
+/// A cache on a real folder, over a file system that fails on command.
 struct Faulty {
     folder: tempfile::TempDir,
     fs: FaultFs,

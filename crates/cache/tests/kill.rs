@@ -76,7 +76,7 @@ fn kill_again_and_again(tier: Tier, writers: usize) {
     assert!(announced > kills, "the children published {announced} rows in {kills} kills; the test shows too little");
 }
 
-/// What a child said that is no report, or how its report ended.
+/// The lines of a child from the first that is not part of its report on, or else the last lines of the report.
 fn shown(lines: &[String]) -> String {
     let failure = lines.iter().position(|line| !Oracle::default().hear(line));
     let start = failure.unwrap_or(lines.len().saturating_sub(3));

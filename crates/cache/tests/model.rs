@@ -330,7 +330,7 @@ impl World {
             .collect();
         let found = self.infos();
         for (key, info) in &found {
-            // A row in memory that builds on it is not there any more.
+            // Rows in memory that build on it are gone.
             let children = expected.values().filter(|row| row.meta.parent == Some(*key)).count();
             assert_eq!(*info, RowInfo { children, ..expected[key].clone() });
         }
@@ -486,7 +486,7 @@ impl World {
                 self.expected.saves_dropped += 1;
                 return;
             }
-            // The only row of HotDisk that is not durable is one whose file was evicted, and so may its base be.
+            // A row of HotDisk is not durable only if its file was evicted; the file of its base may be evicted too.
             SaveOutcome::Dropped(DropReason::ParentGone) if self.setting == Setting::HotDisk => {
                 self.expected.saves_dropped += 1;
                 return;
@@ -670,7 +670,7 @@ impl World {
         freed
     }
 
-    /// What holds after every step.
+    /// Checks the invariants that hold after every step.
     fn check(&mut self) {
         let infos = self.infos();
         assert!(infos.keys().eq(self.rows.keys()), "the rows are those of the model");

@@ -15,7 +15,7 @@ use poncho_cache::{
 
 use crate::support::{conversation, namespace, on_disk, reach, save, save_to};
 
-/// Tells the child where to work.
+/// The variable with the folder in which the child works.
 const FOLDER: &str = "PONCHO_PRIVACY_FOLDER";
 
 /// Everything below a folder, the folder included, with its rights.

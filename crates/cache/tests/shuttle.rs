@@ -31,7 +31,7 @@ fn open(fs: &MemoryFs) -> Arc<Cache> {
     Arc::new(Cache::open(config).unwrap())
 }
 
-/// What must hold once nobody works on the cache any more; the same rows are there when it is opened again.
+/// Checks a cache that no thread uses: its invariants hold, and the same rows are there when it is opened again.
 fn check_at_rest(fs: &MemoryFs, cache: Arc<Cache>) {
     cache.flush();
     assert_eq!((cache.pinned_rows(), cache.queue_depth()), (0, 0));
@@ -49,7 +49,7 @@ fn check_at_rest(fs: &MemoryFs, cache: Arc<Cache>) {
     assert_eq!(open(fs).rows(), rows, "hits and ages too");
 }
 
-/// A row read in one piece, whoever evicts or replaces it meanwhile.
+/// Reads a row; the lease keeps it readable even if another thread evicts or replaces it.
 fn look_up(cache: &Cache, tokens: &[u32]) -> usize {
     let plan = cache.lookup(&namespace(1), tokens, Needs::ATTENTION);
     plan.map_or(0, |plan| check_plan(&plan, tokens).expect("a leased row reads right"))

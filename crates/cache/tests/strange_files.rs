@@ -73,7 +73,7 @@ fn save_now(cache: &Cache, tokens: &[u32]) -> SaveOutcome {
     cache.save(SaveRequest { reason: SaveReason::Evict, ..request(namespace(1), tokens, None) }).unwrap().outcome
 }
 
-/// Hardening 16: the start, `cache ls`, `stat` and `verify` waited for ever for a writer of the FIFO.
+/// Hardening 16: the start, `cache ls`, `stat` and `verify` waited forever for a writer of the FIFO.
 #[test]
 fn a_fifo_under_a_rows_name_is_reported_and_moved_aside_and_nothing_waits_for_it() {
     for kind in KINDS {
@@ -103,7 +103,7 @@ fn a_fifo_under_a_rows_name_is_reported_and_moved_aside_and_nothing_waits_for_it
     }
 }
 
-/// Hardening 16: a request waited for ever, and all after it.
+/// Hardening 16: a request waited forever, and so did all requests after it.
 #[test]
 fn a_row_that_becomes_a_fifo_under_a_running_cache_is_a_miss_and_is_written_again() {
     for kind in KINDS {
@@ -170,7 +170,7 @@ fn a_fifo_in_the_place_of_the_lock_or_of_a_memo_is_not_waited_for() {
     assert!(format!("{:?}", std::error::Error::source(&refused)).contains("FIFO"), "{refused:?}");
 }
 
-/// A well-formed row whose payload of so many bytes was never written.
+/// A well-formed row with a payload of `payload` bytes that were never written.
 fn hollow_row(folder: &Path, tokens: &[u32], payload: u64) -> (Key, PathBuf) {
     let key = namespace(1).key(tokens);
     let meta = RowMeta::new(namespace(1), u32::try_from(tokens.len()).unwrap());
@@ -184,7 +184,7 @@ fn hollow_row(folder: &Path, tokens: &[u32], payload: u64) -> (Key, PathBuf) {
     (key, path)
 }
 
-/// Hardening 24: whoever loaded the row took a terabyte of memory before its checksum was looked at, and `verify` read a
+/// Hardening 24: loading the row took a terabyte of memory before its checksum was checked, and `verify` read a
 /// terabyte of zeros.
 #[test]
 fn a_sparse_file_that_promises_a_terabyte_is_refused_by_every_reader() {

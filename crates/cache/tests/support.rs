@@ -1,5 +1,5 @@
-//! Shared by the integration tests: namespaces, tokens, payloads whose bytes follow from their tokens, and reading a
-//! plan back.
+//! Shared by the integration tests: namespaces, tokens, payloads with bytes that follow from their tokens, and reading
+//! a plan back.
 
 use std::path::Path;
 

@@ -122,7 +122,7 @@ async fn a_wrong_adapter_is_refused_with_the_reason() {
     for (body, words) in [
         (json!({"model": "m", "from": "base", "adapters": {"a": model}}), "not a LoRA adapter"),
         (json!({"model": "m", "files": {"a": adapter}}), "LoRA adapter"),
-        (json!({"model": "m", "from": "other", "adapters": {"a": adapter}}), "changes llama models"),
+        (json!({"model": "m", "from": "other", "adapters": {"a": adapter}}), "is for llama models"),
         (json!({"model": "m", "modelfile": "FROM base\nADAPTER ./lora.gguf"}), "lora.gguf"),
     ] {
         let refused = create(body.clone()).await;

@@ -53,7 +53,7 @@ impl<R: Read + Seek> Cursor<R> {
         GgufError::Damaged { offset: self.offset, damage }
     }
 
-    /// Checks that the file has so many bytes left; returns where they end.
+    /// Checks that `length` more bytes are left in the file; returns where they end.
     pub(crate) fn require(&self, length: u64) -> Result<u64, GgufError> {
         match self.offset.checked_add(length) {
             Some(end) if end <= self.bytes => Ok(end),

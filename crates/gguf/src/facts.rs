@@ -1,6 +1,7 @@
 //! What the header of a model says about it, for people: listings, `show`, the registry's manifests.
 //!
-//! Read when a file enters the registry, so that listings need not open it again, and to refuse files that are not models.
+//! Read when a file enters the registry, so that listings need not open it again, and to refuse files that are not
+//! models.
 
 use std::io::{Read, Seek};
 use std::path::Path;
@@ -49,7 +50,7 @@ impl Facts {
         self.kind.as_deref() == Some("adapter")
     }
 
-    /// The facts of a file whose tensors are all there.
+    /// Reads the facts of a file and checks that all tensors are present.
     ///
     /// # Errors
     /// As [`read_facts`].

@@ -1,8 +1,9 @@
 //! Opening files that may be something else.
 //!
-//! Used by all crates wherever a path comes from a folder, a setting or a person. A FIFO, a socket or a device under the name of
-//! a file must never make a thread wait: everything is opened without blocking, and only a regular file is accepted. `stamp`
-//! tells two states of a file apart.
+//! Used by all crates wherever a path comes from a folder, a setting or a user. A FIFO, a socket or a device under the
+//! name of a file must never block a thread: every file is opened without blocking, and only a regular file is
+//! accepted.
+//! `stamp` detects that a file has changed.
 
 use std::fs::{File, FileType, OpenOptions};
 use std::io;
@@ -110,7 +111,7 @@ mod tests {
         mknodat(CWD, path, NodeType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
     }
 
-    /// Hardening 16: opening these waited for ever, or gave a handle that cannot be read like a file.
+    /// Hardening 16: opening these waited forever, or gave a handle that cannot be read like a file.
     #[test]
     fn whatever_is_not_a_regular_file_is_refused_at_once_and_by_name() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,8 +1,8 @@
 //! The header of a GGUF file: everything in front of the tensors' data.
 //!
-//! The entrance of the crate. It opens regular files only, reads from anything that can be read and seeked, and checks the
-//! container: that it is a GGUF file, that nothing reaches past its end, that no limit is exceeded. Values are not judged,
-//! except `general.alignment`, which decides where the data starts.
+//! The entrance of the crate. It opens regular files only, reads from anything that can be read and seeked, and checks
+//! the container: that it is a GGUF file, that nothing reaches past its end, that no limit is exceeded. Values are not
+//! judged, except `general.alignment`, which decides where the data starts.
 
 use std::io::{Read, Seek};
 use std::path::Path;
@@ -124,7 +124,7 @@ fn alignment(metadata: &Metadata) -> Result<u64, Damage> {
     usable.ok_or_else(|| unusable(KEY, value))
 }
 
-/// A key whose value means something to us and cannot be used.
+/// The damage of a key that we use and that has an unusable value.
 pub(crate) fn unusable(key: &'static str, value: &Value) -> Damage {
     let shown = match value {
         Value::Text(text) => format!("the text {:?}", shortened(&text.lossy())),

@@ -1,7 +1,7 @@
 //! The few facts of a file that the cache's identity of a model is made of.
 //!
-//! Read by the cache's fingerprints and by the engine before a model is loaded. The ranges decide which bytes are hashed, and the
-//! hash is part of every stored key: they must never change for a file that was accepted before.
+//! Read by the cache's fingerprints and by the engine before a model is loaded. The ranges decide which bytes are
+//! hashed, and the hash is part of every stored key: they must never change for a file that was accepted before.
 
 use std::io::{Read, Seek};
 use std::ops::Range;

@@ -15,8 +15,8 @@ pub const MAX_DIMENSIONS: u32 = 4;
 pub const MAX_DEPTH: u32 = 4;
 /// Texts and inner arrays in all arrays of a file: those are visited one by one, even to skip them.
 pub const MAX_VISITED: u64 = 1 << 25;
-/// Memory for the metadata and the names of a file, as estimated by [`VALUE_COST`] and the lengths of texts. Texts and arrays
-/// that would exceed it are skipped.
+/// Memory for the metadata and the names of a file, as estimated by [`VALUE_COST`] and the lengths of texts. Texts and
+/// arrays that would exceed it are skipped.
 pub const MAX_KEPT_BYTES: u64 = 256 << 20;
 /// Estimated memory of a value besides the bytes of its text.
 pub const VALUE_COST: u64 = 64;

@@ -1,7 +1,7 @@
 //! The metadata of a file: its keys and values in the order of the file, and reading them.
 //!
-//! Called by `header`. What the caller does not keep is skipped without being stored; the budgets of the cursor bound the
-//! rest. It must never allocate by a count that the file states.
+//! Called by `header`. What the caller does not keep is skipped without being stored; the budgets of the cursor bound
+//! the rest. It must never allocate by a count that the file states.
 
 use std::io::{Read, Seek};
 
@@ -10,7 +10,8 @@ use crate::error::{Damage, GgufError};
 use crate::limits::{MAX_DEPTH, MAX_KEPT_BYTES, MAX_KEYS, MAX_TEXT_BYTES, VALUE_COST};
 use crate::value::{Array, Kind, Text, Value, shortened};
 
-/// How much of the metadata stays in memory. Longer texts become [`Value::LongText`], longer arrays come without elements.
+/// How much of the metadata stays in memory. Longer texts become [`Value::LongText`], longer arrays come without
+/// elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Keep<'a> {
     /// Bytes of the longest text.
@@ -25,7 +26,7 @@ impl Keep<'static> {
     /// Short texts and no arrays.
     pub const FACTS: Self = Self { text: 4096, array: 0, whole: &[] };
 
-    /// All texts, and arrays of at most so many elements.
+    /// All texts, and arrays of at most `elements` elements.
     #[must_use]
     pub fn arrays_up_to(elements: usize) -> Self {
         Self { text: MAX_TEXT_BYTES, array: u64::try_from(elements).unwrap_or(u64::MAX), whole: &[] }

@@ -1,7 +1,7 @@
 //! What a file is that is not a GGUF file, guessed from its first bytes.
 //!
-//! For messages only: a newcomer who saved a web page instead of a model should be told so. Asked by the reader, and by the
-//! command line before anything is loaded.
+//! For messages only, such as the one for a user who saved a web page instead of a model. Called by the reader, and by
+//! the command line before anything is loaded.
 
 use std::fmt;
 

@@ -1,7 +1,8 @@
 //! The quantisations of models: llama.cpp's file types, their names, and the byte in the cache's keys.
 //!
-//! The number of a file type comes from `general.file_type` of a GGUF file, never from a user. One table has all of it. The byte
-//! of a `QuantType` is in every stored key: it must never be renumbered, and a file type that is `Other` must stay so.
+//! The number of a file type comes from `general.file_type` of a GGUF file, never from a user. One table has all of it.
+//! The byte of a `QuantType` is in every stored key: it must never be renumbered, and a file type that is `Other` must
+//! stay so.
 
 use std::fmt;
 

@@ -79,7 +79,7 @@ impl Sample {
         out
     }
 
-    /// The whole file, with so many bytes of data.
+    /// The whole file, with `data` bytes of tensor data.
     pub(crate) fn to_bytes(&self, data: usize) -> Vec<u8> {
         let stated = self.metadata.iter().find(|(key, _)| key == "general.alignment");
         let alignment = stated.and_then(|(_, value)| value.as_unsigned()).unwrap_or(32);

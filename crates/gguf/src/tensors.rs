@@ -1,7 +1,7 @@
 //! The table of tensors, and the sizes of their types.
 //!
-//! Read by `header` after the metadata. The types are those of the pinned llama.cpp; a test of the engine compares the table
-//! with the library. Nothing here reads the data of a tensor.
+//! Read by `header` after the metadata. The types are those of the pinned llama.cpp; a test of the engine compares the
+//! table with the library. Nothing here reads the data of a tensor.
 
 use std::io::{Read, Seek};
 

@@ -1,7 +1,7 @@
 //! The values of metadata, with the types that the file gives them.
 //!
-//! Made by the reader of metadata and looked at by everybody. Values are kept as the file has them: a check sees the bits that
-//! llama.cpp would see. Nothing here reads a file.
+//! Made by the reader of metadata, used by all callers. Values are kept as they are in the file: a check sees the bits
+//! that llama.cpp would see. Nothing here reads a file.
 
 use std::borrow::Cow;
 use std::fmt;

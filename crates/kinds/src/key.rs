@@ -1,6 +1,7 @@
 //! The name of a row, and hexadecimal digits.
 //!
-//! The cache makes keys out of namespaces and tokens (`Namespace::key`); callers keep them, show them and send them back.
+//! The cache makes keys out of namespaces and tokens (`Namespace::key`); callers keep them, show them and send them
+//! back.
 
 use std::fmt;
 

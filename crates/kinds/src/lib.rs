@@ -1,5 +1,5 @@
-//! Poncho's vocabulary: the kinds, keys and small values that the cache writes into its files and that logs, metrics and
-//! JSON name.
+//! Poncho's vocabulary: the kinds, keys and small values that the cache writes into its files and that logs, metrics
+//! and JSON name.
 //!
 //! The cache and the api both speak of them, and neither depends on the other. Plain data, with one spelling and one
 //! serde form for each value. This crate must never do more I/O than looking at a file's times.

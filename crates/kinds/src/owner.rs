@@ -1,7 +1,7 @@
 //! Owners of rows: the name under which a cache remembers who has sent all tokens of a row.
 //!
-//! The server makes one out of an API key, the engine claims rows with it. It names an owner by a digest that the caller
-//! makes: it must never hold a secret itself.
+//! The server makes one out of an API key, the engine claims rows with it. It names an owner by a digest that the
+//! caller makes: it must never hold a secret itself.
 
 use std::fmt;
 

@@ -1,8 +1,9 @@
 //! Stamps: they distinguish two states of a file without reading it: size, inode, and the times of its last changes.
 //!
-//! Kept beside every hash that is remembered (the cache's memo, the registry's `hashed/`), and compared by the engine while a
-//! model is loaded. The change time (ctime) is part of it because nobody can set it: a file that was overwritten in place and got its old modification time back
-//! still has another one. The device number is left out: it differs between two mounts of the same file system.
+//! Stored beside every remembered hash (the cache's memo, the registry's `hashed/`), and compared by the engine while a
+//! model is loaded. The change time (ctime) is part of it because no program can set it: a file that was overwritten in
+//! place and got its old modification time back still has a new change time. The device number is left out: it differs
+//! between two mounts of the same file system.
 
 use std::fs::{self, File, Metadata};
 use std::io;

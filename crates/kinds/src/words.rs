@@ -1,7 +1,8 @@
 //! The words: save reasons, tiers, payload parts, fingerprint modes, hit kinds.
 //!
-//! Every enum here has one spelling (`as_str`) that the logs, the metrics, the JSON output and the
-//! documents share, and, where it is stored, one byte. Used by the cache, the engine and the server. It must never grow a second spelling for the same thing.
+//! Every enum here has one spelling (`as_str`) that the logs, the metrics, the JSON output and the documents share,
+//! and, where it is stored, one byte. Used by the cache, the engine and the server. It must never get a second spelling
+//! for the same thing.
 
 use std::fmt;
 

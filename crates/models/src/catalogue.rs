@@ -1,7 +1,7 @@
 //! The built-in catalogue: well-known small models under short names, and where they come from.
 //!
-//! A flat table. Quantisations are named instead of files where a repository has one file of each. A hash and a size are
-//! stated only where they are certain; a download without a stated hash is checked against what the hub says.
+//! A flat table. Quantisations are named instead of files where a repository has one file of each. A hash and a size
+//! are stated only where they are certain; a download without a stated hash is checked against what the hub says.
 
 use crate::name::ModelName;
 

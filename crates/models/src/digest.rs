@@ -8,7 +8,7 @@ use std::io::{self, Read};
 
 use sha2::Digest as _;
 
-/// Bytes read at once: large enough that the system call does not count, small enough that a stop is heard soon.
+/// Bytes read at once: large enough that the system call is cheap, small enough that a stop takes effect soon.
 pub(crate) const PIECE: usize = 1 << 20;
 
 /// A SHA-256.

@@ -1,7 +1,7 @@
-//! What the registry's callers must hear of, each with what to try next.
+//! The errors of the registry, each with what to try next.
 //!
-//! Errors of downloads are in `pull/error.rs`, those of names, references, Modelfiles and GGUF headers beside what they
-//! belong to.
+//! Returned to the server and to the command line. Errors of downloads are in `pull/error.rs`; those of names,
+//! references, Modelfiles and GGUF headers are beside the types that they belong to.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,10 +11,10 @@ use thiserror::Error;
 
 use crate::digest::Sha256;
 use crate::name::ModelName;
-use crate::parameters::did_you_mean_or;
 use crate::reference::ReferenceError;
+use crate::suggestions::did_you_mean_or;
 
-/// Why the registry says no.
+/// All errors of the registry.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum RegistryError {
@@ -28,7 +28,7 @@ pub enum RegistryError {
         /// Whether the catalogue has it.
         in_catalogue: bool,
     },
-    /// The text is no name, path or reference.
+    /// The text is not a name, a path or a reference.
     #[error(transparent)]
     Reference(#[from] ReferenceError),
     /// The text means something on the network that is not here.
@@ -37,7 +37,7 @@ pub enum RegistryError {
         /// The reference.
         reference: String,
     },
-    /// A file that is no usable model.
+    /// A file that cannot be used as a model.
     #[error("{} cannot be used: {source}", .path.display())]
     NotAModel {
         /// The file.
@@ -59,7 +59,7 @@ pub enum RegistryError {
     },
     /// An adapter for other weights.
     #[error(
-        "the adapter {adapter} changes {made_for} models and this one is a {model} model; lay it over the model that it was trained on"
+        "the adapter {adapter} is for {made_for} models, and this is a {model} model; apply it to the model that it was trained on"
     )]
     OtherArchitecture {
         /// The adapter, as it was named.
@@ -70,7 +70,7 @@ pub enum RegistryError {
         model: String,
     },
     /// One file of a model in several files.
-    #[error("{} is one of {count} files of a split model, which the registry cannot hold; serve it by its path, or join the files with `llama-gguf-split --merge`", .path.display())]
+    #[error("{} is one of {count} files of a split model, which the registry does not support; serve it by its path, or join the files with `llama-gguf-split --merge`", .path.display())]
     Split {
         /// The file.
         path: PathBuf,
@@ -79,7 +79,7 @@ pub enum RegistryError {
     },
     /// A path in a place where none may be read.
     #[error(
-        "`{path}` is a path, and only names of models that are here are allowed in this place; import the file first with `poncho pull {path}`"
+        "`{path}` is a path, and only the names of installed models are allowed here; import the file first with `poncho pull {path}`"
     )]
     PathRefused {
         /// The text.
@@ -91,7 +91,7 @@ pub enum RegistryError {
         /// The hash.
         digest: Sha256,
     },
-    /// A file whose bytes are not those of its hash.
+    /// A file with bytes that do not match its hash.
     #[error("{} is damaged: {found}; `poncho rm` and `poncho pull` the model again", .path.display())]
     Damaged {
         /// The file.
@@ -121,9 +121,9 @@ pub enum RegistryError {
         /// What was written.
         path: PathBuf,
     },
-    /// Not enough room, found out before the disk is full.
+    /// Not enough room, detected before the disk is full.
     #[error(
-        "{needed} bytes are needed in {} and {free} are free for it; free some space, or choose another folder with --models-dir", .folder.display()
+        "{needed} bytes are needed in {}, and {free} are available; free some space, or choose another folder with --models-dir", .folder.display()
     )]
     NoRoom {
         /// Bytes that are still to come.
@@ -135,7 +135,7 @@ pub enum RegistryError {
     },
     /// A file that a client sends is larger than it may be.
     #[error(
-        "the file has more than the {limit} bytes that an upload may have; raise the limit with --max-upload, or bring the file in with `poncho pull` on the server"
+        "the file is larger than the upload limit of {limit} bytes; raise the limit with --max-upload, or import the file with `poncho pull` on the server"
     )]
     TooLarge {
         /// The most that it may have.
@@ -148,22 +148,22 @@ pub enum RegistryError {
         path: PathBuf,
     },
     /// The caller stopped it.
-    #[error("stopped before it was done; what was fetched is kept, and the same command goes on from there")]
+    #[error("stopped before it was done; the bytes fetched so far are kept, and the same command resumes from there")]
     Stopped,
-    /// The file system said no.
+    /// A file system operation failed.
     #[error("cannot {action} {}: {source}; check the path, its permissions and the disk", .path.display())]
     Io {
         /// What was tried.
         action: &'static str,
         /// On what.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
 }
 
 impl RegistryError {
-    /// An error of the file system; a full disk is told apart.
+    /// An error of the file system; a full disk becomes [`RegistryError::DiskFull`].
     pub(crate) fn io(action: &'static str, path: &Path, source: io::Error) -> Self {
         match source.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::DiskFull { path: path.to_owned() },

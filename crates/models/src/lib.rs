@@ -4,33 +4,27 @@
 //! they are used and never become paths by themselves. Nothing here may load a model, run async code or serve HTTP, and
 //! a crash at any point must leave the folder readable.
 
-mod blobs;
 mod catalogue;
 mod digest;
 mod error;
-mod lock;
-mod manifest;
 mod modelfile;
 mod name;
-mod nearest;
-mod parameters;
 mod progress;
 mod pull;
 mod reference;
 mod registry;
-mod stamp;
+mod suggestions;
 
-pub use blobs::Blob;
 pub use catalogue::{CATALOGUE, CatalogueEntry, DEFAULT_MODEL, KnownFile, PackageFile};
 pub use digest::Sha256;
 pub use error::RegistryError;
-pub use manifest::{Manifest, Message, Role, Source, SourceKind};
-pub use modelfile::{Modelfile, ModelfileError, ModelfileProblem};
+pub use modelfile::{Message, Modelfile, ModelfileError, ModelfileProblem, ParameterError, Parameters, Role};
 pub use name::{ModelName, NameError};
-pub use parameters::{ParameterError, Parameters};
 pub use poncho_gguf::file::FileStamp;
 pub use poncho_gguf::{Facts, GgufError, NotGguf, read_facts};
 pub use progress::{Progress, ProgressSink, ignore_progress};
 pub use pull::{PullError, PullOptions};
 pub use reference::{HubChoice, HubReference, Reference, ReferenceError};
-pub use registry::{Damaged, Installed, PathRule, Registry, Removed, Resolved, Upload};
+pub use registry::{
+    Blob, Damaged, Installed, Manifest, PathRule, Registry, Removed, Resolved, Source, SourceKind, Upload,
+};

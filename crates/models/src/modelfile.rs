@@ -1,16 +1,20 @@
 //! A Modelfile: FROM, PARAMETER, SYSTEM, TEMPLATE, ADAPTER, LICENSE and MESSAGE, read and printed back.
 //!
-//! Read by `create`, printed by the server and by `show`. It reads text only: whether a FROM exists is found out by the
-//! registry. Every error says its line.
+//! Read by `create`, printed by the server and by `show`. It parses text and never looks at files: the registry checks
+//! whether the model in FROM exists. Every error gives its line.
+
+mod message;
+mod parameters;
 
 use std::fmt;
 
 use thiserror::Error;
 
-use crate::manifest::{Message, Role};
 use crate::name::printable;
-use crate::nearest::nearest;
-use crate::parameters::{ParameterError, Parameters, did_you_mean_or};
+use crate::suggestions::{did_you_mean_or, nearest};
+
+pub use message::{Message, Role};
+pub use parameters::{ParameterError, Parameters};
 
 /// What a Modelfile says.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -51,7 +55,7 @@ pub enum ModelfileProblem {
     #[error("a second FROM; a model is made from one")]
     SecondFrom,
     /// An instruction that is not known.
-    #[error("`{word}` is no instruction{} FROM, PARAMETER, SYSTEM, TEMPLATE, ADAPTER, LICENSE and MESSAGE are", did_you_mean_or(.near))]
+    #[error("`{word}` is not an instruction{} use FROM, PARAMETER, SYSTEM, TEMPLATE, ADAPTER, LICENSE or MESSAGE", did_you_mean_or(.near))]
     UnknownInstruction {
         /// The word, made printable.
         word: String,
@@ -75,8 +79,8 @@ pub enum ModelfileProblem {
     /// A PARAMETER that is not allowed.
     #[error(transparent)]
     Parameter(#[from] ParameterError),
-    /// A MESSAGE of nobody.
-    #[error("`{word}` is no role; write MESSAGE system, MESSAGE user or MESSAGE assistant, then the text")]
+    /// A MESSAGE with an unknown role.
+    #[error("`{word}` is not a role; write MESSAGE system, MESSAGE user or MESSAGE assistant, then the text")]
     UnknownRole {
         /// The word, made printable.
         word: String,
@@ -256,10 +260,10 @@ LICENSE """MIT"""
             ("FROM a\nPARAMETER heat 1", 2, "no parameter `heat`"),
             ("FROM a\nPARAMETER num_ctx many", 2, "a whole number"),
             ("FROM a\nSYSTEM \"\"\"open\nfor\never", 2, "never closes"),
-            ("FROM a\nMESSAGE robot hi", 2, "no role"),
+            ("FROM a\nMESSAGE robot hi", 2, "not a role"),
             ("FROM a\nMESSAGE user", 2, "a role and a text"),
             ("FROM a\nADAPTER", 2, "a path"),
-            ("FROM a\n\u{1b}[31m x", 2, "no instruction"),
+            ("FROM a\n\u{1b}[31m x", 2, "not an instruction"),
         ] {
             let refused = Modelfile::parse(text).unwrap_err();
             assert_eq!(refused.line, line, "{text:?}: {refused}");

@@ -23,7 +23,7 @@ pub struct ModelName {
     tag: String,
 }
 
-/// Why a text is no name.
+/// Why a text is not a valid name.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum NameError {
     /// Nothing there.
@@ -59,7 +59,7 @@ impl ModelName {
     /// Reads a name. Letters are folded to lower case, a missing tag is `latest`.
     ///
     /// # Errors
-    /// When the text is no name; the message says which part and what is allowed.
+    /// When the text is not a valid name; the message names the part and what is allowed.
     pub fn parse(text: &str) -> Result<Self, NameError> {
         if text.is_empty() {
             return Err(NameError::Empty);

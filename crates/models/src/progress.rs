@@ -1,13 +1,13 @@
-//! What long work tells its caller while it runs, and how the caller stops it.
+//! Progress reports of long operations, and how a caller stops one.
 //!
-//! Handed down as a callback by the server and the command line. It must be called often enough that a stop is heard
-//! within a second, and never after the work has failed.
+//! The server and the command line pass a callback. It must be called often enough that a stop takes effect within a
+//! second, and never after the operation has failed.
 
 use std::ops::ControlFlow;
 
 use crate::digest::Sha256;
 
-/// One step of long work. Counts are bytes.
+/// One step of a long operation. Counts are bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Progress {
@@ -22,11 +22,11 @@ pub enum Progress {
     },
     /// Bytes arrive over the network.
     Downloading {
-        /// The file's hash, where the source told it.
+        /// The file's hash, if the source states it.
         digest: Option<Sha256>,
         /// Bytes that are here, those of an earlier, interrupted download included.
         done: u64,
-        /// All bytes, where the source told it.
+        /// All bytes, if the source states it.
         total: Option<u64>,
     },
     /// A file of this machine is copied.
@@ -47,10 +47,10 @@ pub enum Progress {
     Installing,
 }
 
-/// Hears of progress; `Break` stops the work, which then ends with a "stopped" error.
+/// Receives progress reports; `Break` stops the operation, which then ends with a "stopped" error.
 pub type ProgressSink<'a> = &'a mut dyn FnMut(Progress) -> ControlFlow<()>;
 
-/// For callers that do not want to know.
+/// A sink for callers that do not show progress.
 pub fn ignore_progress(_: Progress) -> ControlFlow<()> {
     ControlFlow::Continue(())
 }

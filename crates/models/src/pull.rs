@@ -7,101 +7,31 @@ mod download;
 mod error;
 mod http;
 mod hub;
+mod options;
 mod package;
+mod remote;
 
-use std::fmt;
-use std::path::PathBuf;
-use std::time::Duration;
-
-use crate::blobs::{Blob, hash_file, tell};
 use crate::catalogue::{self, CatalogueEntry};
 use crate::digest::Sha256;
 use crate::error::RegistryError;
-use crate::manifest::{Source, SourceKind};
 use crate::name::ModelName;
 use crate::progress::{Progress, ProgressSink};
 use crate::reference::{HubReference, Reference, without_secrets};
-use crate::registry::{Installed, Ready, Registry};
+use crate::registry::blobs::{hash_file, sync_file, tell};
+use crate::registry::{Blob, Installed, Ready, Registry, Source, SourceKind};
+use crate::suggestions::nearest;
 
 pub use error::PullError;
-
-/// Where the hub is, unless `HF_ENDPOINT` says otherwise.
-const HUB: &str = "https://huggingface.co";
-
-/// How a model is fetched.
-#[derive(Clone)]
-#[non_exhaustive]
-pub struct PullOptions {
-    /// The name to install it under [default: the reference's own].
-    pub name: Option<ModelName>,
-    /// The hash that the file must have, where the caller knows it.
-    pub sha256: Option<Sha256>,
-    /// The address of the hub, without a slash at its end.
-    pub hub: String,
-    /// The token for the hub.
-    pub hub_token: Option<String>,
-    /// The Python that packages are fetched with.
-    pub python: PathBuf,
-    /// How often in a row a download may break off without a new byte before it is given up; 0 gives up at once.
-    pub retries: u32,
-    /// How long to wait before such a retry.
-    pub retry_pause: Duration,
-    /// How long a server may say nothing.
-    pub silence: Duration,
-}
-
-impl Default for PullOptions {
-    fn default() -> Self {
-        Self {
-            name: None,
-            sha256: None,
-            hub: HUB.to_owned(),
-            hub_token: None,
-            python: "python3".into(),
-            // A router that restarts is back after some seconds.
-            retries: 4,
-            retry_pause: Duration::from_secs(2),
-            silence: Duration::from_secs(60),
-        }
-    }
-}
-
-impl fmt::Debug for PullOptions {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut shown = formatter.debug_struct("PullOptions");
-        shown.field("name", &self.name).field("sha256", &self.sha256).field("hub", &self.hub);
-        shown.field("hub_token", &self.hub_token.as_ref().map(|_| "(not shown)")).finish_non_exhaustive()
-    }
-}
-
-impl PullOptions {
-    /// The defaults with `HF_ENDPOINT` and `HF_TOKEN` of the environment.
-    #[must_use]
-    pub fn from_env() -> Self {
-        let variable = |name| std::env::var(name).ok().filter(|value| !value.trim().is_empty());
-        let mut options = Self { hub_token: variable("HF_TOKEN"), ..Self::default() };
-        if let Some(hub) = variable("HF_ENDPOINT") {
-            options.hub = hub.trim_end_matches('/').to_owned();
-        }
-        options
-    }
-}
-
-/// A file on the network and what is known of it.
-struct Remote {
-    url: String,
-    token: Option<String>,
-    sha256: Option<Sha256>,
-    bytes: Option<u64>,
-}
+pub use options::PullOptions;
+use remote::Remote;
 
 impl Registry {
     /// Fetches a model and gives it its name. A model that is here already, with the hash that the source states, is
-    /// returned at once. Interrupted downloads go on where they broke off.
+    /// returned at once. Interrupted downloads are resumed.
     ///
     /// # Errors
-    /// When the source has no such file or cannot be reached, the bytes are not what they should be, there is no room, or
-    /// the caller stopped it.
+    /// When the source has no such file or cannot be reached, the bytes are not what they should be, there is no room,
+    /// or the caller stopped it.
     pub fn pull(
         &self,
         reference: &Reference,
@@ -202,7 +132,7 @@ impl Registry {
             folder.forget();
             return Err(PullError::WrongHash { url: without_secrets(&remote.url), expected, got });
         }
-        crate::blobs::sync_file(&data)?;
+        sync_file(&data)?;
         let ready = match Ready::fetched(data, hashed) {
             Ok(ready) => ready,
             Err(error) => {
@@ -220,7 +150,7 @@ impl Registry {
         self.get(name).ok().filter(|installed| installed.manifest.model.sha256 == digest)
     }
 
-    /// A file with this hash that another name brought, its bytes checked.
+    /// The file with this hash, if another model has it; its bytes are checked.
     fn existing_blob(&self, digest: &Sha256, progress: ProgressSink<'_>) -> Result<Option<Ready>, RegistryError> {
         let path = self.layout.blob(digest);
         if !path.is_file() {
@@ -229,13 +159,13 @@ impl Registry {
         match self.own_model(&path, progress) {
             Ok(ready) if ready.blob.sha256 == *digest => Ok(Some(ready)),
             Err(RegistryError::Stopped) => Err(RegistryError::Stopped),
-            // Damaged, or removed since: fetched anew.
+            // Damaged, or removed since: it is fetched again.
             Ok(_) | Err(_) => Ok(None),
         }
     }
 
     fn not_in_catalogue(&self, name: &ModelName) -> PullError {
         let known: Vec<&str> = catalogue::CATALOGUE.iter().map(|entry| entry.name).collect();
-        PullError::NotInCatalogue { name: name.clone(), near: crate::nearest::nearest(&name.to_string(), known) }
+        PullError::NotInCatalogue { name: name.clone(), near: nearest(&name.to_string(), known) }
     }
 }

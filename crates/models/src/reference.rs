@@ -49,17 +49,17 @@ pub enum HubChoice {
 /// Why a text names no model.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum ReferenceError {
-    /// No name.
+    /// Not a valid name.
     #[error(transparent)]
     Name(#[from] NameError),
     /// A hub reference that is not complete.
-    #[error("`{text}` is no hub reference; write hf:owner/repo, hf:owner/repo:Q4_K_M or hf:owner/repo:file.gguf")]
+    #[error("`{text}` is not a hub reference; write hf:owner/repo, hf:owner/repo:Q4_K_M or hf:owner/repo:file.gguf")]
     Hub {
         /// The text, made printable.
         text: String,
     },
     /// An address that cannot be one.
-    #[error("`{text}` is no address of a file; write https://host/path/model.gguf")]
+    #[error("`{text}` is not the address of a file; write https://host/path/model.gguf")]
     Url {
         /// The text, made printable and without user and password.
         text: String,

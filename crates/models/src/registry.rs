@@ -1,12 +1,18 @@
-//! The registry folder: models by name, made, found, copied, checked and removed.
+//! The registry folder: creates, finds, copies, checks and removes models by name.
 //!
-//! Called by the server and by the command line, from several processes at once. Readers take no lock; whoever changes
-//! names or removes files holds the folder's lock. A folder that does not exist is an empty registry, and only a change
-//! makes it. The steps of a change are ordered so that a crash leaves at most files without a name.
+//! Called by the server and by the command line, from several processes at once. Readers take no lock; an operation
+//! that changes names or removes files holds the folder's lock. A folder that does not exist is an empty registry, and
+//! only a change creates it. The steps of a change are ordered so that a crash leaves at most files without a name.
 
+pub(crate) mod blobs;
 mod clean;
 mod create;
+pub(crate) mod layout;
+pub(crate) mod lock;
+mod manifest;
+mod stamp;
 mod store;
+mod upload;
 
 use std::fs;
 use std::io;
@@ -15,18 +21,20 @@ use std::path::{Path, PathBuf};
 use poncho_gguf::file::FileStamp;
 use poncho_gguf::{Facts, GgufError, read_facts};
 
-use crate::blobs::{Layout, hash_file, is_linked};
 use crate::catalogue::{self, CATALOGUE};
 use crate::error::RegistryError;
-use crate::manifest::Manifest;
 use crate::name::ModelName;
-use crate::nearest::nearest;
 use crate::progress::ProgressSink;
 use crate::reference::Reference;
-use crate::stamp;
+use crate::suggestions::nearest;
 
+use blobs::{hash_file, is_linked};
+use layout::Layout;
+
+pub use blobs::Blob;
 pub(crate) use create::Ready;
-pub use create::Upload;
+pub use manifest::{Manifest, Source, SourceKind};
+pub use upload::Upload;
 
 /// A registry folder.
 #[derive(Debug, Clone)]
@@ -203,8 +211,8 @@ impl Registry {
         stamp::read(&self.layout.stamp(&installed.manifest.model.sha256))
     }
 
-    /// Files of models that have a second name, under which they may be changed: releases before this one made one for a
-    /// file that was pulled by its path. [`Registry::verify`] gives such a model a file of its own.
+    /// Files of models that have a second name, under which they may be changed: releases before this one made one for
+    /// a file that was pulled by its path. [`Registry::verify`] gives such a model a file of its own.
     ///
     /// # Errors
     /// When the folder cannot be read.
@@ -214,8 +222,8 @@ impl Registry {
         Ok(self.list()?.into_iter().filter(is_shared).collect())
     }
 
-    /// Removes what a crash left and uploads that no model was made of within a day, as [`Registry::open`] does; nothing
-    /// that is in use.
+    /// Removes what a crash left and uploads that no model was made of within a day, as [`Registry::open`] does;
+    /// nothing that is in use.
     pub fn sweep(&self) {
         clean::clean(&self.layout);
     }

@@ -37,8 +37,8 @@ fn a_manifest_that_cannot_be_read_is_reported_and_nothing_is_thrown_away() {
     let manifests = place.root().join("manifests");
     let whole = fs::read_to_string(manifests.join("lost=latest.json")).unwrap();
     for (text, expected) in [
-        (String::new(), "no manifest"),
-        (whole[..whole.len() / 2].to_owned(), "no manifest"),
+        (String::new(), "not a manifest"),
+        (whole[..whole.len() / 2].to_owned(), "not a manifest"),
         (whole.replace("\"format\": 1", "\"format\": 2"), "format 2"),
         (whole.replace("lost:latest", "good:latest"), "belongs to good:latest"),
         (whole.replace(&lost.manifest.model.sha256.to_hex(), "../../../etc/passwd"), "64 hexadecimal digits"),

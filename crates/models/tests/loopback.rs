@@ -45,7 +45,7 @@ impl Reply {
         self
     }
 
-    /// Breaks off after so many bytes of the body.
+    /// Breaks off after `bytes` bytes of the body.
     pub(crate) fn cut(mut self, bytes: usize) -> Self {
         self.body.truncate(bytes);
         self

@@ -285,7 +285,7 @@ fn a_caller_can_stop_an_import() {
         ControlFlow::Break(())
     });
     assert!(matches!(stopped, Err(RegistryError::Stopped)));
-    assert_eq!(steps.len(), 1, "nothing is told after the stop");
+    assert_eq!(steps.len(), 1, "no progress is reported after the stop");
     assert!(matches!(steps[0], Progress::Verifying { .. } | Progress::Copying { .. }), "{steps:?}");
     assert_eq!((place.names_in("incoming"), place.names_in("blobs")), (vec![], vec![]));
 }

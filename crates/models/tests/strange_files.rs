@@ -29,7 +29,7 @@ fn fifo(path: &Path) {
     mknodat(CWD, path, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
 }
 
-/// Hardening 16: an import waited for ever for somebody who writes into the FIFO.
+/// Hardening 16: an import waited forever for a writer of the FIFO.
 #[test]
 fn a_fifo_is_not_imported_and_a_link_to_a_file_is() {
     let place = Place::new();

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-/// Name and value of each fact; what cannot be found out is "unknown".
+/// Name and value of each fact; "unknown" for one that cannot be determined.
 pub(crate) fn facts(folder: &Path) -> Vec<(&'static str, String)> {
     let unknown = || "unknown".to_owned();
     let cores = std::thread::available_parallelism().map_or_else(|_| unknown(), |count| count.to_string());

@@ -69,7 +69,7 @@ pub(crate) fn duel(
     Ok(Duel { ours: Samples::new(our_times), theirs: Samples::new(their_times), ratio: Samples::new(ratio) })
 }
 
-/// Runs one thing so many times, in seconds.
+/// Runs `work` for `rounds` rounds after the warm-up; the samples are in seconds.
 pub(crate) fn repeat(rounds: usize, mut work: impl FnMut() -> Outcome<Duration>) -> Outcome<Samples> {
     let mut times = Vec::new();
     for round in 0..rounds + WARM_UP {

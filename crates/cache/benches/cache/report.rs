@@ -51,7 +51,7 @@ impl Report {
         Self { machine, lines: Vec::new() }
     }
 
-    /// A ratio against the plain operation on so many bytes.
+    /// A ratio against the plain operation on `bytes` bytes.
     pub(crate) fn ratio(&mut self, name: &str, bytes: usize, duel: &Duel, target: Target) {
         let speed = |samples: &Samples| {
             format!("{:.2} GB/s ({})", bytes as f64 / samples.median() / 1e9, seconds(samples.median()))

@@ -268,7 +268,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// Tells each sample it takes; panics where it has none.
+    /// Sends a message for each sample that is taken; panics if it has none.
     struct ScriptedSource {
         next: Option<PressureSample>,
         taken: Sender<()>,

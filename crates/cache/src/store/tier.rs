@@ -41,11 +41,11 @@ pub struct TierHealth {
 /// Whether rows of a tier may be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Readable {
-    /// Its reads come in time.
+    /// Its reads finish in time.
     Yes,
-    /// Its reads were late; this one finds out whether they still are.
+    /// Its reads were late; this read checks whether they still are.
     Probe,
-    /// Its reads were late, and it is not time to ask again.
+    /// Its reads were late, and the next check is not due yet.
     No,
 }
 

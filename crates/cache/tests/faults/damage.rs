@@ -19,7 +19,7 @@ use crate::support::{attention, conversation, namespace, on_disk, reach, request
 
 const ROOT: &str = "/cache";
 
-/// A cache whose files are in memory, so that it can be opened thousands of times.
+/// A cache with its files in memory, so that it can be opened thousands of times.
 fn in_memory_files(fs: &MemoryFs) -> CacheConfig {
     let fs = Arc::new(fs.clone());
     CacheConfig { fs, writers: 1, ..on_disk(Path::new(ROOT), 1 << 20) }
@@ -289,7 +289,7 @@ fn damage_in_one_segment_leaves_the_part_before_it_and_drops_what_builds_on_it()
         assert_eq!((cache.len(), cache.counters().corrupt_files, cache.counters().orphans_dropped), (2, 1, 1));
         let left = [true, true, false, false];
         assert_eq!(paths.each_ref().map(|path| path.exists()), left);
-        assert!(bad_path(&paths[2]).exists(), "for whoever wants to look at it");
+        assert!(bad_path(&paths[2]).exists(), "the damaged file is kept for inspection");
         assert_eq!(save_now(&cache, &tokens), SaveOutcome::Published);
         assert_eq!(reach(&open_after(cache, folder.path()), namespace(1), &tokens), 80);
     }

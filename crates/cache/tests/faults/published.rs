@@ -11,7 +11,7 @@ use crate::support::{at_end, attention, conversation, namespace, reach, request}
 /// The stages at which the final name is there.
 const NAMED: [Stage; 4] = [Stage::Linked, Stage::TmpRemoved, Stage::FolderSynced, Stage::Announced];
 
-/// A folder whose writer panics at a stage as soon as the test says so.
+/// A cache with a writer that panics at the stage that the test sets.
 fn armed(faulty: &Faulty) -> (Cache, Arc<PanicAt>) {
     let observer = Arc::new(PanicAt(Mutex::new(None)));
     let config = CacheConfig { observer: Some(Arc::<PanicAt>::clone(&observer)), ..faulty.config() };

@@ -32,8 +32,8 @@ impl StageObserver for HoldOne {
     }
 }
 
-/// A row that is held at a stage while the row that it builds on vanishes, so that it is no row any more and its key is
-/// wanted again. Whoever drops the sender lets the writer go on.
+/// Holds the writer of a row at a stage while the parent of that row vanishes. The row then leaves the index, and its
+/// key can be saved again once the reservation has expired. Dropping the sender releases the writer.
 fn stuck(faulty: &Faulty, tokens: &[u32], stage: Stage) -> (Cache, SyncSender<()>) {
     let observer = Arc::new(HoldOne::default());
     let config = CacheConfig { observer: Some(Arc::<HoldOne>::clone(&observer)), writers: 2, ..faulty.config() };

@@ -27,10 +27,10 @@ const QUOTA: u64 = 20 * LONGEST_ROW;
 const LONGEST_LARGE_ROW: u64 = LARGE_BODY as u64 + LONGEST_ROW;
 /// Tokens of the longest row.
 const MOST_TOKENS: usize = 240;
-/// A child that nobody killed after so many steps is a mistake of the test.
+/// A child that is still alive after this number of steps is a bug in the test.
 const STEPS: usize = 20_000;
 
-/// What a child is told.
+/// The arguments of a child process.
 #[derive(Debug, Clone)]
 pub(crate) struct Orders {
     pub(crate) folder: PathBuf,

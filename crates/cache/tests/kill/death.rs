@@ -11,13 +11,13 @@ use poncho_cache::testing::Operation;
 use poncho_cache::{Entry, Fs, Key, NewFile, ReadFile, Stage, StageObserver, StdFs, Tier};
 use rustix::process::{Signal, getpid, kill_process};
 
-/// A durable file whose body is as large as this is written body first, head last (`write_behind` of `fs.rs`).
+/// A durable file with a body of at least this size is written body first, head last (`write_behind` of `fs.rs`).
 pub(crate) const LARGE_BODY: usize = 4 << 20;
 
-/// Where in the life of a child its death lies.
+/// When a child dies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Death {
-    /// The parent kills it after so many lines of its report, and so many microseconds.
+    /// The parent kills it `micros` microseconds after `lines` lines of its report.
     ByParent { lines: usize, micros: u64 },
     /// It kills itself when any row reaches this stage for the n-th time.
     AtStage { stage: Stage, nth: usize },
@@ -96,7 +96,7 @@ fn die() -> ! {
     }
 }
 
-/// Tells the parent what was published, and dies at its stage.
+/// Reports to the parent what was published, and dies at its stage.
 #[derive(Debug)]
 pub(crate) struct Witness {
     pub(crate) death: Death,

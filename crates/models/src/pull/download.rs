@@ -1,8 +1,8 @@
-//! One download that can be broken off at any byte and goes on later, in this process or another.
+//! One download that can be interrupted at any byte and resumed later, by this process or another.
 //!
-//! The bytes so far are in `partial/KEY/data`, with what identifies the file beside them. They are appended to only when
-//! the server confirms that it still has the same file; in doubt the download starts anew. Whether the bytes are right is
-//! for the caller to check: nothing here gives a file its name.
+//! Called by `pull.rs`. The bytes so far are in `partial/KEY/data`, beside a file that identifies the remote file.
+//! Bytes are appended only if the server confirms that it still has the same file; otherwise the download starts again.
+//! The caller checks the bytes: nothing here may give a file its name.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Read, Write};
@@ -14,21 +14,24 @@ use serde::{Deserialize, Serialize};
 use ureq::Body;
 use ureq::http::{Response, StatusCode};
 
-use crate::blobs::{DATA_NAME, LOCK_NAME, Layout, tell};
 use crate::digest::{PIECE, Sha256};
 use crate::error::RegistryError;
-use crate::lock::{self, HeldLock};
 use crate::progress::{Progress, ProgressSink};
 use crate::reference::without_secrets;
+use crate::registry::blobs::tell;
 use crate::registry::facts_of;
+use crate::registry::layout::{DATA_NAME, LOCK_NAME, Layout};
+use crate::registry::lock::{self, HeldLock};
 
+use super::error::PullError;
 use super::http::{Get, agent, get, header};
-use super::{PullError, PullOptions, Remote};
+use super::options::PullOptions;
+use super::remote::Remote;
 
 /// How often a waiting process looks whether the other one is done, and whether it is to stop.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 const STATE_NAME: &str = "state.json";
-/// An address and a tag; a longer file is none of ours.
+/// An address and a tag; a longer file was not written by this program.
 const MOST_STATE: u64 = 1 << 16;
 
 /// What identifies the file that the bytes belong to.
@@ -65,7 +68,7 @@ pub(super) fn lock_folder(
     progress: ProgressSink<'_>,
 ) -> Result<PartialFolder, PullError> {
     layout.prepare()?;
-    // By content where it is known: then it does not matter which address the bytes come from.
+    // By content if the hash is known: then it does not matter which address the bytes come from.
     let key = remote.sha256.unwrap_or_else(|| Sha256::of(without_secrets(&remote.url).as_bytes()));
     let path = layout.partial().join(key.to_hex());
     loop {
@@ -104,7 +107,7 @@ pub(super) fn fetch(
     }
 }
 
-/// Waits, and hears a stop while it waits.
+/// Waits; a stop ends the wait.
 fn pause(time: Duration, remote: &Remote, folder: &PartialFolder, progress: ProgressSink<'_>) -> Result<(), PullError> {
     let end = Instant::now() + time;
     while Instant::now() < end {
@@ -132,7 +135,7 @@ impl Attempt<'_, '_> {
         if here > 0 && Some(here) == self.remote.bytes {
             return Ok(());
         }
-        // Without a tag, only a known hash can tell whether the two ends belong together.
+        // Without a tag, only a known hash can show whether old and new bytes belong to the same file.
         let may_resume = state.etag.is_some() || self.remote.sha256.is_some();
         let from = if may_resume { here } else { 0 };
         let ask = Get { token: self.remote.token.as_deref(), from, if_range: state.etag.as_deref() };
@@ -146,7 +149,7 @@ impl Attempt<'_, '_> {
                 }
             },
             StatusCode::RANGE_NOT_SATISFIABLE => {
-                // All bytes are here, or more than the server has; a new start finds out.
+                // Either all bytes are here, or there are more than the server has; then the download starts again.
                 let is_all = content_range_total(&response) == Some(from) && from > 0;
                 if is_all {
                     return Ok(());
@@ -195,7 +198,7 @@ impl Attempt<'_, '_> {
             };
             let piece = buffer.get(..count).unwrap_or_default();
             file.write_all(piece).map_err(wrap)?;
-            // A web page or an error message is no use to anybody, and neither is the wrong half of a terabyte.
+            // Stop at the first bytes of a web page or an error message: the rest of the file is of no use.
             if done == 0 && count >= 4 && !piece.starts_with(b"GGUF") {
                 let error = facts_of(&path).err();
                 self.folder.forget();

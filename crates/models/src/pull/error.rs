@@ -1,14 +1,15 @@
-//! Why a model could not be fetched, each with what to try next.
+//! The errors of downloads, each with what to try next.
 //!
-//! Addresses in these messages are without user, password and query; tokens are in none of them.
+//! Returned to the server and to the command line. Addresses in these messages must be without user, password and
+//! query, and no message may hold a token.
 
 use thiserror::Error;
 
 use crate::digest::Sha256;
 use crate::error::RegistryError;
 use crate::name::ModelName;
-use crate::parameters::did_you_mean_or;
 use crate::reference::without_secrets;
+use crate::suggestions::did_you_mean_or;
 
 /// Why a pull failed.
 #[derive(Debug, Error)]
@@ -23,7 +24,7 @@ pub enum PullError {
         near: Vec<String>,
     },
     /// Nothing to call it.
-    #[error("no name can be made of `{reference}`; give one with --name")]
+    #[error("cannot derive a name from `{reference}`; give one with --name")]
     NoName {
         /// The reference.
         reference: String,
@@ -36,8 +37,8 @@ pub enum PullError {
         /// The status.
         status: u16,
     },
-    /// The source wants to know who asks.
-    #[error("{url} may not be read (HTTP {status}): {}", if *.with_token { "the token in HF_TOKEN has no access to it; accept the model's terms on its page, or use another token" } else { "it does not exist, or it is private or gated; check the name, or put an access token into HF_TOKEN" })]
+    /// The source requires authentication.
+    #[error("access to {url} is denied (HTTP {status}): {}", if *.with_token { "the token in HF_TOKEN has no access to it; accept the model's terms on its page, or use another token" } else { "it does not exist, or it is private or gated; check the name, or set HF_TOKEN to an access token" })]
     Denied {
         /// The address.
         url: String,
@@ -64,8 +65,8 @@ pub enum PullError {
         /// What went wrong.
         reason: String,
     },
-    /// The connection broke, again and again.
-    #[error("the download of {url} broke off after {done} bytes{}: {reason}; run the same command again, it goes on from there", .total.map(|total| format!(" of {total}")).unwrap_or_default())]
+    /// The connection was lost more often than the options allow.
+    #[error("the download of {url} was interrupted after {done} bytes{}: {reason}; run the same command again to resume it", .total.map(|total| format!(" of {total}")).unwrap_or_default())]
     Interrupted {
         /// The address.
         url: String,
@@ -88,9 +89,9 @@ pub enum PullError {
         /// As offered.
         got: u64,
     },
-    /// All bytes are here and are the wrong ones.
+    /// All bytes arrived, and their hash is wrong.
     #[error(
-        "{url} arrived with the SHA-256 {got}, and {expected} was expected; it was thrown away, so run the same command again"
+        "{url} arrived with the SHA-256 {got}, and {expected} was expected; the file was discarded, so run the same command again"
     )]
     WrongHash {
         /// The address.
@@ -100,8 +101,8 @@ pub enum PullError {
         /// As received.
         got: Sha256,
     },
-    /// What arrived is no model.
-    #[error("{url} is no model: {reason}")]
+    /// The fetched file is not a model.
+    #[error("{url} is not a model: {reason}")]
     NotAModel {
         /// The address.
         url: String,
@@ -109,7 +110,7 @@ pub enum PullError {
         reason: String,
     },
     /// The repository has no file that fits.
-    #[error("{repository} has no file for `{wanted}`; {}", if .there.is_empty() { "it has no GGUF files at all, so look for a repository whose name ends in -GGUF".to_owned() } else { format!("it has {}", .there.join(", ")) })]
+    #[error("{repository} has no file for `{wanted}`; {}", if .there.is_empty() { "it has no GGUF files at all, so look for a repository with a name that ends in -GGUF".to_owned() } else { format!("it has {}", .there.join(", ")) })]
     NoSuchFile {
         /// The repository.
         repository: String,
@@ -119,7 +120,7 @@ pub enum PullError {
         there: Vec<String>,
     },
     /// The answer of the hub cannot be understood.
-    #[error("{url} did not answer as a hub does: {reason}; check HF_ENDPOINT")]
+    #[error("{url} did not answer like a model hub: {reason}; check HF_ENDPOINT")]
     BadListing {
         /// The address.
         url: String,
@@ -136,7 +137,7 @@ pub enum PullError {
     },
     /// Not enough room for the rest.
     #[error(
-        "{needed} bytes are needed in {folder} and {free} are free; free some space, or choose another folder with --models-dir"
+        "{needed} bytes are needed in {folder}, and {free} are available; free some space, or choose another folder with --models-dir"
     )]
     NoRoom {
         /// Bytes that are still to come.
@@ -147,7 +148,7 @@ pub enum PullError {
         folder: String,
     },
     /// Every source failed.
-    #[error("no source has it.\n  first: {first}\n  second: {second}")]
+    #[error("all sources failed.\n  first: {first}\n  second: {second}")]
     AllSources {
         /// Of the first source.
         first: Box<PullError>,
@@ -155,9 +156,9 @@ pub enum PullError {
         second: Box<PullError>,
     },
     /// The caller stopped it.
-    #[error("stopped before it was done; what was fetched is kept, and the same command goes on from there")]
+    #[error("stopped before it was done; the bytes fetched so far are kept, and the same command resumes from there")]
     Stopped,
-    /// The registry said no.
+    /// The registry failed.
     #[error(transparent)]
     Registry(RegistryError),
 }
@@ -182,7 +183,7 @@ impl PullError {
         )
     }
 
-    /// An error about a fetched file, which is at a path that tells the user nothing.
+    /// An error about a fetched file, with the address in place of the temporary path, which means nothing to the user.
     pub(super) fn from_registry(error: RegistryError, url: &str) -> Self {
         let url = without_secrets(url);
         match error {

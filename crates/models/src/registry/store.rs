@@ -1,7 +1,7 @@
-//! Manifests on disk: read, written by rename, copied and removed, and the files that no manifest needs any more.
+//! Manifests on disk: reading, writing by rename, copying and removing them, and removing files that no manifest needs.
 //!
-//! A manifest is complete under its name or not there. Files are named before the manifest that needs them, and removed
-//! after it, so that a manifest never points at nothing.
+//! Called by the registry. A manifest is complete under its name or does not exist. Files get their name before the
+//! manifest that needs them and are removed after it, so that a manifest never refers to a missing file.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -10,12 +10,13 @@ use std::path::{Path, PathBuf};
 
 use poncho_gguf::file::{self, Links};
 
-use crate::blobs::{Blob, Layout, sync_folder};
 use crate::digest::Sha256;
 use crate::error::RegistryError;
-use crate::manifest::{self, Manifest};
 use crate::name::ModelName;
 
+use super::blobs::{Blob, sync_folder};
+use super::layout::Layout;
+use super::manifest::{self, Manifest};
 use super::{Damaged, Installed, Registry, Removed};
 
 /// All manifests of a folder.

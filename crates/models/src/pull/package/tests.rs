@@ -24,7 +24,7 @@ fn wheel(file: &str, bytes: &[u8]) -> Vec<u8> {
     writer.finish().unwrap().into_inner()
 }
 
-/// A Python that copies `wheel` to where pip was told to, after running `script`.
+/// A Python that runs `script`, then copies `wheel` to the folder in the arguments of pip.
 fn python(folder: &Path, script: &str, wheel: &[u8]) -> PathBuf {
     fs::write(folder.join("wheel"), wheel).unwrap();
     let path = folder.join("python3");
@@ -85,7 +85,7 @@ fn a_machine_without_python_says_so() {
     assert!(refused.contains("did not start"), "{refused}");
 }
 
-/// A wheel that pip itself takes, in a folder that pip is told to look into.
+/// A wheel that pip accepts, in the folder that pip searches for packages.
 fn real_wheel(folder: &Path, model: &[u8]) {
     let mut writer = zip::ZipWriter::new(Cursor::new(Vec::new()));
     let metadata = "Metadata-Version: 2.1\nName: some-model\nVersion: 1.0\n";
@@ -102,7 +102,7 @@ fn real_wheel(folder: &Path, model: &[u8]) {
     fs::write(folder.join("some_model-1.0-py3-none-any.whl"), writer.finish().unwrap().into_inner()).unwrap();
 }
 
-/// Runs the very call of pip from a folder whose modules must not run, with packages from `packages` alone.
+/// Runs the same pip command from a folder of modules that must not run; packages come from `packages` alone.
 fn run_pip(packages: &Path, hostile: &Path) -> (bool, String, Vec<String>) {
     let target = tempfile::tempdir().unwrap();
     let mut command = pip(target.path(), &PACKAGE, &PullOptions::default());
@@ -124,7 +124,8 @@ fn hostile_folder() -> (tempfile::TempDir, PathBuf) {
     (folder, marker)
 }
 
-/// Hardening 25: `python3 -m pip` ran whatever `pip.py` or `sitecustomize.py` lay in the working folder or in PYTHONPATH.
+/// Hardening 25: `python3 -m pip` ran whatever `pip.py` or `sitecustomize.py` lay in the working folder or in
+/// PYTHONPATH.
 #[test]
 fn modules_of_the_working_folder_are_not_run() {
     let (hostile, marker) = hostile_folder();

@@ -8,9 +8,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use poncho_gguf::Facts;
 use serde::{Deserialize, Serialize};
 
-use crate::blobs::Blob;
+use crate::modelfile::{Message, Parameters};
 use crate::name::ModelName;
-use crate::parameters::Parameters;
+
+use super::blobs::Blob;
 
 /// The version that this release writes, and the newest it reads.
 pub(crate) const FORMAT: u32 = 1;
@@ -31,7 +32,7 @@ pub struct Manifest {
     pub source: Source,
     /// The model's file.
     pub model: Blob,
-    /// LoRA adapters that are laid over it, in order.
+    /// LoRA adapters that are applied to it, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub adapters: Vec<Blob>,
     /// Defaults for requests.
@@ -78,47 +79,8 @@ pub enum SourceKind {
     Model,
 }
 
-/// A message of a Modelfile.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Message {
-    /// Who says it.
-    pub role: Role,
-    /// What is said.
-    pub content: String,
-}
-
-/// Who says a message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Role {
-    /// The operator.
-    System,
-    /// The user.
-    User,
-    /// The model.
-    Assistant,
-}
-
-impl Role {
-    /// The word in a Modelfile.
-    #[must_use]
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::System => "system",
-            Self::User => "user",
-            Self::Assistant => "assistant",
-        }
-    }
-
-    /// The role of a word.
-    #[must_use]
-    pub fn parse(word: &str) -> Option<Self> {
-        [Self::System, Self::User, Self::Assistant].into_iter().find(|role| role.word().eq_ignore_ascii_case(word))
-    }
-}
-
 impl Manifest {
-    /// A manifest that says nothing but what a file is and where it came from.
+    /// A manifest with a file and its source, and nothing else.
     pub(crate) fn new(name: &ModelName, source: Source, model: Blob, facts: Facts) -> Self {
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         Self {
@@ -148,17 +110,18 @@ impl Manifest {
         self.blobs().fold(0, |sum, blob| sum.saturating_add(blob.bytes))
     }
 
-    /// Reads a manifest whose file is called `name`.
+    /// Parses the manifest of the model `name`; the error describes what is wrong with it.
     pub(crate) fn parse(bytes: &[u8], name: &ModelName) -> Result<Self, String> {
         #[derive(Deserialize)]
         struct Version {
             format: u32,
         }
-        let version: Version = serde_json::from_slice(bytes).map_err(|error| format!("it is no manifest: {error}"))?;
+        let version: Version =
+            serde_json::from_slice(bytes).map_err(|error| format!("it is not a manifest: {error}"))?;
         if version.format != FORMAT {
             return Err(format!("it has format {}, and this release knows {FORMAT}", version.format));
         }
-        let manifest: Self = serde_json::from_slice(bytes).map_err(|error| format!("it is no manifest: {error}"))?;
+        let manifest: Self = serde_json::from_slice(bytes).map_err(|error| format!("it is not a manifest: {error}"))?;
         if manifest.name != *name {
             return Err(format!("it says that it belongs to {}", manifest.name));
         }

@@ -1,22 +1,22 @@
-//! The files of models, each named by the SHA-256 of its bytes, and the way of a new file to its place.
+//! The files of models, each named by the SHA-256 of its bytes, and how a new file gets its name.
 //!
-//! A file arrives in a folder of its own under `incoming/`, locked by whoever fills it, is checked there, and is given its
-//! name by a rename: a file under `blobs/` is always whole. It must never be changed afterwards.
+//! A file arrives in its own folder under `incoming/`, which the process that fills it keeps locked. The file is
+//! checked there and then renamed, so a file under `blobs/` is always complete. It must never change afterwards.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::path::Path;
 
 use poncho_gguf::file::{self, FileStamp, Links};
 use serde::{Deserialize, Serialize};
 
 use crate::digest::{Hasher, Sha256, for_each_piece};
 use crate::error::RegistryError;
-use crate::lock::{self, HeldLock};
 use crate::progress::{Progress, ProgressSink};
-use crate::stamp;
+
+use super::layout::{Incoming, Layout};
+use super::stamp;
 
 /// A file by its content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,135 +25,6 @@ pub struct Blob {
     pub sha256: Sha256,
     /// Its size.
     pub bytes: u64,
-}
-
-/// Where things are in a registry folder.
-#[derive(Debug, Clone)]
-pub(crate) struct Layout {
-    pub(crate) root: PathBuf,
-}
-
-impl Layout {
-    pub(crate) fn blobs(&self) -> PathBuf {
-        self.root.join("blobs")
-    }
-
-    pub(crate) fn manifests(&self) -> PathBuf {
-        self.root.join("manifests")
-    }
-
-    pub(crate) fn incoming(&self) -> PathBuf {
-        self.root.join("incoming")
-    }
-
-    /// How the files in `blobs/` were when they were hashed.
-    pub(crate) fn stamp(&self, digest: &Sha256) -> PathBuf {
-        self.hashed().join(blob_name(digest))
-    }
-
-    pub(crate) fn hashed(&self) -> PathBuf {
-        self.root.join("hashed")
-    }
-
-    /// Bytes that may still be written; `None` if the file system does not say.
-    pub(crate) fn free_bytes(&self) -> Option<u64> {
-        let facts = rustix::fs::statvfs(&self.root).ok()?;
-        Some(facts.f_bavail.saturating_mul(facts.f_frsize))
-    }
-
-    /// Interrupted downloads, kept to go on with.
-    pub(crate) fn partial(&self) -> PathBuf {
-        self.root.join("partial")
-    }
-
-    /// Files that a client sent before it creates a model from them.
-    pub(crate) fn uploads(&self) -> PathBuf {
-        self.root.join("uploads")
-    }
-
-    fn lock(&self) -> PathBuf {
-        self.root.join("lock")
-    }
-
-    pub(crate) fn blob(&self, digest: &Sha256) -> PathBuf {
-        self.blobs().join(blob_name(digest))
-    }
-
-    pub(crate) fn upload(&self, digest: &Sha256) -> PathBuf {
-        self.uploads().join(blob_name(digest))
-    }
-
-    /// Makes the folders that are missing.
-    pub(crate) fn prepare(&self) -> Result<(), RegistryError> {
-        for folder in [self.blobs(), self.manifests(), self.incoming(), self.partial(), self.uploads()] {
-            fs::create_dir_all(&folder).map_err(|source| RegistryError::io("create", &folder, source))?;
-        }
-        Ok(())
-    }
-
-    /// Waits for the lock of everybody who changes the folder. Make the folders first.
-    pub(crate) fn lock_for_writing(&self) -> Result<HeldLock, RegistryError> {
-        lock::wait_for(&self.lock())
-    }
-
-    /// The same without waiting.
-    pub(crate) fn try_lock_for_writing(&self) -> Result<Option<HeldLock>, RegistryError> {
-        lock::try_take(&self.lock())
-    }
-
-    /// A folder for one file that arrives. Made under the folder's lock, so that nobody takes it for a leftover before
-    /// its own lock is held.
-    pub(crate) fn receive(&self) -> Result<Incoming, RegistryError> {
-        static COUNTER: AtomicU64 = AtomicU64::new(0);
-        self.prepare()?;
-        let _writing = self.lock_for_writing()?;
-        let unique = format!("{}-{}", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed));
-        let folder = self.incoming().join(unique);
-        // A process of the same number may have died here.
-        let _ = fs::remove_dir_all(&folder);
-        fs::create_dir(&folder).map_err(|source| RegistryError::io("create", &folder, source))?;
-        let lock = lock::try_take(&folder.join(LOCK_NAME))?.ok_or(RegistryError::Stopped)?;
-        Ok(Incoming { folder, _lock: lock })
-    }
-}
-
-/// The lock in a folder of `incoming/` and `partial/`.
-pub(crate) const LOCK_NAME: &str = "lock";
-/// The bytes in such a folder.
-pub(crate) const DATA_NAME: &str = "data";
-
-fn blob_name(digest: &Sha256) -> String {
-    format!("sha256-{digest}")
-}
-
-/// The hash that a file in `blobs/` is named after.
-pub(crate) fn digest_of_name(name: &str) -> Option<Sha256> {
-    let digest = Sha256::parse(name.strip_prefix("sha256-")?)?;
-    (blob_name(&digest) == name).then_some(digest)
-}
-
-/// The folder of one arriving file; it goes when this is dropped.
-#[derive(Debug)]
-pub(crate) struct Incoming {
-    folder: PathBuf,
-    _lock: HeldLock,
-}
-
-impl Incoming {
-    pub(crate) fn folder(&self) -> &Path {
-        &self.folder
-    }
-
-    pub(crate) fn data(&self) -> PathBuf {
-        self.folder.join(DATA_NAME)
-    }
-}
-
-impl Drop for Incoming {
-    fn drop(&mut self) {
-        // What stays is removed when the registry is opened next.
-        let _ = fs::remove_dir_all(&self.folder);
-    }
 }
 
 /// Brings a file of this machine into `incoming`: by sharing its blocks, else by a copy. Never by a second name for it:
@@ -170,10 +41,10 @@ pub(crate) fn bring(
     let before = stamp(&source)?;
     let target = File::create(&to).map_err(|source| RegistryError::io("create", &to, source))?;
     if clone_blocks(&source, &target).is_err() {
-        check_room(layout, before.bytes)?;
+        layout.check_room(before.bytes)?;
         copy(&source, from, target, &to, progress)?;
     }
-    // Half of one file and half of another would be a model of its own.
+    // A copy with bytes from before and after a change would be a model that never existed.
     if stamp(&source)? != before {
         return Err(RegistryError::SourceChanged { path: from.to_owned() });
     }
@@ -188,14 +59,6 @@ fn clone_blocks(from: &File, to: &File) -> io::Result<()> {
 #[cfg(not(target_os = "linux"))]
 fn clone_blocks(_from: &File, _to: &File) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
-}
-
-/// Whether so many bytes fit into the registry's folder.
-pub(crate) fn check_room(layout: &Layout, needed: u64) -> Result<(), RegistryError> {
-    match layout.free_bytes() {
-        Some(free) if free < needed => Err(RegistryError::NoRoom { needed, free, folder: layout.root.clone() }),
-        _ => Ok(()),
-    }
 }
 
 fn copy(
@@ -213,12 +76,12 @@ fn copy(
     Ok(())
 }
 
-/// Whether a file has a second name, under which somebody may change it.
+/// Whether a file has a second hard link, through which it may be changed.
 pub(crate) fn is_linked(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|metadata| metadata.nlink() > 1)
 }
 
-/// Reads a file piece by piece with errors that name it.
+/// Reads a file piece by piece; errors name the file.
 pub(crate) fn pieces(
     reader: impl Read,
     path: &Path,
@@ -238,7 +101,7 @@ pub(crate) fn pieces(
     )
 }
 
-/// Tells the caller, and stops if it wants to.
+/// Reports a step to the caller; an error if the caller asks to stop.
 pub(crate) fn tell(progress: ProgressSink<'_>, step: Progress) -> Result<(), RegistryError> {
     if progress(step).is_break() { Err(RegistryError::Stopped) } else { Ok(()) }
 }
@@ -250,7 +113,7 @@ pub(crate) struct Hashed {
     pub(crate) stamp: FileStamp,
 }
 
-/// The hash and size of a file that does not change meanwhile.
+/// The hash and size of a file; an error if it changes while it is read.
 pub(crate) fn hash_file(path: &Path, progress: ProgressSink<'_>) -> Result<Hashed, RegistryError> {
     let look = |file| FileStamp::of_file(file).map_err(|source| RegistryError::io("look at", path, source));
     let file = file::open_regular(path, Links::Follow).map_err(|source| RegistryError::io("open", path, source))?;
@@ -261,7 +124,7 @@ pub(crate) fn hash_file(path: &Path, progress: ProgressSink<'_>) -> Result<Hashe
         hasher.update(piece);
         tell(progress, Progress::Verifying { done, total })
     })?;
-    // The change time aside: another process may give the name to a new file meanwhile, which takes it from this one.
+    // The change time may differ: it changes if another process renames a new file over this one.
     if !look(&file)?.is_renamed(&stamp) {
         return Err(RegistryError::SourceChanged { path: path.to_owned() });
     }
@@ -292,7 +155,7 @@ pub(crate) fn place(
     let target = layout.blob(&blob.sha256);
     match fs::rename(data, &target) {
         Ok(()) => {}
-        // An upload that another model took meanwhile: it has its name.
+        // Another model took the same upload first: the file already has its name.
         Err(error) if error.kind() == io::ErrorKind::NotFound && target.is_file() => return Ok(()),
         Err(source) => return Err(RegistryError::io("rename", &target, source)),
     }

@@ -1,4 +1,4 @@
-//! Locks between processes: one for everybody who changes the folder, and one on each temporary file while it is written.
+//! Locks between processes: one for all changes to the folder, and one on each temporary file while it is written.
 //!
 //! The kernel drops them with the process, however it ends, so a free lock on a temporary file means a leftover. Locks
 //! are held for short work only; copying and downloading happen without the folder's lock.
@@ -37,11 +37,11 @@ pub(crate) fn wait_for(path: &Path) -> Result<HeldLock, RegistryError> {
     Ok(HeldLock { file })
 }
 
-/// The lock, or `None` if somebody holds it.
+/// Takes the lock; `None` if another holder has it.
 pub(crate) fn try_take(path: &Path) -> Result<Option<HeldLock>, RegistryError> {
     let file = open(path)?;
     match file.try_lock() {
-        // Its folder may have been removed between opening and locking: then the lock is nobody's any more.
+        // If its folder was removed between opening and locking, the lock no longer protects anything.
         Ok(()) => Ok(is_same_file(&file, path).then_some(HeldLock { file })),
         Err(TryLockError::WouldBlock) => Ok(None),
         Err(TryLockError::Error(source)) => Err(RegistryError::io("lock", path, source)),
@@ -53,7 +53,7 @@ fn is_same_file(file: &File, path: &Path) -> bool {
     (held.dev(), held.ino()) == (named.dev(), named.ino())
 }
 
-/// Whether nobody holds the lock of a file that is there.
+/// Whether a file exists and its lock is free.
 pub(crate) fn is_free(path: &Path) -> bool {
     file::open_regular(path, Links::Refuse).is_ok_and(|file| file.try_lock().is_ok())
 }

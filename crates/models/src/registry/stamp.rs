@@ -1,8 +1,8 @@
-//! How a file of the registry was when it was hashed, on disk.
+//! The stamp of a file when it was hashed, stored on disk.
 //!
-//! Written to `hashed/` when a file gets its name, read when the model is loaded: a file that still has this stamp need not be
-//! read again to know its hash. A stamp that cannot be written or read costs one more reading of the file and must never fail
-//! anything.
+//! Written to `hashed/` when a file gets its name, read when the model is loaded: a file that still has this stamp need
+//! not be hashed again. A stamp that cannot be written or read costs one more reading of the file and must never cause
+//! an error.
 
 use std::fs;
 use std::io::{self, Read};

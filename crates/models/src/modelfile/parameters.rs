@@ -1,7 +1,7 @@
 //! The PARAMETER values of a model: defaults for requests that do not say otherwise.
 //!
-//! Read from Modelfiles, from the server's create requests and from manifests; kept by name with the type that the name
-//! asks for, so that a wrong value is refused when it is written and not when it is used.
+//! Read from Modelfiles, from the server's create requests and from manifests. Each value has the type of its name, so
+//! that a wrong value is refused when it is set and not when it is used.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use serde_json::Value;
 use thiserror::Error;
 
 use crate::name::printable;
-use crate::nearest::nearest;
+use crate::suggestions::{did_you_mean, nearest};
 
 /// What a parameter holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,24 +91,6 @@ pub enum ParameterError {
     },
 }
 
-/// The middle of a message about an unknown name; advice follows after a space.
-pub(crate) fn did_you_mean_or(near: &[String]) -> String {
-    match near {
-        [] => ";".to_owned(),
-        near => did_you_mean(near),
-    }
-}
-
-/// The end of a message about an unknown name.
-pub(crate) fn did_you_mean(near: &[String]) -> String {
-    match near {
-        [] => String::new(),
-        near => {
-            format!("; did you mean {}?", near.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(" or "))
-        }
-    }
-}
-
 impl Parameters {
     /// Whether there are none.
     #[must_use]
@@ -119,7 +101,7 @@ impl Parameters {
     /// Sets a parameter from the text of a Modelfile. A `stop` is added to those that are there.
     ///
     /// # Errors
-    /// When the name is unknown or the text is no value of its type.
+    /// When the name is unknown or the text does not parse as its type.
     pub fn set_text(&mut self, name: &str, text: &str) -> Result<(), ParameterError> {
         let (name, kind) = known(name)?;
         let value = match kind {
@@ -171,7 +153,7 @@ impl Parameters {
         self.0.iter().map(|(name, value)| (name.clone(), json(value))).collect()
     }
 
-    /// These parameters, with those of `over` in place of their namesakes.
+    /// These parameters, overridden by those of `over`.
     #[must_use]
     pub fn overlaid(&self, over: &Self) -> Self {
         let mut all = self.0.clone();
