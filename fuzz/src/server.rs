@@ -14,7 +14,7 @@ use hyper_util::rt::TokioIo;
 use poncho_cache::{Cache, CacheConfig};
 use poncho_engine::backend::stub::StubBackend;
 use poncho_engine::backend::{ContextOptions, MemoryKind};
-use poncho_engine::{Engine, FingerprintSource, ModelConfig};
+use poncho_engine::{ChatSettings, Engine, FingerprintSource, Host, ModelConfig};
 use poncho_server::{ServerConfig, serve};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Runtime;
@@ -97,6 +97,7 @@ fn try_start() -> Result<Harness, Box<dyn std::error::Error>> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0"))?;
     let address = listener.local_addr()?;
-    runtime.spawn(serve(listener, engine, config, std::future::pending()));
+    let node = Arc::new(Host::new(engine, ChatSettings::default()));
+    runtime.spawn(serve(listener, node, config, std::future::pending()));
     Ok(Harness { runtime, address })
 }

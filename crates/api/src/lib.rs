@@ -44,7 +44,7 @@ pub use load::options::{
 };
 pub use load::prober::{ProbeWhen, Prober};
 pub use model::{
-    AdapterId, AdapterInfo, Capabilities, FillTokens, Footprint, LastHit, MemoryKind, ModelFile, ModelInfo,
+    AdapterId, AdapterInfo, Capabilities, FillTokens, Footprint, LastHit, MemoryKind, ModelFile, ModelFiles, ModelInfo,
     ModelLimits, ModelReport, Phase, SessionInfo, SpecialText, SpecialTokens, StatusReport, TokenizeMode, Verified,
 };
 pub use node::{LoadEvent, LoadModel, Loading, Node, NodeModel, ReplyStream};

@@ -3,6 +3,7 @@
 //! Made by the engine, read by whoever serves or watches models. Plain owned data; a report never changes.
 
 use std::path::PathBuf;
+use std::time::SystemTime;
 
 use poncho_kinds::{HitKind, Key};
 use serde::{Deserialize, Serialize};
@@ -294,16 +295,16 @@ pub struct ModelReport {
     pub info: ModelInfo,
     /// What one request may use.
     pub limits: ModelLimits,
-    /// Its files; the first part of a split one comes first.
-    pub files: Vec<PathBuf>,
+    /// Its file; the first part of a split one.
+    pub path: PathBuf,
     /// Hash of its files.
     pub fingerprint: [u8; 32],
     /// Hash of the context settings that its states depend on.
     pub context_hash: [u8; 32],
     /// The quantisation that its file states, if it is a known one.
     pub quantisation: Option<String>,
-    /// By the estimate, before any context for embeddings.
-    pub footprint: Footprint,
+    /// The license that its file names.
+    pub license: Option<String>,
     /// Signs thinking blocks.
     pub signing_key: Option<SigningKey>,
 }
@@ -315,6 +316,15 @@ pub struct ModelFile {
     pub metadata: Map<String, Value>,
     /// Its chat template.
     pub chat_template: Option<String>,
+}
+
+/// The files of a loaded model, as they are on disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct ModelFiles {
+    /// Their size; 0 if they are gone.
+    pub bytes: u64,
+    /// When the youngest of them was changed.
+    pub modified: Option<SystemTime>,
 }
 
 /// What a model can do.

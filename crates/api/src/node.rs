@@ -18,8 +18,8 @@ use crate::chat::HygieneRule;
 use crate::error::EngineError;
 use crate::load::config::ModelConfig;
 use crate::model::{
-    AdapterId, AdapterInfo, Capabilities, Footprint, ModelFile, ModelReport, SessionInfo, SpecialText, StatusReport,
-    TokenizeMode, Verified,
+    AdapterId, AdapterInfo, Capabilities, Footprint, ModelFile, ModelFiles, ModelReport, SessionInfo, SpecialText,
+    StatusReport, TokenizeMode, Verified,
 };
 use crate::reply::ReplyEvent;
 use crate::turn::{Generate, Input, Rendered};
@@ -64,6 +64,11 @@ pub trait Node: Send + Sync {
     /// The loaded model of that name.
     fn model(&self, id: &str) -> Option<Arc<dyn NodeModel>>;
 
+    /// Whether a model of that name is loaded.
+    fn has_model(&self, id: &str) -> bool {
+        self.model(id).is_some()
+    }
+
     /// The rules that make prompts equal, those that are on.
     fn hygiene(&self) -> Vec<HygieneRule>;
 
@@ -107,6 +112,12 @@ pub trait NodeModel: Send + Sync {
 
     /// Looks at its file, unless somebody did a moment ago. Says whether it was changed since it was loaded.
     async fn look_at_file(&self) -> bool;
+
+    /// Its files on disk.
+    async fn files(&self) -> ModelFiles;
+
+    /// How much memory it takes, by its files and settings.
+    async fn footprint(&self) -> Footprint;
 
     /// Starts the replies to some prompts, those to the first prompt first. A full queue refuses before anything is done.
     async fn generate(&self, prompts: Vec<Generate>) -> Result<Vec<ReplyStream>, EngineError>;

@@ -110,7 +110,8 @@ pub struct Started {
     pub read: usize,
 }
 
-/// One event of a reply. The last one is `Done` or `Failed`, and there is exactly one of them.
+/// One event of a reply. The last one is `Done`, `Cancelled` or `Failed`, and there is exactly
+/// one of them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum ReplyEvent {
     /// The request is being worked on; comes first, or not at all.
@@ -119,6 +120,8 @@ pub enum ReplyEvent {
     Delta(Delta),
     /// It ended.
     Done(Box<Finished>),
+    /// The engine gave it up, such as for a model that is unloaded.
+    Cancelled(Box<Completion>),
     /// It failed.
     Failed(EngineError),
 }

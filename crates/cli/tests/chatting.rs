@@ -57,7 +57,7 @@ fn a_conversation_is_kept_and_its_second_turn_is_a_hit() {
     terminal.wait_for_prompt();
     terminal.keys("/stats\r");
     let screen = terminal.wait_for("2 replies, ");
-    assert!(screen.contains(&format!("{cached} were cached")), "{screen}");
+    assert!(screen.contains(&format!("{cached} of ")), "{screen}");
     terminal.wait_for_prompt();
     terminal.keys(CTRL_D);
     assert_eq!(terminal.end().0, 0);
@@ -137,7 +137,7 @@ fn commands_are_obeyed_and_wrong_ones_explained() {
         terminal.wait_for_prompt();
     };
     command(&mut terminal, "/help\r", "clear the conversation, keep the system prompt");
-    command(&mut terminal, "/nope\r", "there is no command /nope");
+    command(&mut terminal, "/nope\r", "unknown command /nope");
     command(&mut terminal, "/system Be brief.\r", "applies from the next reply on");
     command(&mut terminal, "\"\"\"first\r  second\r\"\"\"\r", "partial hit");
     command(&mut terminal, "/save talk.json\r", "saved 2 messages to talk.json");

@@ -150,7 +150,7 @@ fn loaded_models_are_listed_and_unloaded() {
     assert!(lines.len() == 2 && lines[0].starts_with("NAME") && lines[1].ends_with("forever"), "{lines:?}");
     let fake = FakeServer::start(whole(&[]));
     let stopped = run(&mut in_home(home.path(), &["stop", "smollm2:135m", "--url", &fake.url]));
-    assert_eq!(stopped.good(), "smollm2:135m is unloaded\n");
+    assert_eq!(stopped.good(), "unloaded smollm2:135m\n");
     assert_eq!(fake.posted.recv().unwrap(), ("/api/models/unload".to_owned(), json!({"model": "smollm2:135m"})));
     let unknown = run(&mut in_home(home.path(), &["ps", "--url", &fake.url]));
     assert!(unknown.failed().contains("does not know /api/ps"));

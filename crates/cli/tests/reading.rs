@@ -180,7 +180,7 @@ fn explain_reads_words_from_a_file_and_marks_the_difference() {
     std::fs::write(&file, words.join("\n") + " 1 2 3").unwrap();
     let text = cache(folder.path(), &["explain", "--tokens", file.to_str().unwrap()]);
     assert!(text.good().contains("agree          603 of 606 tokens"), "{}", text.stdout);
-    assert!(text.stdout.contains("the first that differs is at 603"));
+    assert!(text.stdout.contains("the first difference is at 603"));
     let lines: Vec<&str> = text.stdout.lines().filter(|line| line.contains('>')).collect();
     assert_eq!(lines.len(), 2);
     assert_eq!(lines[0].find('>'), lines[1].find('>'), "the marks stand one above the other");

@@ -117,11 +117,11 @@ fn rows_that_others_may_read_are_told_and_closed_by_the_repair() {
     assert_eq!(told["level"], "warning", "{told}");
     assert!(told["fact"].as_str().unwrap().contains("4 files and folders"), "{told}");
     let seen = cache(&kv, &["verify"]);
-    assert!(seen.good().contains("open to others: 4 files and folders"), "{}", seen.stdout);
+    assert!(seen.good().contains("open to other users: 4 files and folders"), "{}", seen.stdout);
     assert_eq!(cache(&kv, &["verify", "--json"]).json()["open_to_others"], 4);
 
     let repaired = cache(&kv, &["verify", "--repair"]);
-    assert_eq!(repaired.good(), "closed 4 files and folders to others than their owner\n5 rows checked, 0 damaged\n");
+    assert_eq!(repaired.good(), "made 4 files and folders private\n5 rows checked, 0 damaged\n");
     for (path, mode) in
         [(kv.as_path(), 0o700), (row.parent().unwrap(), 0o700), (row.as_path(), 0o600), (kept.as_path(), 0o600)]
     {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use poncho_cache::{Cache, CacheConfig};
 use poncho_engine::backend::llama::LlamaBackend;
-use poncho_engine::{Engine, ModelConfig};
+use poncho_engine::{ChatSettings, Engine, Host, ModelConfig};
 use poncho_server::{ServerConfig, check_bind, serve};
 
 /// Serves a model until it is asked to stop, then saves its state.
@@ -29,7 +29,8 @@ pub(crate) fn run(
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
         let listener = tokio::net::TcpListener::from_std(listener)?;
-        serve(listener, Arc::clone(&engine), config, stop).await?;
+        let node = Arc::new(Host::new(Arc::clone(&engine), ChatSettings::default()));
+        serve(listener, node, config, stop).await?;
         Ok::<(), Box<dyn Error>>(())
     })?;
     // No request is in flight: now the state can be saved.

@@ -5,11 +5,12 @@ use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::Arc;
 
+use poncho_api::{ChatSettings, ReplayScope};
 use poncho_cache::Gates;
 use poncho_engine::backend::stub::{StubBackend, StubTemplate, vocab};
 use poncho_engine::backend::{ContextOptions, MemoryKind};
 use poncho_engine::{Engine, Exactness, ModelConfig, RestoreRule};
-use poncho_server::{ReplayScope, ServerConfig};
+use poncho_server::ServerConfig;
 use poncho_testkit::{ModelKind, model_path};
 use serde_json::{Value, json};
 
@@ -55,11 +56,11 @@ async fn server(folder: &Path, config: ModelConfig, said: &str, replay: ReplaySc
     let engine = Arc::new(Engine::new(Arc::new(ScriptedBackend(script)), cache));
     let loading = Arc::clone(&engine);
     tokio::task::spawn_blocking(move || loading.load(config).unwrap()).await.unwrap();
-    Server::of(engine, journal_in(folder, replay)).await
+    Server::chatting(engine, ServerConfig::default(), journal_in(folder, replay)).await
 }
 
-fn journal_in(folder: &Path, replay: ReplayScope) -> ServerConfig {
-    ServerConfig { replay_file: Some(folder.join("replay")), replay, ..ServerConfig::default() }
+fn journal_in(folder: &Path, replay: ReplayScope) -> ChatSettings {
+    ChatSettings { replay_file: Some(folder.join("replay")), replay, ..ChatSettings::default() }
 }
 
 /// Ends a server and gives back its folder for the next one.
@@ -224,7 +225,8 @@ async fn a_turn_with_thinking_has_the_same_prompt_before_and_after_a_restart() {
             let cache = reopened(&folder.path().join("rows")).await;
             let engine = Arc::new(Engine::new(Arc::new(backend), cache));
             load(&engine, "stub", &Setup { memory, ..Setup::default() });
-            Server::of(engine, journal_in(folder.path(), ReplayScope::All)).await
+            let chat = journal_in(folder.path(), ReplayScope::All);
+            Server::chatting(engine, ServerConfig::default(), chat).await
         };
         let living = open().await;
         let answer = living.chat(&asking("Hi")).await;

@@ -13,6 +13,7 @@ use std::sync::atomic::AtomicBool;
 
 pub mod chat;
 pub mod error;
+pub(crate) mod grammar;
 pub mod host_buffer;
 #[cfg(feature = "llama")]
 pub mod llama;
@@ -224,9 +225,9 @@ pub struct Restore<'a> {
     pub partial: Option<&'a [u8]>,
 }
 
-/// A segment of a chain.
+/// A stored segment: the attention state of a token range, as one link of a chain.
 #[derive(Clone, Copy, Debug)]
-pub struct StoredRow<'a> {
+pub struct StoredSegment<'a> {
     /// As [`Context::pack_range`] wrote it.
     pub bytes: &'a [u8],
     /// How far it counts: what it holds from this position on belongs to another conversation.
@@ -316,13 +317,13 @@ pub trait Context: Send {
     /// [`StateError`] for an unknown sequence, a length that cannot fit, or a partial state that is missing or wrong.
     fn restore_begin(&mut self, seq: SeqId, n_tokens: u32, partial: Option<&[u8]>) -> Result<(), StateError>;
 
-    /// Adds the next rows. Their bytes are copied before the call returns, so others may be read meanwhile. With
-    /// [`KvLayout::Split`] all rows of a chain come in one call.
+    /// Adds the next segments. Their bytes are copied before the call returns. With [`KvLayout::Split`] all segments of a
+    /// chain come in one call.
     ///
     /// # Errors
     /// [`StateError`] for bytes that are not the next segments of this chain; the restore is then over and the
     /// sequence empty.
-    fn restore_rows(&mut self, rows: &[StoredRow<'_>]) -> Result<(), StateError>;
+    fn restore_segments(&mut self, segments: &[StoredSegment<'_>]) -> Result<(), StateError>;
 
     /// Ends the restore: checks that `0..n_tokens` is covered and that the sequence ends there.
     ///
@@ -336,10 +337,10 @@ pub trait Context: Send {
     /// As the three calls it is made of.
     fn restore(&mut self, restore: Restore<'_>) -> Result<(), StateError> {
         self.restore_begin(restore.seq, restore.n_tokens, restore.partial)?;
-        let rows: Vec<StoredRow<'_>> =
-            restore.segments.iter().map(|bytes| StoredRow { bytes, end: u32::MAX }).collect();
-        if !rows.is_empty() {
-            self.restore_rows(&rows)?;
+        let segments: Vec<StoredSegment<'_>> =
+            restore.segments.iter().map(|bytes| StoredSegment { bytes, end: u32::MAX }).collect();
+        if !segments.is_empty() {
+            self.restore_segments(&segments)?;
         }
         self.restore_finish()
     }

@@ -1,6 +1,5 @@
 //! What callers say and receive: requests, events, streams, embeddings.
 
-pub(crate) mod embedding;
 pub mod event;
 pub mod request;
 pub(crate) mod stream;

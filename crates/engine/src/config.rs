@@ -9,8 +9,7 @@ pub use poncho_api::{Exactness, FingerprintSource, ModelConfig, PrefillChunk, Re
 use crate::backend::{Backend, FlashAttention, KvLayout};
 use crate::error::EngineError;
 use crate::schedule::batch::Budget;
-use crate::sequence::exact::Grid;
-use crate::state::compaction::Bounds;
+use crate::schedule::grid::Grid;
 
 /// The checked parts of a configuration.
 pub(crate) trait Checked {
@@ -19,9 +18,6 @@ pub(crate) trait Checked {
 
     /// Settles what exact replies need, or says why this backend cannot promise them.
     fn settle_exactness(&mut self, backend: &dyn Backend) -> Result<(), EngineError>;
-
-    /// What a conversation may have.
-    fn bounds(&self) -> Bounds;
 
     /// The grid of exact replies, if they are on.
     fn grid(&self) -> Option<Grid>;
@@ -49,10 +45,6 @@ impl Checked for ModelConfig {
             self.context.flash_attention = FlashAttention::Off;
         }
         Ok(())
-    }
-
-    fn bounds(&self) -> Bounds {
-        Bounds { links: self.chain_limit, partials: self.partial_limit }
     }
 
     fn grid(&self) -> Option<Grid> {

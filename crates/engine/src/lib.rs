@@ -60,34 +60,38 @@
 //! ```
 
 pub mod backend;
-pub mod error;
+pub mod error {
+    //! All errors of the engine, as the api defines them.
 
-mod adapters;
+    pub use poncho_api::{EngineError, Field, RequestError};
+}
+
 pub mod calls;
+mod chat;
 mod config;
-mod engine;
 pub mod files;
-mod grammar;
+mod host;
 mod model;
 pub mod reply;
 pub mod schedule;
 mod sequence;
+mod shared;
 pub mod state;
 mod worker;
 
-pub use adapters::{AdapterId, AdapterInfo};
-pub use calls::embedding::Embedding;
 pub use calls::event::{CacheDelta, Completion, FinishReason, StreamEvent, TokenLogprob, TokenProbability};
 pub use calls::request::{Grammar, GrammarSource, Mode, ModelLimits, Request, RequestId, Sampling, Thinking, Trigger};
 pub use calls::stream::Stream;
 pub use calls::tenant::{Privacy, Tenant};
 pub use config::{Exactness, FingerprintSource, ModelConfig, PrefillChunk, RestoreRule};
-pub use engine::Engine;
 pub use error::{EngineError, RequestError};
 pub use files::footprint::{EmbeddingCost, footprint};
 pub use files::probe::{ProbeWhen, Prober};
+pub use host::{Engine, Host};
 pub use model::Model;
-pub use poncho_api::{Footprint, SigningKey};
-pub use schedule::queue_place::QueuePlace;
+pub use poncho_api::{ChatSettings, Footprint, HygieneRule, LoadModel, ReplayScope, SigningKey};
+pub use shared::adapters::{AdapterId, AdapterInfo};
+pub use shared::embedding::Embedding;
+pub use shared::queue_place::QueuePlace;
+pub use shared::status::{LastHit, Phase, StatusReport};
 pub use worker::command::{SessionInfo, Verified};
-pub use worker::status::{LastHit, Phase, StatusReport};

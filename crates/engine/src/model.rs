@@ -9,16 +9,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
-use poncho_cache::{Cache, FileStamp, Key, Namespace};
+use poncho_api::ModelReport;
+use poncho_cache::{Cache, FileStamp, Key, Namespace, QuantType};
 use sha2::{Digest, Sha256};
 use tokio::sync::oneshot;
 
-use crate::adapters::{AdapterId, AdapterInfo};
+use crate::backend::grammar::schema;
 use crate::backend::{
     Backend, ChatError, ChatPrompt, ChatRequest, Grammar as CompiledGrammar, GrammarOptions, GrammarTrigger, ModelInfo,
     SpecialText, TokenizeError, TokenizeMode,
 };
-use crate::calls::embedding::{Embedding, OpenEmbeddings};
 use crate::calls::event::Completion;
 use crate::calls::request::{Grammar, GrammarSource, Mode, ModelLimits, Request, RequestId, Trigger};
 use crate::calls::stream::{Stream, Streams};
@@ -26,18 +26,19 @@ use crate::calls::tenant::{Tenant, TenantNamespace as _};
 use crate::config::{Checked as _, Exactness, ModelConfig};
 use crate::error::EngineError;
 use crate::files::file_watch::FileWatch;
+use crate::files::footprint::EmbeddingCost;
 use crate::files::parts;
 use crate::files::probe::try_model;
-use crate::grammar::schema;
 use crate::reply::detokenize::Utf8Stream;
-use crate::schedule::queue_place::QueuePlace;
+use crate::shared::Shared;
+use crate::shared::adapters::{AdapterId, AdapterInfo};
+use crate::shared::embedding::{Embedding, OpenEmbeddings, Reply};
+use crate::shared::queue_place::QueuePlace;
+use crate::shared::running::Running;
+use crate::shared::status::{Phase, Status, StatusReport};
 use crate::state::identity::FileIdentity;
-use crate::state::segment_reader::Readers;
-use crate::worker::command::{Command, Reply, SessionInfo, Verified};
+use crate::worker::command::{Command, SessionInfo, Verified};
 use crate::worker::embed::embedding_rows;
-use crate::worker::running::Running;
-use crate::worker::shared::Shared;
-use crate::worker::status::{Phase, Status, StatusReport};
 use crate::worker::supervisor::Supervisor;
 
 /// Names of adapters are unique in the process.
@@ -53,6 +54,9 @@ struct Inner {
     shared: Arc<Shared>,
     namespace: Namespace,
     supervisor: Supervisor,
+    report: ModelReport,
+    /// Worked out when it is first asked for.
+    embedding_cost: OnceLock<EmbeddingCost>,
 }
 
 impl fmt::Debug for Model {
@@ -112,19 +116,21 @@ impl Model {
             model,
             cache,
             file,
-            watch,
+            watch: Arc::new(watch),
             limits,
             status: Status::default(),
             streams: Arc::new(Streams::default()),
             embeddings: OpenEmbeddings::default(),
             running: Running::default(),
-            readers: Readers::default(),
+            readers: Arc::default(),
             context_hash: OnceLock::new(),
             adapters: Mutex::default(),
         });
         let supervisor = Supervisor::start(Arc::clone(&shared))?;
         let namespace = shared.namespace()?;
-        Ok(Self { inner: Arc::new(Inner { shared, namespace, supervisor }) })
+        let report = shared.report(namespace);
+        let embedding_cost = OnceLock::new();
+        Ok(Self { inner: Arc::new(Inner { shared, namespace, supervisor, report, embedding_cost }) })
     }
 
     fn shared(&self) -> &Shared {
@@ -135,6 +141,12 @@ impl Model {
     #[must_use]
     pub fn id(&self) -> &str {
         &self.shared().config.id
+    }
+
+    /// What never changes while it is loaded.
+    #[must_use]
+    pub fn report(&self) -> &ModelReport {
+        &self.inner.report
     }
 
     /// Facts about the model.
@@ -516,6 +528,13 @@ impl Model {
         embedding_rows(longest, self.limits().context)
     }
 
+    /// Bytes of that context. Reads the head of the model's file the first time.
+    #[must_use]
+    pub fn embedding_bytes(&self, longest: usize) -> u64 {
+        let cost = self.inner.embedding_cost.get_or_init(|| EmbeddingCost::of(self.config()));
+        cost.bytes(self.embedding_rows(longest))
+    }
+
     /// How many of the draft tokens the model would have drawn itself after the prefix, greedily.
     ///
     /// # Errors
@@ -602,6 +621,21 @@ impl Model {
 }
 
 impl Shared {
+    fn report(&self, namespace: Namespace) -> ModelReport {
+        let quantisation = Some(self.file.quant).filter(|quant| *quant != QuantType::Other);
+        ModelReport {
+            id: self.config.id.clone(),
+            info: self.model.info().clone(),
+            limits: self.limits,
+            path: self.config.model.path.clone(),
+            fingerprint: self.file.fingerprint,
+            context_hash: namespace.context_hash,
+            quantisation: quantisation.map(|quant| quant.as_str().to_owned()),
+            license: self.model.metadata("general.license"),
+            signing_key: self.config.signing_key.clone(),
+        }
+    }
+
     /// The namespace without adapters.
     fn namespace(&self) -> Result<Namespace, EngineError> {
         let hash = self.context_hash.get().copied();

@@ -1,7 +1,10 @@
-//! Who runs next: admission, the batch planner, requests that wait for another's prefix or row.
+//! Scheduling decisions: admission, the rows of a decode call, groups, shared prefixes, waits for a parent row.
+//!
+//! Called by the worker and by the lifecycle of requests. Everything in this folder is pure: it decides on plain data and
+//! never touches a context, the cache or a file.
 
 pub mod admission;
 pub(crate) mod awaiting_parent;
 pub mod batch;
+pub(crate) mod grid;
 pub(crate) mod prefix_sharing;
-pub(crate) mod queue_place;

@@ -40,7 +40,7 @@ fn patient() -> ModelConfig {
 
 /// Waits for reads no longer than it must.
 fn impatient() -> ModelConfig {
-    ModelConfig { read_wait: Duration::from_millis(5), ..roomy() }
+    ModelConfig { read_wait: Duration::from_millis(300), ..roomy() }
 }
 
 /// Hardening 15: with reads stalled for 6 s, a prompt that needed nothing of the disk waited 6 s.
@@ -133,7 +133,7 @@ fn a_request_that_waits_for_a_stalled_disk_can_be_cancelled() {
 fn those_behind_a_request_that_waits_for_a_stalled_disk_get_their_turn() {
     let kind = MemoryKind::Attention;
     let known = greedy(&prompt(1, 60), 8);
-    let config = ModelConfig { read_wait: Duration::from_millis(5), ..roomy_with(1) };
+    let config = ModelConfig { read_wait: Duration::from_millis(300), ..roomy_with(1) };
     let (bench, fs) = stalled(kind, config, &known);
     let waits = bench.model.submit(known.clone()).unwrap();
     let other = greedy(&prompt(2, 40), 8);

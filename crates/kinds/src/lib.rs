@@ -4,12 +4,14 @@
 //! The cache and the api both speak of them, and neither depends on the other. Plain data, with one spelling and one
 //! serde form for each value. This crate must never do more I/O than looking at a file's times.
 
+mod fair_lru;
 mod gates;
 mod key;
 mod owner;
 mod stamp;
 mod words;
 
+pub use fair_lru::FairLru;
 pub use gates::Gates;
 pub use key::{Key, to_hex};
 pub use owner::OwnerId;

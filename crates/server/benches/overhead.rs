@@ -16,10 +16,11 @@ use hyper::Request as HttpRequest;
 use hyper::body::Bytes;
 use hyper::client::conn::http1::SendRequest;
 use hyper_util::rt::TokioIo;
+use poncho_api::ChatSettings;
 use poncho_cache::{Cache, CacheConfig};
 use poncho_engine::backend::stub::{StubBackend, StubTemplate, vocab};
 use poncho_engine::backend::{ContextOptions, MemoryKind};
-use poncho_engine::{Engine, FingerprintSource, Model, ModelConfig, Request, Sampling};
+use poncho_engine::{Engine, FingerprintSource, Host, Model, ModelConfig, Request, Sampling};
 use poncho_server::{ServerConfig, serve};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Runtime;
@@ -87,7 +88,8 @@ impl<'r> Bench<'r> {
         let model = engine.get("stub").unwrap();
         let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
         let address = listener.local_addr().unwrap();
-        runtime.spawn(serve(listener, engine, ServerConfig::default(), std::future::pending()));
+        let node = Arc::new(Host::new(engine, ChatSettings::default()));
+        runtime.spawn(serve(listener, node, ServerConfig::default(), std::future::pending()));
         Self { runtime, clients, model, address }
     }
 

@@ -8,10 +8,11 @@
 use std::error::Error;
 use std::sync::Arc;
 
+use poncho_api::ChatSettings;
 use poncho_cache::{Cache, CacheConfig};
 use poncho_engine::backend::stub::StubBackend;
 use poncho_engine::backend::{ContextOptions, MemoryKind};
-use poncho_engine::{Engine, FingerprintSource, ModelConfig};
+use poncho_engine::{Engine, FingerprintSource, Host, ModelConfig};
 use poncho_models::Registry;
 use poncho_server::{RegistryLibrary, ServerConfig, serve};
 use tokio::net::TcpListener;
@@ -54,5 +55,6 @@ async fn until_told(engine: Arc<Engine>, config: ServerConfig) -> Result<(), Box
     let told = async move {
         terminate.recv().await;
     };
-    Ok(serve(listener, engine, config, told).await?)
+    let node = Arc::new(Host::new(engine, ChatSettings::default()));
+    Ok(serve(listener, node, config, told).await?)
 }

@@ -5,11 +5,9 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::chat::hygiene::HygieneRule;
 use crate::http::origin::is_origin;
 use crate::http::uploads::UploadRules;
 use crate::models::keep_alive::KeepAlive;
@@ -57,15 +55,6 @@ pub struct ServerConfig {
     pub request_timeout: Option<Duration>,
     /// Pause after which a quiet stream gets a comment, so that nothing between takes it for dead.
     pub stream_keep_alive: Duration,
-    /// The rules that make volatile parts of a prompt equal; leave one out to switch it off, empty for none.
-    pub hygiene: Vec<HygieneRule>,
-    /// Which of the turns that a model wrote are put back with its own tokens when a client sends them again. Requests
-    /// that must be exact never are: their prompts depend on what they say alone.
-    pub replay: ReplayScope,
-    /// Where those turns are kept across restarts; `None` keeps them in memory only, and a restart may change the prompt of
-    /// a later turn. The file holds parts of conversations; put it beside the cache folder and let no other server write
-    /// it.
-    pub replay_file: Option<PathBuf>,
     /// How long requests in flight may go on once shutdown began.
     pub shutdown_grace: Duration,
     /// Names, without a port, that a server on the loopback without keys answers to besides those of the loopback.
@@ -74,18 +63,6 @@ pub struct ServerConfig {
     pub cors: Vec<String>,
     /// The address of an OpenTelemetry collector that takes traces as OTLP over plain HTTP; `None` makes no traces.
     pub otlp_endpoint: Option<String>,
-}
-
-/// Which turns of a model are replayed with the tokens that it wrote.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum ReplayScope {
-    /// Turns with tool calls and turns of text.
-    #[default]
-    All,
-    /// Turns with tool calls.
-    Calls,
-    /// None: a prompt depends on its request alone.
-    Nothing,
 }
 
 impl Default for ServerConfig {
@@ -112,9 +89,6 @@ impl Default for ServerConfig {
             request_timeout: None,
             // Proxies give up on a silent connection after 30 to 60 seconds.
             stream_keep_alive: Duration::from_secs(15),
-            hygiene: HygieneRule::ALL.to_vec(),
-            replay: ReplayScope::All,
-            replay_file: None,
             shutdown_grace: Duration::from_secs(30),
             allowed_hosts: Vec::new(),
             cors: Vec::new(),
@@ -144,9 +118,6 @@ impl fmt::Debug for ServerConfig {
             .field("write_timeout", &self.write_timeout)
             .field("request_timeout", &self.request_timeout)
             .field("stream_keep_alive", &self.stream_keep_alive)
-            .field("hygiene", &self.hygiene)
-            .field("replay", &self.replay)
-            .field("replay_file", &self.replay_file)
             .field("shutdown_grace", &self.shutdown_grace)
             .field("allowed_hosts", &self.allowed_hosts)
             .field("cors", &self.cors)

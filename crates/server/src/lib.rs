@@ -1,9 +1,9 @@
 //! Poncho's HTTP server: the endpoints of OpenAI, Anthropic and Ollama, health, metrics and a few of its own over
-//! [`poncho_engine`].
+//! [`poncho_api`].
 //!
 //! [`serve`] runs it on a listener until it is told to stop; [`check_bind`] says whether an address may be used.
-//! Request text becomes engine requests here and engine events become JSON here; no inference state lives in this
-//! crate, and nothing that a client sends ever becomes a path.
+//! Request text becomes plain data for the engine here and its events become JSON here; no inference state and no C++
+//! live in this crate, and nothing that a client sends ever becomes a path.
 //!
 //! | Path | What it does |
 //! | --- | --- |
@@ -52,15 +52,13 @@
 //! A request that names a model of the library ([`ModelLibrary`]) which is not loaded loads it, within a memory budget;
 //! models that were loaded so go when nobody used them for [`ServerConfig::keep_alive`], with their state saved.
 
-mod chat;
 mod config;
 mod dialects;
 mod http;
 mod models;
 mod telemetry;
 
-pub use chat::hygiene::HygieneRule;
-pub use config::{ConfigError, ReplayScope, ServerConfig, check_bind};
+pub use config::{ConfigError, ServerConfig, check_bind};
 pub use http::serve::serve;
 pub use http::uploads::UploadRules;
 pub use models::keep_alive::KeepAlive;
@@ -68,5 +66,4 @@ pub use models::library::{
     LibraryError, LibraryFacts, LibraryModel, ModelDefaults, ModelLibrary, PullStep, Recipe, UploadLimits,
 };
 pub use models::manager::budget::MemoryBudget;
-pub use models::manager::load_model;
 pub use models::registry_library::{ModelSettings, RegistryLibrary};

@@ -1,7 +1,7 @@
 //! The cache over HTTP: why a prompt misses, rows by page, eviction, sessions.
 
 use hyper::Method;
-use poncho_server::ServerConfig;
+use poncho_api::ChatSettings;
 use serde_json::{Value, json};
 
 use crate::support::{Server, Setup, asking, eventually, with};
@@ -17,8 +17,8 @@ async fn explained(server: &Server, body: &Value) -> Value {
 #[tokio::test]
 async fn the_cause_of_a_miss_is_named() {
     // Without hygiene, so that its subjects can be seen.
-    let config = ServerConfig { hygiene: Vec::new(), ..ServerConfig::default() };
-    let server = Server::start(Setup { config, ..Setup::default() }).await;
+    let unclean = ChatSettings { hygiene: Vec::new(), ..ChatSettings::default() };
+    let server = Server::start(Setup { chat: unclean, ..Setup::default() }).await;
     let asked = json!([{"role": "system", "content": "x-anthropic-billing-header: cch=12345;\nYou help.\nCurrent time: 2025-11-15 06:42:55\nBe kind."},
         {"role": "user", "content": "First question about cats"}, {"role": "assistant", "content": "A long answer about cats"},
         {"role": "user", "content": "Second question about dogs"}]);
@@ -57,8 +57,8 @@ async fn the_cause_of_a_miss_is_named() {
 
 #[tokio::test]
 async fn the_order_of_tools_is_a_cause() {
-    let config = ServerConfig { hygiene: Vec::new(), ..ServerConfig::default() };
-    let server = Server::start(Setup { config, ..Setup::default() }).await;
+    let unclean = ChatSettings { hygiene: Vec::new(), ..ChatSettings::default() };
+    let server = Server::start(Setup { chat: unclean, ..Setup::default() }).await;
     let body = |names: [&str; 2]| {
         let tools = names.map(|name| json!({"type": "function", "function": {"name": name}}));
         with(asking("Hi"), &json!({"tools": tools, "max_tokens": 4, "ignore_eos": true}))

@@ -1,6 +1,6 @@
 //! Prefix hygiene over the wire: what clients change on every request costs no cached token, and what was done is told.
 
-use poncho_server::{HygieneRule, ServerConfig};
+use poncho_api::{ChatSettings, HygieneRule};
 use serde_json::{Value, json};
 
 use crate::support::{Server, Setup, asking, with};
@@ -42,8 +42,8 @@ async fn rules_are_listed_and_can_be_switched_off() {
     for (on, header, clock) in
         [(vec![], true, true), (vec![HygieneRule::Clock], true, false), (HygieneRule::ALL.to_vec(), false, false)]
     {
-        let config = ServerConfig { hygiene: on.clone(), ..ServerConfig::default() };
-        let server = Server::start(Setup { config, ..Setup::default() }).await;
+        let chat = ChatSettings { hygiene: on.clone(), ..ChatSettings::default() };
+        let server = Server::start(Setup { chat, ..Setup::default() }).await;
         let prompt = server.ask("/apply-template", &request(10, &[])).await["prompt"].as_str().unwrap().to_owned();
         assert_eq!((prompt.contains("billing"), prompt.contains("06:42:10")), (header, clock));
         let rules = server.get("/api/hygiene").await.json()["rules"].as_array().unwrap().clone();

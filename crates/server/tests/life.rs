@@ -1,5 +1,6 @@
 //! Clients that leave, requests that take too long, workers that die, many streams at once, and the shutdown.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use http_body_util::BodyExt;
@@ -63,7 +64,7 @@ async fn a_client_that_leaves_while_it_waits_cancels_too() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_streams_at_once_all_end_well_formed() {
-    let server = std::sync::Arc::new(Server::plain().await);
+    let server = Arc::new(Server::plain().await);
     let tasks: Vec<_> = (0..32)
         .map(|number| {
             let server = server.clone();
@@ -221,6 +222,7 @@ async fn an_idle_server_stops_at_once_and_wrong_settings_never_start() {
     let config = ServerConfig { keys: vec![String::new()], ..ServerConfig::default() };
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let engine = Server::plain().await.engine.clone();
-    let refused = poncho_server::serve(listener, engine, config, std::future::pending()).await;
+    let node = Arc::new(poncho_engine::Host::new(engine, poncho_api::ChatSettings::default()));
+    let refused = poncho_server::serve(listener, node, config, std::future::pending()).await;
     assert_eq!(refused, Err(poncho_server::ConfigError::EmptyKey { number: 1 }));
 }

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use poncho_api::ChatSettings;
 use poncho_engine::backend::MemoryKind;
 use poncho_engine::backend::stub::vocab;
 use poncho_server::ServerConfig;
@@ -22,8 +23,8 @@ fn prompt() -> String {
 
 fn setup(memory: MemoryKind, file: Option<PathBuf>) -> Setup {
     let replies = vec![(prompt(), format!("{REPLY}<|im_end|>"))];
-    let config = ServerConfig { replay_file: file, ..ServerConfig::default() };
-    Setup { memory, replies, config, ..Setup::default() }
+    let chat = ChatSettings { replay_file: file, ..ChatSettings::default() };
+    Setup { memory, replies, chat, ..Setup::default() }
 }
 
 fn body() -> Value {
@@ -89,7 +90,7 @@ async fn calls_are_remembered_across_restarts_and_damage() {
     let file = folder.path().join("cache.replay");
     let mut server = Server::start(setup(MemoryKind::Attention, Some(file.clone()))).await;
     let first = server.chat(&body()).await;
-    let config = || ServerConfig { replay_file: Some(file.clone()), ..ServerConfig::default() };
+    let chat = || ChatSettings { replay_file: Some(file.clone()), ..ChatSettings::default() };
     let restart = async |mut server: Server| {
         let engine = Arc::clone(&server.engine);
         server.begin_shutdown();
@@ -98,7 +99,7 @@ async fn calls_are_remembered_across_restarts_and_damage() {
     };
     server.until_ready().await;
     let engine = restart(server).await;
-    server = Server::of(Arc::clone(&engine), config()).await;
+    server = Server::chatting(Arc::clone(&engine), ServerConfig::default(), chat()).await;
     let second = server.chat(&next(&first)).await;
     assert!(cached(&second) >= written(), "{second}");
 
@@ -106,7 +107,7 @@ async fn calls_are_remembered_across_restarts_and_damage() {
     restart(server).await;
     let kept = std::fs::read(&file).unwrap();
     std::fs::write(&file, [b"junk\n\xff\n".as_slice(), &kept, &kept[..kept.len() / 2]].concat()).unwrap();
-    server = Server::of(Arc::clone(&engine), config()).await;
+    server = Server::chatting(Arc::clone(&engine), ServerConfig::default(), chat()).await;
     let third = server.chat(&next(&first)).await;
     assert!(cached(&third) >= written(), "{third}");
 
@@ -116,7 +117,7 @@ async fn calls_are_remembered_across_restarts_and_damage() {
     let middle = damaged.len() / 2;
     damaged[middle] ^= 1;
     std::fs::write(&file, damaged).unwrap();
-    server = Server::of(engine, config()).await;
+    server = Server::chatting(engine, ServerConfig::default(), chat()).await;
     let tokens = server.ask("/apply-template", &next(&first)).await["tokens"].clone();
     assert_ne!(tokens.as_array().unwrap().len(), written());
     server.chat(&next(&first)).await;

@@ -9,11 +9,11 @@ use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1::SendRequest;
 use hyper::{HeaderMap, Method, Request, Response};
 use hyper_util::rt::TokioIo;
+use poncho_api::{ChatSettings, SigningKey};
 use poncho_cache::{Cache, CacheConfig, Gates};
-use poncho_engine::SigningKey;
 use poncho_engine::backend::stub::{StubBackend, StubFaults, StubTemplate, vocab};
 use poncho_engine::backend::{ContextOptions, MemoryKind};
-use poncho_engine::{Engine, FingerprintSource, Model, ModelConfig, RestoreRule};
+use poncho_engine::{Engine, FingerprintSource, Host, Model, ModelConfig, RestoreRule};
 use poncho_server::{ConfigError, ServerConfig, serve};
 use serde_json::{Value, json};
 use tokio::net::{TcpListener, TcpStream};
@@ -39,6 +39,7 @@ pub(crate) struct Setup {
     /// Signs thinking.
     pub(crate) signing_key: Option<SigningKey>,
     pub(crate) config: ServerConfig,
+    pub(crate) chat: ChatSettings,
     /// The models' file; the stub needs none.
     pub(crate) file: PathBuf,
     /// Whether the models can fill a gap.
@@ -63,6 +64,7 @@ impl Default for Setup {
             context: 4096,
             signing_key: None,
             config: ServerConfig::default(),
+            chat: ChatSettings::default(),
             file: PathBuf::from("stub"),
             fills_gaps: false,
             fingerprint: [7; 32],
@@ -156,18 +158,23 @@ impl Server {
         for id in &setup.models {
             load(&engine, id, &setup);
         }
-        Self { faults, ..Self::of(engine, setup.config).await }
+        Self { faults, ..Self::chatting(engine, setup.config, setup.chat).await }
     }
 
     /// A server of models that the test loaded itself.
     pub(crate) async fn of(engine: Arc<Engine>, config: ServerConfig) -> Self {
+        Self::chatting(engine, config, ChatSettings::default()).await
+    }
+
+    /// The same, with other rules for conversations.
+    pub(crate) async fn chatting(engine: Arc<Engine>, config: ServerConfig, chat: ChatSettings) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
         let shutdown = async move {
             let _ = stopped.await;
         };
-        let task = tokio::spawn(serve(listener, Arc::clone(&engine), config, shutdown));
+        let task = tokio::spawn(serve(listener, Arc::new(Host::new(Arc::clone(&engine), chat)), config, shutdown));
         Self { engine, faults: StubFaults::new(), address, stop: Some(stop), task }
     }
 

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use poncho_api::ChatSettings;
 use poncho_client::Client;
-use poncho_engine::Engine;
+use poncho_engine::{Engine, Host};
 use poncho_server::{ConfigError, ServerConfig};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -28,7 +29,7 @@ pub(crate) struct LocalServer {
 
 impl LocalServer {
     /// Serves the loaded models and those of the library.
-    pub(crate) async fn start(engine: Arc<Engine>, config: ServerConfig) -> anyhow::Result<Self> {
+    pub(crate) async fn start(engine: Arc<Engine>, config: ServerConfig, chat: ChatSettings) -> anyhow::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await.context("cannot listen on 127.0.0.1")?;
         let client = Client::new(&format!("http://{}", listener.local_addr()?), None)?;
         let (stop, stopped) = oneshot::channel();
@@ -36,7 +37,8 @@ impl LocalServer {
             // A dropped sender means the same.
             let _ = stopped.await;
         };
-        let serving = tokio::spawn(poncho_server::serve(listener, Arc::clone(&engine), config, shutdown));
+        let node = Arc::new(Host::new(Arc::clone(&engine), chat));
+        let serving = tokio::spawn(poncho_server::serve(listener, node, config, shutdown));
         Ok(Self { client, engine, stop, serving })
     }
 

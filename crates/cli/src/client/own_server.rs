@@ -7,12 +7,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context;
+use poncho_api::ChatSettings;
 use poncho_cache::{Cache, CacheConfig, CacheError};
 use poncho_engine::backend::KvLayout;
 use poncho_engine::backend::llama::LlamaBackend;
 use poncho_engine::{Engine, Exactness};
 use poncho_models::DEFAULT_MODEL;
-use poncho_server::{ServerConfig, load_model};
+use poncho_server::ServerConfig;
 use poncho_terminal::{Progress, Unit};
 use tokio::task::spawn_blocking;
 
@@ -62,7 +63,7 @@ pub(crate) async fn start(
     let (loading, progress) = (Arc::clone(&engine), Progress::on_stderr());
     progress.begin(&format!("loading {id}"), Unit::Nothing, None);
     let shown = progress.clone();
-    let loaded = spawn_blocking(move || load_model(&loading, &found, &mut show_fingerprint(&shown)));
+    let loaded = spawn_blocking(move || loading.load_model(found.load(), &mut show_fingerprint(&shown)));
     let loaded = loaded.await.context("loading was interrupted");
     progress.clear();
     loaded??;
@@ -70,10 +71,10 @@ pub(crate) async fn start(
         any_model: true,
         default_model: Some(id.clone()),
         library: Some(Arc::new(models.library)),
-        replay_file,
         ..ServerConfig::default()
     };
-    Ok((LocalServer::start(engine, config).await?, id))
+    let chat = ChatSettings { replay_file, ..ChatSettings::default() };
+    Ok((LocalServer::start(engine, config, chat).await?, id))
 }
 
 /// Finds the model; the default one also where `make model` puts it.

@@ -14,11 +14,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
-use poncho_api::SigningKey;
+use poncho_api::{ChatSettings, HygieneRule, SigningKey};
 use poncho_cache::Cache;
 use poncho_engine::backend::llama::LlamaBackend;
-use poncho_engine::{Engine, Exactness};
-use poncho_server::{ServerConfig, check_bind, load_model};
+use poncho_engine::{Engine, Exactness, Host};
+use poncho_server::{ServerConfig, check_bind};
 use poncho_terminal::{Outcome, Progress, printable_line, show_bytes};
 use tokio::net::TcpListener;
 
@@ -75,15 +75,18 @@ pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outc
         keys,
         admin_keys: args.admin_key.clone(),
         isolate_keys: args.isolate_keys,
-        replay: args.replay.scope(),
         any_model: true,
         memory: args.memory.unwrap_or_default(),
         keep_alive: args.keep_alive,
         aliases,
-        replay_file: Some(replay_file(&folder)),
         ..ServerConfig::default()
     };
     observe(args, &mut config);
+    let chat = ChatSettings {
+        hygiene: if args.no_hygiene { Vec::new() } else { HygieneRule::ALL.to_vec() },
+        replay: args.replay.scope(),
+        replay_file: Some(replay_file(&folder)),
+    };
     // Fail before a model is loaded.
     config.check()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -106,7 +109,7 @@ pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outc
         writeln!(out, "loading {}", printable_line(name))?;
         out.flush()?;
         let progress = Progress::on_stderr();
-        load_model(&engine, &model, &mut show_fingerprint(&progress))?;
+        engine.load_model(model.load(), &mut show_fingerprint(&progress))?;
         progress.clear();
     }
     let id = models.named.first().context("no model is named")?.clone();
@@ -117,7 +120,8 @@ pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outc
     greet(args, address, &id, &folder, out)?;
     config.default_model = Some(id);
     config.library = Some(Arc::new(models.library.with_client_templates(args.client_templates)));
-    runtime.block_on(poncho_server::serve(listener, Arc::clone(&engine), config, signals.stopped()))?;
+    let node = Arc::new(Host::new(Arc::clone(&engine), chat));
+    runtime.block_on(poncho_server::serve(listener, node, config, signals.stopped()))?;
     let limit = args.drain_limit;
     writeln!(out, "saving the states of the models, for at most {} s", limit.as_secs_f64())?;
     out.flush()?;
@@ -147,7 +151,7 @@ fn warn_of_little_space(folder: &Path) {
     }
 }
 
-/// Browser access, timeouts, uploads, hygiene and traces.
+/// Browser access, timeouts, uploads and traces.
 fn observe(args: &ServeArgs, config: &mut ServerConfig) {
     config.allowed_hosts.clone_from(&args.allow_host);
     config.cors.clone_from(&args.cors);
@@ -155,9 +159,6 @@ fn observe(args: &ServeArgs, config: &mut ServerConfig) {
     config.write_timeout = args.write_timeout;
     config.uploads.most_bytes = args.max_upload;
     config.uploads.time = args.upload_timeout;
-    if args.no_hygiene {
-        config.hygiene.clear();
-    }
     config.otlp_endpoint.clone_from(&args.otlp_endpoint);
 }
 

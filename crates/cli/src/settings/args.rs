@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use poncho_api::ReplayScope;
 use poncho_cache::{PressureConfig, PressureSourceKind};
 use poncho_engine::backend::KvLayout;
-use poncho_server::{KeepAlive, MemoryBudget, ReplayScope};
+use poncho_server::{KeepAlive, MemoryBudget};
 use poncho_terminal::parse_bytes;
 
 use crate::settings::backend_args::BackendArgs;

@@ -35,9 +35,11 @@ pub(crate) mod chat;
 mod context;
 mod cpu;
 mod gguf_check;
+mod handle;
 mod log;
 mod model;
 mod params;
+mod pieces;
 pub(crate) mod state;
 pub(crate) mod text;
 

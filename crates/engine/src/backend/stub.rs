@@ -40,6 +40,7 @@ mod schema;
 mod state;
 pub mod vocab;
 
+pub use chat::StubTemplate;
 pub use echo::PLAIN_REPLY;
 pub use faults::{DecodeFault, StubCall, StubCounts, StubFaults};
 
@@ -54,16 +55,6 @@ pub struct StubBackend {
     template: StubTemplate,
     echoes: bool,
     build: String,
-}
-
-/// What the models' template knows.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum StubTemplate {
-    /// Messages, thinking and tools.
-    #[default]
-    Full,
-    /// Messages and thinking; tools and calls are ignored, and there is no role for a tool's answer.
-    WithoutTools,
 }
 
 impl StubBackend {

@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
@@ -24,12 +25,12 @@ pub(crate) struct EventSender {
 
 impl EventSender {
     /// For work that nobody asked for. It is cancelled by nobody but the worker.
-    pub(crate) fn to_nobody() -> Self {
+    pub(crate) fn detached() -> Self {
         Self { events: None, cancelled: Arc::default() }
     }
 
     /// Whether this is such work.
-    pub(crate) fn is_to_nobody(&self) -> bool {
+    pub(crate) fn is_detached(&self) -> bool {
         self.events.is_none()
     }
 
@@ -117,6 +118,15 @@ impl Stream {
         }
         let event = self.events.recv().await;
         Some(self.note(event))
+    }
+
+    /// The next event; ready with `None` after the last.
+    pub(crate) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<StreamEvent>> {
+        if self.ended {
+            return Poll::Ready(None);
+        }
+        let event = ready!(self.events.poll_recv(context));
+        Poll::Ready(Some(self.note(event)))
     }
 
     /// The next event if one is there already.

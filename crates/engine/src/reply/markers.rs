@@ -86,14 +86,14 @@ pub enum SamplingMode {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum MarkerState {
     Text,
     Thinking,
     Tool,
     Payload,
 }
 
-impl State {
+impl MarkerState {
     const fn class(self) -> Class {
         match self {
             Self::Text => Class::Text,
@@ -107,8 +107,8 @@ impl State {
 /// A marker that is looked for in one state and leads to another.
 #[derive(Debug, Clone)]
 struct Watch {
-    from: State,
-    to: State,
+    from: MarkerState,
+    to: MarkerState,
     class: Class,
     end: Option<MarkerEvent>,
     pattern: Pattern<u32>,
@@ -119,7 +119,7 @@ struct Watch {
 #[derive(Debug, Clone)]
 pub struct MarkerMachine {
     watches: Vec<Watch>,
-    state: State,
+    state: MarkerState,
     /// Tokens that may begin a marker.
     held: Vec<u32>,
     thinking_budget: Option<u32>,
@@ -135,32 +135,32 @@ impl MarkerMachine {
             watches.extend(Pattern::new(tokens).map(|pattern| Watch { from, to, class, end, pattern, progress: 0 }));
         };
         if let Some(thinking) = &set.thinking {
-            watch(State::Text, State::Thinking, Class::ThinkingMarker, None, &thinking.open);
+            watch(MarkerState::Text, MarkerState::Thinking, Class::ThinkingMarker, None, &thinking.open);
             let end = Some(MarkerEvent::ThinkingEnd(EndedBy::Marker));
             for close in &thinking.close {
-                watch(State::Thinking, State::Text, Class::ThinkingMarker, end, close);
+                watch(MarkerState::Thinking, MarkerState::Text, Class::ThinkingMarker, end, close);
             }
         }
         if let Some(tool) = &set.tool_call {
-            watch(State::Text, State::Tool, Class::ToolMarker, None, &tool.open);
+            watch(MarkerState::Text, MarkerState::Tool, Class::ToolMarker, None, &tool.open);
             let end = Some(MarkerEvent::ToolEnd(EndedBy::Marker));
-            watch(State::Tool, State::Text, Class::ToolMarker, end, &tool.close);
+            watch(MarkerState::Tool, MarkerState::Text, Class::ToolMarker, end, &tool.close);
             if let Some((open, close)) = &tool.payload {
-                watch(State::Tool, State::Payload, Class::ToolSyntax, None, open);
-                watch(State::Payload, State::Tool, Class::ToolSyntax, None, close);
-                watch(State::Payload, State::Text, Class::ToolMarker, end, &tool.close);
+                watch(MarkerState::Tool, MarkerState::Payload, Class::ToolSyntax, None, open);
+                watch(MarkerState::Payload, MarkerState::Tool, Class::ToolSyntax, None, close);
+                watch(MarkerState::Payload, MarkerState::Text, Class::ToolMarker, end, &tool.close);
             }
         }
         let state = match start {
-            Start::Text => State::Text,
-            Start::Thinking => State::Thinking,
+            Start::Text => MarkerState::Text,
+            Start::Thinking => MarkerState::Thinking,
         };
         Self { watches, state, held: Vec::new(), thinking_budget, thinking_tokens: 0 }
     }
 
     /// Takes a drawn token and appends what is decided now to `out`.
     pub fn push(&mut self, token: u32, out: &mut Vec<MarkerEvent>) {
-        if self.state == State::Thinking {
+        if self.state == MarkerState::Thinking {
             self.thinking_tokens = self.thinking_tokens.saturating_add(1);
         }
         self.held.push(token);
@@ -188,11 +188,11 @@ impl MarkerMachine {
     pub fn finish(&mut self, out: &mut Vec<MarkerEvent>) {
         self.let_go(0, self.state.class(), out);
         match self.state {
-            State::Text => {}
-            State::Thinking => out.push(MarkerEvent::ThinkingEnd(EndedBy::EndOfReply)),
-            State::Tool | State::Payload => out.push(MarkerEvent::ToolEnd(EndedBy::EndOfReply)),
+            MarkerState::Text => {}
+            MarkerState::Thinking => out.push(MarkerEvent::ThinkingEnd(EndedBy::EndOfReply)),
+            MarkerState::Tool | MarkerState::Payload => out.push(MarkerEvent::ToolEnd(EndedBy::EndOfReply)),
         }
-        self.state = State::Text;
+        self.state = MarkerState::Text;
         self.watches.iter_mut().for_each(|watch| watch.progress = 0);
     }
 
@@ -200,8 +200,8 @@ impl MarkerMachine {
     #[must_use]
     pub fn sampling_mode(&self) -> SamplingMode {
         match self.state {
-            State::Tool => SamplingMode::Greedy,
-            State::Text | State::Thinking | State::Payload => SamplingMode::Request,
+            MarkerState::Tool => SamplingMode::Greedy,
+            MarkerState::Text | MarkerState::Thinking | MarkerState::Payload => SamplingMode::Request,
         }
     }
 
@@ -209,15 +209,15 @@ impl MarkerMachine {
     /// first of them instead of a drawn token and ask again.
     #[must_use]
     pub fn must_close(&self) -> Option<&[u32]> {
-        let budget = self.thinking_budget.filter(|_| self.state == State::Thinking)?;
-        let close = self.watches.iter().find(|watch| watch.from == State::Thinking)?;
+        let budget = self.thinking_budget.filter(|_| self.state == MarkerState::Thinking)?;
+        let close = self.watches.iter().find(|watch| watch.from == MarkerState::Thinking)?;
         (self.thinking_tokens >= budget).then(|| close.pattern.items().get(close.progress..).unwrap_or_default())
     }
 
     /// Whether the machine can ever say anything but "text".
     #[must_use]
     pub fn is_trivial(&self) -> bool {
-        self.watches.is_empty() && self.state == State::Text
+        self.watches.is_empty() && self.state == MarkerState::Text
     }
 
     /// Emits all held tokens but the last `keep`.

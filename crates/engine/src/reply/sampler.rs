@@ -18,11 +18,13 @@
 use crate::backend::{Candidate, Grammar, GrammarError, Token};
 use crate::calls::request::Sampling;
 
+mod error;
 mod filter;
 mod number;
 mod penalty;
 mod scan;
 
+pub use error::SampleError;
 use filter::Filters;
 use number::Random;
 use penalty::Penalties;
@@ -41,28 +43,6 @@ pub enum Draw {
     /// The best token after bias and grammar, whatever the request's penalties and temperature: for the syntax of tool
     /// calls. It uses up no random number.
     Greedy,
-}
-
-/// Why no token was chosen.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum SampleError {
-    /// A logit is not a number.
-    #[error(
-        "the logit of token {position} is not a number; the model's file or its computation is broken, load it again"
-    )]
-    NotANumber {
-        /// The first such token.
-        position: usize,
-    },
-    /// The grammar allows no token that the bias left.
-    #[error("the grammar allows no token here; relax the grammar or the logit bias")]
-    GrammarStuck,
-    /// The grammar is too costly to follow.
-    #[error(transparent)]
-    GrammarTooCostly(GrammarError),
-    /// There are no logits, or all are minus infinity.
-    #[error("no token can be drawn: every logit is minus infinity; remove bans from the logit bias")]
-    NothingLeft,
 }
 
 /// The chain of one request. It shares nothing with other requests.
@@ -229,11 +209,6 @@ fn keep_allowed(
     }
     scan::all(row, candidates)?;
     constrain(candidates).map(|_| ())
-}
-
-#[expect(clippy::cast_possible_truncation, reason = "rounding to the nearest f32 is what is wanted")]
-fn narrow(value: f64) -> f32 {
-    value as f32
 }
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
-//! Who may use which sequence, and who waits: a bounded FIFO over a pool of sequences, some of them pinned by sessions.
+//! Admission: which request may use which sequence, and which ones wait. A bounded queue over a pool of sequences, some of
+//! them pinned by sessions.
 //!
-//! A pure state machine that the worker drives: `submit` on arrival, `release` at the end of a request, and `admit_next`
-//! after each of them until it says `Wait`. A sequence has one owner at a time and none is ever lost. A pinned idle
-//! session must never keep a new request waiting: `admit_next` names the one to save and release. It must never do I/O.
+//! A pure state machine inside `Slots`: `submit` on arrival, `release` at the end of a request, and `admit_next` after each of
+//! them until it returns `Wait`. A sequence has one owner at a time and none is ever lost. A pinned idle session must never
+//! keep a new request waiting: `admit_next` names the one to save and release. It must never do I/O.
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, VecDeque};
@@ -22,7 +23,7 @@ pub struct Ticket {
     pub session: Option<String>,
     /// Whether it only makes sense on the state that the session holds (`continue`).
     pub needs_session: bool,
-    /// Whose it is: sequences are taken from the owner that pins most of them.
+    /// Its owner: sequences are taken from the owner that pins most of them.
     pub owner: Option<OwnerId>,
 }
 
@@ -111,7 +112,7 @@ pub enum EndedSession {
 
 #[derive(Debug)]
 enum Slot {
-    /// Nobody's. `since` orders the free ones: the state that was left longest ago is overwritten first.
+    /// It has no owner. `since` orders the free ones: the state that was left longest ago is overwritten first.
     Free { since: u64 },
     /// A request runs on it.
     InFlight { request: RequestId, session: Option<String>, owner: Option<OwnerId> },
@@ -154,6 +155,10 @@ impl Admission {
     }
 
     /// Takes, queues or refuses a request. One for a session that is busy is refused, not queued.
+    ///
+    /// # Panics
+    /// If a request needs a session and names none.
+    #[expect(clippy::expect_used, reason = "a broken invariant must be loud; the supervisor contains it")]
     pub fn submit(&mut self, ticket: Ticket) -> Submitted {
         let held = ticket.session.as_ref().and_then(|name| self.sessions.get(name)).copied();
         match (held, &ticket.session) {
@@ -164,7 +169,8 @@ impl Admission {
             }
             (Some(_), Some(name)) => return Submitted::Refused(Refusal::StickyBusy { session: name.clone() }),
             (_, name) if ticket.needs_session => {
-                return Submitted::Refused(Refusal::NoSession { session: name.clone().unwrap_or_default() });
+                let session = name.clone().expect("invariant: a request that continues names its session");
+                return Submitted::Refused(Refusal::NoSession { session });
             }
             _ => {}
         }
@@ -203,14 +209,17 @@ impl Admission {
         }
     }
 
-    /// Moves a request that was just admitted to another free sequence (one whose leftover state suits it better).
-    /// Says whether it was moved.
+    /// Moves a request that was just admitted to another free sequence (one with a state that suits it better).
+    /// Returns whether it was moved.
     pub fn reassign(&mut self, from: SeqId, to: SeqId) -> bool {
         if !self.is_free(to) {
             return false;
         }
         let since = self.tick();
-        let Some(slot) = self.slot_mut(from).filter(|slot| matches!(slot, Slot::InFlight { .. })) else { return false };
+        let slot = self.slot_mut(from);
+        if !matches!(slot, Slot::InFlight { .. }) {
+            return false;
+        }
         let moved = std::mem::replace(slot, Slot::Free { since });
         if let Slot::InFlight { session: Some(name), .. } = &moved {
             self.sessions.insert(name.clone(), Holder::Sequence(to));
@@ -219,9 +228,9 @@ impl Admission {
         true
     }
 
-    /// A free sequence holds nothing any more: it is taken before those that do.
+    /// A free sequence is empty now: it is taken before those that hold something.
     pub fn emptied(&mut self, seq: SeqId) {
-        if let Some(Slot::Free { since }) = self.slot_mut(seq) {
+        if let Slot::Free { since } = self.slot_mut(seq) {
             *since = 0;
         }
     }
@@ -229,9 +238,13 @@ impl Admission {
     /// The request on `seq` is over. Returns which request that was.
     pub fn release(&mut self, seq: SeqId, after: After) -> Option<RequestId> {
         let since = self.tick();
-        let slot = self.slot_mut(seq).filter(|slot| matches!(slot, Slot::InFlight { .. }))?;
-        let Slot::InFlight { request, session, owner } = std::mem::replace(slot, Slot::Free { since }) else {
-            return None;
+        let slot = self.slot_mut(seq);
+        let (request, session, owner) = match std::mem::replace(slot, Slot::Free { since }) {
+            Slot::InFlight { request, session, owner } => (request, session, owner),
+            other => {
+                *slot = other;
+                return None;
+            }
         };
         match (session, after) {
             (Some(session), After::Pin) => self.set(seq, Slot::Idle { session, owner, since }),
@@ -244,8 +257,14 @@ impl Admission {
     /// Gives an idle session's sequence back to the pool, its state saved or not wanted. Returns its name.
     pub fn release_session(&mut self, seq: SeqId) -> Option<String> {
         let since = self.tick();
-        let slot = self.slot_mut(seq).filter(|slot| matches!(slot, Slot::Idle { .. }))?;
-        let Slot::Idle { session, .. } = std::mem::replace(slot, Slot::Free { since }) else { return None };
+        let slot = self.slot_mut(seq);
+        let session = match std::mem::replace(slot, Slot::Free { since }) {
+            Slot::Idle { session, .. } => session,
+            other => {
+                *slot = other;
+                return None;
+            }
+        };
         self.sessions.remove(&session);
         Some(session)
     }
@@ -267,7 +286,7 @@ impl Admission {
                         }
                     }
                     Holder::Sequence(seq) => {
-                        if let Some(Slot::InFlight { session, .. }) = self.slot_mut(seq) {
+                        if let Slot::InFlight { session, .. } = self.slot_mut(seq) {
                             *session = None;
                         }
                     }
@@ -277,7 +296,7 @@ impl Admission {
         }
     }
 
-    /// Takes a waiting request out of the queue. Says whether it was there.
+    /// Takes a waiting request out of the queue. Returns whether it was there.
     pub fn cancel_queued(&mut self, request: RequestId) -> bool {
         let Some(position) = self.queue.iter().position(|ticket| ticket.request == request) else { return false };
         if let Some(Ticket { session: Some(name), .. }) = self.queue.remove(position) {
@@ -364,14 +383,13 @@ impl Admission {
         usize::try_from(seq).ok().and_then(|index| self.slots.get(index))
     }
 
-    fn slot_mut(&mut self, seq: SeqId) -> Option<&mut Slot> {
-        usize::try_from(seq).ok().and_then(|index| self.slots.get_mut(index))
+    #[expect(clippy::expect_used, reason = "a broken invariant must be loud; the supervisor contains it")]
+    fn slot_mut(&mut self, seq: SeqId) -> &mut Slot {
+        self.slots.get_mut(seq as usize).expect("invariant: a sequence is one of the pool")
     }
 
     fn set(&mut self, seq: SeqId, slot: Slot) {
-        if let Some(place) = self.slot_mut(seq) {
-            *place = slot;
-        }
+        *self.slot_mut(seq) = slot;
     }
 
     fn tick(&mut self) -> u64 {

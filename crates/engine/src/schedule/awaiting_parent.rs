@@ -1,53 +1,85 @@
-//! Requests whose parent row is not there yet: they wait for it, bounded, and nobody waits with them.
+//! Requests that wait for their parent row, outside of the queue.
 //!
-//! Part of the worker. The row may be about to be saved, by this model or by another one on the same cache; it may also
-//! be gone for ever. So such a request is set aside before admission, and those that came later go first meanwhile.
+//! The row may be about to be saved, by this model or by another one on the same cache; it may also be gone. Such a request
+//! is set aside before admission, for a bounded time, and later requests overtake it. The worker's queue owns the list and
+//! passes in the time and a way to look for a row; nothing here reads a clock or the cache.
 
 use std::time::{Duration, Instant};
 
 use poncho_cache::Key;
 
-use crate::calls::request::{Mode, RequestId};
-use crate::worker::{Waiting, Worker};
+use crate::calls::request::RequestId;
 
-/// How often a worker that has nothing else to do looks for the rows.
-pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(2);
+/// How often a worker without other work looks for the rows.
+pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// A request that waits for its parent row.
-pub(crate) struct Orphan {
+#[derive(Debug)]
+pub(crate) struct AwaitingParent<W> {
     pub(crate) id: RequestId,
-    pub(crate) waiting: Waiting,
+    pub(crate) waiting: W,
     parent: Key,
-    until: Instant,
+    deadline: Instant,
 }
 
-impl Worker {
-    /// Sets a request aside if its parent row may still come; otherwise gives it back.
-    pub(crate) fn set_aside(&mut self, id: RequestId, waiting: Waiting) -> Option<Waiting> {
-        let patience = self.policy.session_resume_wait();
-        let parent = waiting.request.parent_key.filter(|_| waiting.request.mode != Mode::Continue);
-        match parent.filter(|parent| !patience.is_zero() && !self.shared.cache.contains(parent)) {
-            Some(parent) => {
-                // From now, not from its submission: a worker that was busy has not looked yet.
-                let until = Instant::now() + patience;
-                self.orphans.push(Orphan { id, waiting, parent, until });
-                None
-            }
-            None => Some(waiting),
-        }
+/// All such requests of a model, in the order of their arrival.
+#[derive(Debug)]
+pub(crate) struct ParentWaits<W> {
+    requests: Vec<AwaitingParent<W>>,
+}
+
+impl<W> Default for ParentWaits<W> {
+    fn default() -> Self {
+        Self { requests: Vec::new() }
+    }
+}
+
+impl<W> ParentWaits<W> {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.requests.is_empty()
     }
 
-    /// Requests whose parent row is there now, or that have waited long enough, go their way.
-    pub(crate) fn look_for_parents(&mut self) {
-        if self.orphans.is_empty() {
-            return;
+    pub(crate) fn len(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// Sets a request aside until its parent row exists or the deadline has passed.
+    pub(crate) fn push(&mut self, id: RequestId, waiting: W, parent: Key, deadline: Instant) {
+        self.requests.push(AwaitingParent { id, waiting, parent, deadline });
+    }
+
+    /// Removes the requests that have waited long enough, and those with a parent row that exists now.
+    pub(crate) fn take_due(&mut self, now: Instant, exists: impl Fn(&Key) -> bool) -> Vec<AwaitingParent<W>> {
+        self.requests.extract_if(.., |request| request.deadline <= now || exists(&request.parent)).collect()
+    }
+
+    /// Removes the requests that match.
+    pub(crate) fn take_if(&mut self, matches: impl Fn(&W) -> bool) -> Vec<AwaitingParent<W>> {
+        self.requests.extract_if(.., |request| matches(&request.waiting)).collect()
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.requests.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_leaves_when_its_row_exists_or_its_time_is_over() {
+        let start = Instant::now();
+        let (early, late) = (start + Duration::from_secs(1), start + Duration::from_secs(9));
+        let mut waits = ParentWaits::default();
+        let keys = [1, 2, 3].map(|byte| Key::from_bytes([byte; 32]));
+        for (number, (key, deadline)) in [(keys[0], late), (keys[1], early), (keys[2], late)].into_iter().enumerate() {
+            waits.push(RequestId(number as u64), number, key, deadline);
         }
-        let now = Instant::now();
-        let cache = &self.shared.cache;
-        let is_over = |orphan: &mut Orphan| orphan.until <= now || cache.contains(&orphan.parent);
-        let over: Vec<Orphan> = self.orphans.extract_if(.., is_over).collect();
-        for orphan in over {
-            self.enter(orphan.id, orphan.waiting);
-        }
+        assert!(waits.take_due(start, |_| false).is_empty());
+        let due = waits.take_due(early, |key| *key == keys[2]);
+        assert_eq!(due.iter().map(|request| request.waiting).collect::<Vec<_>>(), [1, 2], "in the order of arrival");
+        assert_eq!(waits.take_if(|number| *number == 0).len(), 1);
+        assert!(waits.is_empty());
     }
 }

@@ -29,7 +29,7 @@ pub enum Work {
 pub struct Budget {
     /// Rows of a batch.
     pub n_batch: usize,
-    /// The most rows that one prefill may take, so that the others move too; `None` is no limit.
+    /// The most rows that one prefill may take, so that the others move too; `None` for no limit.
     pub prefill_chunk: Option<NonZeroUsize>,
     /// The most prefill rows in all. Equal to `n_batch` but after "no room", when the worker tries with less.
     pub prefill_rows: usize,
@@ -40,7 +40,7 @@ impl Budget {
     ///
     /// # Errors
     /// If `n_seq` decode rows, and beside them one slice of the grid, would not fit into a batch: such a model could
-    /// stand still for ever.
+    /// stand still forever.
     pub fn new(
         n_batch: usize,
         prefill_chunk: Option<NonZeroUsize>,

@@ -1,174 +1,148 @@
-//! Requests that begin alike and run at the same time: the first one reads what they share, the others wait for that and
-//! take it over.
+//! Requests in flight that begin alike: one computes the shared prefix, the others wait for it and copy it.
 //!
-//! Part of the worker; `lifecycle.rs` asks at admission, and after every tick it is seen who can go on. A request only ever
-//! follows one that was admitted before it, so nobody waits in a circle. Whatever happens to the leader, a follower is let
-//! go in the same tick at the latest: it must never wait for a request that does not move.
+//! Pure decisions about two requests; `sequence/followers.rs` looks for a leader at admission and acts on the verdicts after
+//! each tick. A request only ever follows one that was admitted before it, so waits cannot form a cycle. A follower must be
+//! released in the same tick in which its leader ends or passes the shared prefix.
 
-use poncho_cache::HitKind;
+use crate::calls::request::RequestId;
+use crate::schedule::grid::Grid;
 
-use crate::calls::request::{Mode, RequestId};
-use crate::sequence::live::common_prefix;
-use crate::sequence::task::{End, Task};
-use crate::worker::Worker;
-
-/// Fewer tokens are computed in hardly more time than it takes to wait for them.
+/// Computing fewer tokens than this takes hardly longer than waiting for them.
 const WORTH_WAITING_FOR: usize = 64;
 
-/// What a request waits for.
+/// The leader of a request and the prefix that it waits for.
+///
+/// The leader is named by its request, because request numbers are never used again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Follow {
-    leader: RequestId,
-    /// Leading tokens to be taken over.
-    upto: usize,
+pub(crate) struct WaitsFor {
+    pub(crate) leader: RequestId,
+    /// Leading tokens to copy.
+    pub(crate) upto: usize,
 }
 
-/// What becomes of a request that follows.
-enum Verdict {
+/// What to do with a request that waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// Go on waiting.
     Wait,
-    /// Take so many tokens over from the request at that place.
-    Take {
-        from: usize,
-        upto: usize,
-    },
-    /// The leader is gone or does not get there.
-    LetGo,
+    /// Copy this many tokens from the leader.
+    Copy { upto: usize },
+    /// The leader is gone or cannot reach the end of the prefix: compute alone.
+    Release,
 }
 
-impl Worker {
-    /// The request in flight that holds, or is about to read, more of the prompt than this one has.
-    pub(crate) fn find_leader(&self, task: &Task) -> Option<Follow> {
-        if task.request.mode == Mode::Continue || task.is_background() {
-            return None;
-        }
-        let own = self.tasks.iter().position(|other| other.id == task.id).unwrap_or(self.tasks.len());
-        let earlier = self.tasks.iter().take(own).filter(|leader| leader.end.is_none() && !leader.is_background());
-        let shared = earlier.filter(|leader| leader.namespace == task.namespace).filter_map(|leader| {
-            let upto = self.shared_tokens(task, leader)?;
-            let gain = upto.saturating_sub(task.n_past);
-            // A leader that is far behind is not worth it either.
-            let wait = upto.saturating_sub(leader.n_past);
-            (gain >= WORTH_WAITING_FOR && wait <= gain.saturating_mul(2)).then_some((upto, leader))
-        });
-        // Of equals the first: it is the furthest.
-        let (upto, leader) = shared.reduce(|best, next| if next.0 > best.0 { next } else { best })?;
-        Some(Follow { leader: leader.id, upto })
+/// How far a request is.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Progress<'a> {
+    /// The prompt and the tokens drawn so far.
+    pub(crate) tokens: &'a [u32],
+    pub(crate) prompt_len: usize,
+    /// How many of `tokens` its sequence holds.
+    pub(crate) n_past: usize,
+}
+
+/// How a leader stands when its followers look at it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LeaderState {
+    Running,
+    /// It finished or was cancelled; its sequence holds what it computed.
+    Finished,
+    /// It failed; its sequence is about to be cleared.
+    Failed,
+}
+
+/// How many leading tokens of `task` can be copied from `leader`, now or once it has computed its prompt.
+pub(crate) fn shared_tokens(
+    task: Progress<'_>,
+    leader: Progress<'_>,
+    grid: Option<Grid>,
+    can_cut: bool,
+) -> Option<usize> {
+    let computed = leader.n_past.max(leader.prompt_len).min(leader.tokens.len());
+    let mut common = common_prefix(task.tokens.get(..task.prompt_len)?, leader.tokens.get(..computed)?);
+    if let Some(grid) = grid {
+        common = grid.usable(common.min(leader.prompt_len), task.prompt_len);
+    }
+    // A state that cannot be cut is copied at the very moment at which it holds the shared tokens and nothing else.
+    let can_reach = can_cut || leader.n_past == common || (leader.n_past < common && common <= leader.prompt_len);
+    (common > 0 && can_reach).then_some(common)
+}
+
+/// Whether waiting for `upto` tokens saves more than it costs.
+pub(crate) fn is_worth_waiting(task: Progress<'_>, leader: Progress<'_>, upto: usize) -> bool {
+    let gain = upto.saturating_sub(task.n_past);
+    // A leader that is far behind is not worth it either.
+    let wait = upto.saturating_sub(leader.n_past);
+    gain >= WORTH_WAITING_FOR && wait <= gain.saturating_mul(2)
+}
+
+/// What to do with a request that waits for `upto` tokens of a leader that holds `n_past`.
+pub(crate) fn verdict(upto: usize, leader: LeaderState, n_past: usize, can_cut: bool) -> Verdict {
+    let is_there = n_past == upto || (can_cut && n_past > upto);
+    match leader {
+        LeaderState::Failed => Verdict::Release,
+        _ if is_there => Verdict::Copy { upto },
+        // Its caller left; what it computed so far is valid.
+        LeaderState::Finished if can_cut => Verdict::Copy { upto: n_past.min(upto) },
+        LeaderState::Finished => Verdict::Release,
+        LeaderState::Running if n_past > upto => Verdict::Release,
+        LeaderState::Running => Verdict::Wait,
+    }
+}
+
+/// How many leading tokens agree.
+pub(crate) fn common_prefix(one: &[u32], two: &[u32]) -> usize {
+    one.iter().zip(two).take_while(|(one, two)| one == two).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroUsize;
+
+    use super::*;
+
+    fn progress(tokens: &[u32], prompt_len: usize, n_past: usize) -> Progress<'_> {
+        Progress { tokens, prompt_len, n_past }
     }
 
-    /// How many leading tokens of `task` can be taken over from `leader`, now or when it has read its prompt.
-    fn shared_tokens(&self, task: &Task, leader: &Task) -> Option<usize> {
-        let computed = leader.n_past.max(leader.prompt_len).min(leader.tokens.len());
-        let mut common = common_prefix(task.tokens.get(..task.prompt_len)?, leader.tokens.get(..computed)?);
-        if let Some(grid) = self.grid_of(&task.request) {
-            common = grid.usable(common.min(leader.prompt_len), task.prompt_len);
-        }
-        // What cannot be cut is taken over at the very moment at which it holds the shared tokens and nothing else.
-        let reached = self.context.info().memory.can_cut()
-            || leader.n_past == common
-            || (leader.n_past < common && common <= leader.prompt_len);
-        (common > 0 && reached).then_some(common)
+    #[test]
+    fn what_a_leader_will_have_computed_counts_and_what_it_only_drew_does_not() {
+        let tokens: Vec<u32> = (0..40).collect();
+        let task = progress(&tokens, 40, 0);
+        assert_eq!(shared_tokens(task, progress(&tokens[..30], 30, 5), None, true), Some(30), "it reads its prompt");
+        assert_eq!(shared_tokens(task, progress(&tokens[..31], 30, 30), None, true), Some(30), "31 is only drawn");
+        let grid = Some(Grid(NonZeroUsize::new(8).unwrap()));
+        assert_eq!(shared_tokens(task, progress(&tokens[..30], 30, 5), grid, true), Some(24));
+        assert_eq!(shared_tokens(task, progress(&[99], 1, 0), None, true), None);
     }
 
-    /// Makes the leader pause where the two part, if its state cannot be cut there later.
-    pub(crate) fn arrange_pause(&mut self, follow: Follow) {
-        if self.context.info().memory.can_cut() {
-            return;
-        }
-        let Some(leader) = self.tasks.iter_mut().find(|leader| leader.id == follow.leader) else { return };
-        if follow.upto > leader.n_past && follow.upto < leader.prompt_len {
-            let place = leader.stops.partition_point(|stop| *stop < follow.upto);
-            if leader.stops.get(place) != Some(&follow.upto) {
-                leader.stops.insert(place, follow.upto);
-            }
-        }
+    #[test]
+    fn a_state_that_cannot_be_cut_is_copied_only_where_it_ends() {
+        let tokens: Vec<u32> = (0..40).collect();
+        let task = progress(&tokens[..20], 20, 0);
+        assert_eq!(shared_tokens(task, progress(&tokens, 40, 10), None, false), Some(20), "it can pause there");
+        assert_eq!(shared_tokens(task, progress(&tokens, 40, 20), None, false), Some(20), "it is there");
+        assert_eq!(shared_tokens(task, progress(&tokens, 40, 21), None, false), None, "it is past");
     }
 
-    /// Lets everybody go on who waits for nothing any more.
-    pub(crate) fn serve_followers(&mut self) {
-        for place in 0..self.tasks.len() {
-            let Some(task) = self.tasks.get(place) else { break };
-            let Some(follow) = task.follow.filter(|_| task.end.is_none()) else { continue };
-            match self.verdict(follow) {
-                Verdict::Wait => continue,
-                Verdict::Take { from, upto } => self.take_over(place, from, upto),
-                Verdict::LetGo => {}
-            }
-            self.let_go(place);
-        }
+    #[test]
+    fn few_tokens_and_a_leader_far_behind_are_not_worth_waiting_for() {
+        let tokens: Vec<u32> = (0..400).collect();
+        let at = |n_past| progress(&tokens, 400, n_past);
+        assert!(is_worth_waiting(at(0), at(0), 64));
+        assert!(!is_worth_waiting(at(0), at(0), 63));
+        assert!(!is_worth_waiting(at(300), at(0), 364), "it would wait for 364 tokens to save 64");
     }
 
-    /// Everybody goes on with what they have: nothing else moves.
-    pub(crate) fn release_followers(&mut self) -> bool {
-        let mut released = false;
-        for place in 0..self.tasks.len() {
-            if self.tasks.get(place).is_some_and(|task| task.follow.is_some() && task.end.is_none()) {
-                self.let_go(place);
-                released = true;
-            }
-        }
-        released
-    }
-
-    fn verdict(&self, follow: Follow) -> Verdict {
-        let can_cut = self.context.info().memory.can_cut();
-        let Some((from, leader)) = self.tasks.iter().enumerate().find(|(_, task)| task.id == follow.leader) else {
-            return Verdict::LetGo;
-        };
-        let there = leader.n_past == follow.upto || (can_cut && leader.n_past > follow.upto);
-        match &leader.end {
-            Some(End::Failed(_)) => Verdict::LetGo,
-            _ if there => Verdict::Take { from, upto: follow.upto },
-            // Its caller left: what it read so far is good.
-            Some(End::Finished { .. }) if can_cut => Verdict::Take { from, upto: leader.n_past.min(follow.upto) },
-            Some(End::Finished { .. }) => Verdict::LetGo,
-            None if leader.n_past > follow.upto => Verdict::LetGo,
-            None => Verdict::Wait,
-        }
-    }
-
-    /// Copies the first `upto` tokens of one request's sequence to another's, if that is more than it has.
-    fn take_over(&mut self, place: usize, from: usize, upto: usize) {
-        let can_cut = self.context.info().memory.can_cut();
-        let (Some(task), Some(leader)) = (self.tasks.get(place), self.tasks.get(from)) else { return };
-        let (seq, source, held) = (task.seq, leader.seq, leader.n_past);
-        let is_all = upto == task.prompt_len;
-        let logits = Some(leader.logits_at(upto)).filter(|logits| is_all && !logits.is_empty()).map(<[f32]>::to_vec);
-        // Without logits the last token is computed again, which only a model that can be cut allows.
-        let keep = if is_all && logits.is_none() { upto.saturating_sub(1) } else { upto };
-        let grid = self.grid_of(&task.request);
-        let keep = grid.filter(|_| !is_all).map_or(keep, |grid| grid.floor(keep));
-        if keep <= task.n_past || (keep < held && !can_cut) {
-            return;
-        }
-        let taken = self.copy_live(source, seq, keep, held);
-        if !taken {
-            self.context.remove(seq, 0..u32::MAX);
-        }
-        let Some(task) = self.tasks.get_mut(place) else { return };
-        let n_past = if taken { keep } else { 0 };
-        (task.n_past, task.read, task.last_save) = (n_past, n_past, n_past);
-        task.hit = match (taken, logits.is_some()) {
-            (false, _) => HitKind::Cold,
-            (true, false) => HitKind::Partial,
-            (true, true) => HitKind::Exact,
-        };
-        if let Some(logits) = logits.filter(|_| taken) {
-            task.keep_logits(logits);
-        }
-    }
-
-    /// The request goes on by itself, unless there is another one to follow.
-    fn let_go(&mut self, place: usize) {
-        let Some(task) = self.tasks.get(place) else { return };
-        let (at_end, n_past) = (task.n_past == task.prompt_len, task.n_past);
-        let next = self.find_leader(task).filter(|next| !at_end && next.upto > n_past);
-        let known = at_end.then(|| task.logits_at(n_past).to_vec()).filter(|logits| !logits.is_empty());
-        if let Some(task) = self.tasks.get_mut(place) {
-            task.follow = next;
-        }
-        match next {
-            Some(next) => self.arrange_pause(next),
-            None => self.begin(place, known),
-        }
+    #[test]
+    fn nobody_waits_for_a_leader_that_does_not_get_there() {
+        use LeaderState::{Failed, Finished, Running};
+        assert_eq!(verdict(10, Running, 9, true), Verdict::Wait);
+        assert_eq!(verdict(10, Running, 10, false), Verdict::Copy { upto: 10 });
+        assert_eq!(verdict(10, Running, 11, false), Verdict::Release);
+        assert_eq!(verdict(10, Running, 11, true), Verdict::Copy { upto: 10 });
+        assert_eq!(verdict(10, Finished, 6, true), Verdict::Copy { upto: 6 });
+        assert_eq!(verdict(10, Finished, 6, false), Verdict::Release);
+        assert_eq!(verdict(10, Failed, 10, true), Verdict::Release);
     }
 }

@@ -1,15 +1,14 @@
 //! One request in flight: its tokens, how far they are computed, and how its next token is drawn.
 //!
-//! Owned by the worker, from admission to the last event. It knows its own sequence number and nothing of other
-//! requests; it must never touch the context.
+//! Owned by `Tasks`, from admission to the last event. It knows the lease of its sequence and nothing of other requests; it
+//! must never touch the context.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use poncho_cache::{HitKind, Namespace};
 
-use crate::adapters::AdapterSet;
-use crate::backend::{GrammarError, Model, SeqId, SpecialText};
+use crate::backend::{Grammar, GrammarError, Model, SeqId, SpecialText};
 use crate::calls::event::{CacheDelta, Completion, FinishReason, StreamEvent, TokenLogprob, TokenProbability};
 use crate::calls::request::{Mode, Request, RequestId};
 use crate::calls::stream::EventSender;
@@ -19,8 +18,11 @@ use crate::reply::markers::SamplingMode;
 use crate::reply::output::Output;
 use crate::reply::sampler::{Draw, SampleError, Sampler};
 use crate::schedule::batch::Work;
-use crate::schedule::prefix_sharing::Follow;
-use crate::sequence::exact::Grid;
+use crate::schedule::grid::Grid;
+use crate::schedule::prefix_sharing::{LeaderState, Progress, WaitsFor};
+use crate::sequence::held::Held;
+use crate::sequence::slots::Lease;
+use crate::shared::adapters::AdapterSet;
 
 /// Why a request is over.
 #[derive(Debug, Clone, PartialEq)]
@@ -40,27 +42,34 @@ impl End {
     pub(crate) const CANCELLED: Self = Self::Finished { reason: FinishReason::Cancelled, stop: None };
 }
 
+/// A request that has no sequence yet.
+pub(crate) struct Waiting {
+    pub(crate) request: Box<Request>,
+    pub(crate) grammar: Option<Box<dyn Grammar>>,
+    pub(crate) events: EventSender,
+    pub(crate) submitted: Instant,
+}
+
 /// See the module.
 pub(crate) struct Task {
     pub(crate) id: RequestId,
-    pub(crate) seq: SeqId,
+    /// Its sequence, and how many of `tokens` that holds.
+    pub(crate) lease: Lease,
     pub(crate) request: Request,
     pub(crate) events: EventSender,
     /// Prompt and drawn tokens.
     pub(crate) tokens: Vec<u32>,
     pub(crate) prompt_len: usize,
-    /// How many of `tokens` the sequence holds.
-    pub(crate) n_past: usize,
-    /// Logits that are kept for a save or for the next request.
-    pub(crate) logits: Vec<f32>,
+    /// Logits that are kept for a save or for the next request; meaningless without `logits_for`.
+    logits: Vec<f32>,
     /// How many tokens the sequence held when `logits` came out.
-    pub(crate) logits_for: usize,
+    logits_for: Option<usize>,
     pub(crate) namespace: Namespace,
     pub(crate) adapters: Arc<AdapterSet>,
     pub(crate) hit: HitKind,
     /// Tokens that were there already.
     pub(crate) read: usize,
-    /// How much of the prompt its tenant has sent before, where it may hear of nothing else.
+    /// How much of the prompt its tenant has sent before, for a tenant that may learn of nothing else.
     pub(crate) own_reach: Option<usize>,
     /// Positions, ascending, at which the prefill pauses for a save. For models that cannot be cut.
     pub(crate) stops: Vec<usize>,
@@ -68,8 +77,8 @@ pub(crate) struct Task {
     pub(crate) last_save: usize,
     /// Set once the saves at the end of the prompt were made.
     pub(crate) prompt_saved: bool,
-    /// The request that reads a part of the prompt for this one; nothing is computed meanwhile.
-    pub(crate) follow: Option<Follow>,
+    /// The request that computes a prefix of the prompt for this one; nothing is computed meanwhile.
+    pub(crate) waits_for: Option<WaitsFor>,
     pub(crate) end: Option<End>,
     generation_limit: usize,
     sampler: Sampler,
@@ -77,15 +86,15 @@ pub(crate) struct Task {
     logprobs: Vec<TokenLogprob>,
     submitted: Instant,
     admitted: Instant,
-    /// What finding and putting back its prompt took.
+    /// The time that finding and restoring its prompt took.
     pub(crate) restore_time: Duration,
     first_logits: Option<Instant>,
 }
 
-/// What a task is made from.
+/// The parts of a new task.
 pub(crate) struct NewTask {
     pub(crate) id: RequestId,
-    pub(crate) seq: SeqId,
+    pub(crate) lease: Lease,
     pub(crate) request: Request,
     pub(crate) events: EventSender,
     pub(crate) namespace: Namespace,
@@ -102,12 +111,11 @@ impl Task {
         let tokens = new.request.tokens.clone();
         Self {
             id: new.id,
-            seq: new.seq,
+            lease: new.lease,
             prompt_len: tokens.len(),
             tokens,
-            n_past: 0,
             logits: Vec::new(),
-            logits_for: 0,
+            logits_for: None,
             namespace: new.namespace,
             adapters: new.adapters,
             hit: HitKind::Cold,
@@ -116,7 +124,7 @@ impl Task {
             stops: Vec::new(),
             last_save: 0,
             prompt_saved: false,
-            follow: None,
+            waits_for: None,
             end: None,
             generation_limit: 0,
             sampler: new.sampler,
@@ -128,6 +136,29 @@ impl Task {
             first_logits: None,
             events: new.events,
             request: new.request,
+        }
+    }
+
+    pub(crate) fn seq(&self) -> SeqId {
+        self.lease.seq()
+    }
+
+    /// How many of its tokens the sequence holds.
+    pub(crate) fn n_past(&self) -> usize {
+        self.lease.n_past()
+    }
+
+    /// How far it is, for requests that begin alike.
+    pub(crate) fn progress(&self) -> Progress<'_> {
+        Progress { tokens: &self.tokens, prompt_len: self.prompt_len, n_past: self.n_past() }
+    }
+
+    /// How it stands for requests that wait for it.
+    pub(crate) fn leader_state(&self) -> LeaderState {
+        match self.end {
+            None => LeaderState::Running,
+            Some(End::Finished { .. }) => LeaderState::Finished,
+            Some(End::Failed(_)) => LeaderState::Failed,
         }
     }
 
@@ -151,36 +182,32 @@ impl Task {
 
     /// Whether the prompt is not wholly computed yet.
     pub(crate) fn is_prefilling(&self) -> bool {
-        self.n_past < self.prompt_len
+        self.n_past() < self.prompt_len
     }
 
-    /// Whether nobody waits for it.
+    /// Whether no caller waits for it.
     pub(crate) fn is_background(&self) -> bool {
-        self.events.is_to_nobody()
+        self.events.is_detached()
     }
 
-    /// What it wants of the next tick. On a grid, the prompt is read chunk by chunk, and tokens that were generated are
+    /// Its work for the next tick. On a grid, the prompt is read chunk by chunk, and tokens that were generated are
     /// computed one by one, as they were the first time.
     pub(crate) fn work(&self, grid: Option<Grid>) -> Work {
         let end = if grid.is_some() && self.is_prefilling() { self.prompt_len } else { self.tokens.len() };
-        let remaining = end.saturating_sub(self.n_past);
+        let remaining = end.saturating_sub(self.n_past());
         if !self.is_prefilling() && (remaining <= 1 || grid.is_some()) {
             return Work::Decode;
         }
-        let pause = self.stops.iter().find(|stop| **stop > self.n_past).copied().unwrap_or(usize::MAX);
-        let remaining = remaining.min(pause - self.n_past);
-        Work::Prefill { position: self.n_past, remaining, grid: grid.map(|grid| grid.0) }
+        let pause = self.stops.iter().find(|stop| **stop > self.n_past());
+        let remaining = pause.map_or(remaining, |pause| remaining.min(pause - self.n_past()));
+        Work::Prefill { position: self.n_past(), remaining, grid: grid.map(|grid| grid.0) }
     }
 
     /// The most of its first `count` tokens that may be saved: on a grid, a boundary within the prompt or all of it.
     pub(crate) fn savable(&self, count: usize, grid: Option<Grid>) -> usize {
         let Some(grid) = grid else { return count };
         let read = count.min(self.prompt_len);
-        if read == self.prompt_len && self.logits_for == read && !self.logits.is_empty() {
-            read
-        } else {
-            grid.floor(read)
-        }
+        if read == self.prompt_len && self.logits_for == Some(read) { read } else { grid.floor(read) }
     }
 
     /// Whether logits of the last row are wanted when the sequence holds `n_past` tokens: at the end of what there is,
@@ -190,21 +217,26 @@ impl Task {
     }
 
     /// The kept logits, if they belong to the first `count` tokens.
-    pub(crate) fn logits_at(&self, count: usize) -> &[f32] {
-        if self.logits_for == count { &self.logits } else { &[] }
+    pub(crate) fn logits_at(&self, count: usize) -> Option<&[f32]> {
+        (self.logits_for == Some(count)).then_some(self.logits.as_slice())
+    }
+
+    /// The sequence holds other tokens now than those that the kept logits belong to.
+    pub(crate) fn forget_logits(&mut self) {
+        self.logits_for = None;
     }
 
     /// Keeps logits that came out after `n_past` tokens.
     pub(crate) fn keep_logits(&mut self, logits: Vec<f32>) {
         self.logits = logits;
-        self.logits_for = self.n_past;
+        self.logits_for = Some(self.n_past());
     }
 
     /// The same, from the context's own buffer.
     pub(crate) fn copy_logits(&mut self, logits: &[f32]) {
         self.logits.clear();
         self.logits.extend_from_slice(logits);
-        self.logits_for = self.n_past;
+        self.logits_for = Some(self.n_past());
     }
 
     /// Draws the next token from these logits and sends what follows from it.
@@ -264,8 +296,8 @@ impl Task {
         }
     }
 
-    /// What its caller hears of how the prompt was found, and how much of it: nothing of what others have sent.
-    pub(crate) fn told(&self) -> (HitKind, usize) {
+    /// How the prompt was found and how much of it, as its caller may see it: nothing of what other tenants have sent.
+    pub(crate) fn reported_hit(&self) -> (HitKind, usize) {
         match self.own_reach {
             Some(0) if self.read > 0 => (HitKind::Cold, 0),
             Some(own) if own < self.read => (HitKind::Partial, own),
@@ -288,16 +320,16 @@ impl Task {
         self.output.finish(stop.is_some(), model, &self.events);
         let now = Instant::now();
         let first = self.first_logits.unwrap_or(now);
-        let generated = self.tokens.get(self.prompt_len..).unwrap_or(&[]).to_vec();
-        let (hit, read) = self.told();
+        let generated = self.tokens.iter().skip(self.prompt_len).copied().collect::<Vec<_>>();
+        let (hit, read) = self.reported_hit();
         Completion {
             reply: self.output.take_reply(),
             completion_tokens: generated.len(),
             generated,
-            committed_tokens: self.n_past,
+            committed_tokens: self.n_past(),
             finish_key,
             hit,
-            cache_delta: CacheDelta { read, created: self.n_past.saturating_sub(read) },
+            cache_delta: CacheDelta { read, created: self.n_past().saturating_sub(read) },
             finish_reason: reason,
             stop_sequence: stop.and_then(|place| self.request.stop.get(place)).cloned(),
             queue_time: self.admitted.duration_since(self.submitted),
@@ -309,6 +341,21 @@ impl Task {
             context_tokens: self.tokens.clone(),
         }
     }
+}
+
+/// What a finished request leaves in its sequence; `None` if that is empty.
+pub(crate) fn left_by(task: Task) -> (Lease, Option<Held>) {
+    let Task { lease, tokens, namespace, logits, logits_for, request, prompt_len, .. } = task;
+    let n_past = lease.n_past();
+    let held = (n_past > 0).then(|| Held {
+        tokens,
+        n_past,
+        logits: (logits_for == Some(n_past)).then_some(logits),
+        on_grid: if request.exact { n_past.min(prompt_len) } else { 0 },
+        namespace,
+        tenant: request.tenant,
+    });
+    (lease, held)
 }
 
 fn token_logprob(model: &dyn Model, logits: &[f32], token: u32, top: u8) -> Option<TokenLogprob> {

@@ -1,9 +1,9 @@
-//! Buffers that stored states are read into on their way to the context, kept between requests.
+//! Buffers for stored states on their way to the context, kept between requests.
 //!
-//! A fresh buffer of some tens of megabytes costs its page faults, as much as reading the bytes into it. The worker has
-//! one of these; the threads that read for it and copies between sequences borrow buffers and give them back by dropping
-//! them, however late. It must never keep more memory than its limit, and never take memory that the machine does not
-//! have: how long a stored state is, a file says.
+//! The page faults of a fresh buffer of tens of megabytes cost as much as reading the bytes into it. Each worker has one
+//! pool; the reading threads and copies between sequences borrow buffers and return them by dropping them, however late. The
+//! pool must never keep more memory than its limit, and never allocate memory that the machine does not have: the length of
+//! a stored state comes from a file.
 
 use std::hint::black_box;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,18 +18,18 @@ const SMALLEST: usize = 1 << 20;
 /// What may be kept while nothing is restored. Two segments of most models fit; larger ones are allocated each time.
 const LIMIT: usize = 256 << 20;
 
-/// Bytes that may be taken for a stored state. A length comes from a file, so one that is large is held against what the machine
-/// has free: to fail for want of memory ends the process, and to use up the last of it ends others.
+/// Bytes that may be allocated for a stored state. The length comes from a file, so a large one is compared with the free
+/// memory of the machine: a failed allocation ends this process, and using up the last of the memory ends others.
 pub(crate) fn free_memory() -> u64 {
     SystemSource::default().sample().map_or(u64::MAX, |sample| sample.total.saturating_sub(sample.used))
 }
 
-/// Whether a buffer of so many bytes can be had.
+/// Whether a buffer of `length` bytes can be allocated.
 fn has_room(length: usize) -> bool {
     let mut probe = Vec::<u8>::new();
     // The compiler may leave out an allocation that nobody looks at.
-    let mut can_be_had = || probe.try_reserve_exact(length).is_ok() && black_box(&probe).capacity() >= length;
-    length <= LIMIT || (length as u64 <= free_memory() && can_be_had())
+    let mut can_allocate = || probe.try_reserve_exact(length).is_ok() && black_box(&probe).capacity() >= length;
+    length <= LIMIT || (length as u64 <= free_memory() && can_allocate())
 }
 
 /// Bytes that the first restore after a start may take, by the bytes and tokens of what is stored: those of the largest row,
@@ -45,19 +45,19 @@ pub(crate) fn expected(rows: impl Iterator<Item = (u64, u32)>, info: &ContextInf
 
 /// See the module. Clones share what is kept.
 #[derive(Debug, Default, Clone)]
-pub(crate) struct Staging {
+pub(crate) struct BufferPool {
     kept: Arc<Mutex<Vec<HostBuffer>>>,
 }
 
 /// A borrowed buffer.
-pub(crate) struct Staged {
-    staging: Staging,
+pub(crate) struct PooledBuffer {
+    pool: BufferPool,
     buffer: Option<HostBuffer>,
 }
 
-impl Staging {
-    /// A buffer of exactly `length` bytes, whatever they are; an empty one if there is not that much memory.
-    pub(crate) fn take(&self, backend: &dyn Backend, length: usize) -> Staged {
+impl BufferPool {
+    /// A buffer of exactly `length` bytes of unspecified content; an empty one if there is not that much memory.
+    pub(crate) fn take(&self, backend: &dyn Backend, length: usize) -> PooledBuffer {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let fits = kept.iter().enumerate().filter(|(_, buffer)| length >= SMALLEST && buffer.capacity() >= length);
         // The smallest that fits: a larger one may be wanted next.
@@ -80,11 +80,11 @@ impl Staging {
                 None
             }
         };
-        Staged { staging: self.clone(), buffer }
+        PooledBuffer { pool: self.clone(), buffer }
     }
 
-    /// Has buffers ready for a row of so many bytes and for a conversation of so many, their pages touched: making them takes
-    /// longer than filling them.
+    /// Prepares buffers for a row and for a conversation of the given sizes, with their pages touched: creating the pages
+    /// takes longer than filling them.
     pub(crate) fn prepare(&self, backend: &dyn Backend, (row, conversation): (usize, usize)) {
         let piece = piece_length(conversation);
         let beyond = conversation.saturating_sub(row);
@@ -116,22 +116,22 @@ impl Staging {
     }
 }
 
-impl AsRef<[u8]> for Staged {
+impl AsRef<[u8]> for PooledBuffer {
     fn as_ref(&self) -> &[u8] {
         self.buffer.as_ref().map_or(&[], |buffer| buffer.as_ref())
     }
 }
 
-impl AsMut<[u8]> for Staged {
+impl AsMut<[u8]> for PooledBuffer {
     fn as_mut(&mut self) -> &mut [u8] {
         self.buffer.as_mut().map_or(&mut [], |buffer| buffer.as_mut())
     }
 }
 
-impl Drop for Staged {
+impl Drop for PooledBuffer {
     fn drop(&mut self) {
         if let Some(buffer) = self.buffer.take() {
-            self.staging.give_back(buffer);
+            self.pool.give_back(buffer);
         }
     }
 }
@@ -142,41 +142,41 @@ mod tests {
     use crate::backend::stub::StubBackend;
     use crate::backend::{KvLayout, MemoryKind};
 
-    fn kept(staging: &Staging) -> Vec<usize> {
-        staging.kept.lock().unwrap().iter().map(HostBuffer::capacity).collect()
+    fn kept(pool: &BufferPool) -> Vec<usize> {
+        pool.kept.lock().unwrap().iter().map(HostBuffer::capacity).collect()
     }
 
     #[test]
     fn a_large_buffer_is_used_again_and_has_the_length_that_was_asked_for() {
-        let (staging, backend) = (Staging::default(), StubBackend::new(MemoryKind::Attention));
-        drop(staging.take(&backend, 3 << 20));
-        let before = kept(&staging);
-        let second = staging.take(&backend, 2 << 20);
+        let (pool, backend) = (BufferPool::default(), StubBackend::new(MemoryKind::Attention));
+        drop(pool.take(&backend, 3 << 20));
+        let before = kept(&pool);
+        let second = pool.take(&backend, 2 << 20);
         assert_eq!(second.as_ref().len(), 2 << 20);
-        assert!(kept(&staging).is_empty(), "it is out");
+        assert!(kept(&pool).is_empty(), "it is out");
         drop(second);
-        assert_eq!(kept(&staging), before);
-        drop(staging.take(&backend, 10));
-        assert_eq!(kept(&staging), before, "a small one is not worth keeping, nor a large one worth taking for it");
+        assert_eq!(kept(&pool), before);
+        drop(pool.take(&backend, 10));
+        assert_eq!(kept(&pool), before, "a small one is not worth keeping, nor a large one worth taking for it");
     }
 
     #[test]
     fn what_was_prepared_serves_the_first_state() {
-        let (staging, backend) = (Staging::default(), StubBackend::new(MemoryKind::Attention));
-        staging.prepare(&backend, (64 << 20, 64 << 20));
-        let ready = kept(&staging);
+        let (pool, backend) = (BufferPool::default(), StubBackend::new(MemoryKind::Attention));
+        pool.prepare(&backend, (64 << 20, 64 << 20));
+        let ready = kept(&pool);
         assert!(matches!(ready.as_slice(), [size] if (64 << 20..=LIMIT).contains(size)), "{ready:?}");
-        let first = staging.take(&backend, 40 << 20);
-        assert!(kept(&staging).is_empty(), "it is the one that was ready");
+        let first = pool.take(&backend, 40 << 20);
+        assert!(kept(&pool).is_empty(), "it is the one that was ready");
         drop(first);
-        let rows = Staging::default();
+        let rows = BufferPool::default();
         rows.prepare(&backend, (2 << 20, 40 << 20));
         let sizes: Vec<usize> = kept(&rows).iter().map(|size| size >> 20).collect();
         assert_eq!(sizes, [2, 20, 20], "a row, and the pieces of a conversation");
-        let huge = Staging::default();
+        let huge = BufferPool::default();
         huge.prepare(&backend, (LIMIT, LIMIT));
         assert!(kept(&huge).iter().sum::<usize>() <= LIMIT + 64);
-        let small = Staging::default();
+        let small = BufferPool::default();
         small.prepare(&backend, (1000, 2000));
         assert!(kept(&small).is_empty(), "small states need none");
     }
@@ -208,21 +208,21 @@ mod tests {
     /// Hardening 24: a length of a file that no machine has memory for ended the process.
     #[test]
     fn a_length_beyond_all_memory_gets_an_empty_buffer() {
-        let (staging, backend) = (Staging::default(), StubBackend::new(MemoryKind::Attention));
+        let (pool, backend) = (BufferPool::default(), StubBackend::new(MemoryKind::Attention));
         for length in [1 << 50, usize::MAX / 2, usize::MAX] {
-            let mut none = staging.take(&backend, length);
+            let mut none = pool.take(&backend, length);
             assert!(none.as_ref().is_empty() && none.as_mut().is_empty(), "{length}");
         }
-        assert_eq!(staging.take(&backend, LIMIT + 1).as_ref().len(), LIMIT + 1);
+        assert_eq!(pool.take(&backend, LIMIT + 1).as_ref().len(), LIMIT + 1);
     }
 
     #[test]
     fn no_more_is_kept_than_the_limit() {
-        let (staging, backend) = (Staging::default(), StubBackend::new(MemoryKind::Attention));
-        let out: Vec<_> = (0..5).map(|_| staging.take(&backend, LIMIT / 4)).collect();
+        let (pool, backend) = (BufferPool::default(), StubBackend::new(MemoryKind::Attention));
+        let out: Vec<_> = (0..5).map(|_| pool.take(&backend, LIMIT / 4)).collect();
         drop(out);
-        assert!(kept(&staging).iter().sum::<usize>() <= LIMIT && kept(&staging).len() >= 3);
-        drop(staging.take(&backend, LIMIT + 1));
-        assert!(kept(&staging).iter().all(|size| *size <= LIMIT));
+        assert!(kept(&pool).iter().sum::<usize>() <= LIMIT && kept(&pool).len() >= 3);
+        drop(pool.take(&backend, LIMIT + 1));
+        assert!(kept(&pool).iter().all(|size| *size <= LIMIT));
     }
 }

@@ -1,6 +1,6 @@
-//! What of a plan is put back, which parts of it are at hand, and which have to be read first.
+//! The chosen part of a plan: what of it is restored, which parts are in memory, and which have to be read first.
 //!
-//! Made by the restorer before anything is read or set, and held by a request while its parts are being read. It reads nothing
+//! Made by the restorer before anything is read, and kept by a request while its parts are being read. It reads nothing
 //! itself.
 
 use std::sync::Arc;
@@ -9,28 +9,28 @@ use std::time::Duration;
 use bytes::Bytes;
 use poncho_cache::{Cache, PartKind, Readable, RestorePlan, Tier};
 
-use crate::state::restore::Failure;
+use crate::state::failure::Failure;
 use crate::state::segment_reader::{PartId, Parts};
 
-/// Whether a choice may count on what has to be read first.
+/// Whether a choice may include parts that have to be read first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reads {
-    /// Where the cache lets it.
+    /// Where the cache allows it.
     Allowed,
-    /// Only what is at hand counts.
+    /// Only parts in memory count.
     No,
 }
 
-/// What of a plan is put back.
+/// The part of a plan that is restored.
 pub(crate) struct Chosen {
     pub(crate) plan: Arc<RestorePlan>,
     /// Leading tokens of the prompt; 0 for nothing.
     pub(crate) n_past: usize,
-    /// Rows whose attention state is set, by their places in the plan.
-    pub(crate) rows: Vec<usize>,
-    /// The row whose partial state is set.
+    /// The segments to restore, by their places in the plan.
+    pub(crate) segments: Vec<usize>,
+    /// The row with the partial state.
     pub(crate) partial: Option<usize>,
-    /// The row whose logits are wanted.
+    /// The row with the logits.
     pub(crate) logits: Option<usize>,
     /// Whether it reads from a tier that was late before.
     pub(crate) is_probe: bool,
@@ -38,51 +38,54 @@ pub(crate) struct Chosen {
 
 impl Chosen {
     pub(crate) fn nothing(plan: Arc<RestorePlan>) -> Self {
-        Self { plan, n_past: 0, rows: Vec::new(), partial: None, logits: None, is_probe: false }
+        Self { plan, n_past: 0, segments: Vec::new(), partial: None, logits: None, is_probe: false }
     }
 
     fn parts(&self) -> impl Iterator<Item = PartId> {
-        let rows = self.rows.iter().map(|row| (*row, PartKind::Attention));
+        let segments = self.segments.iter().map(|segment| (*segment, PartKind::Attention));
         let partial = self.partial.map(|row| (row, PartKind::Partial));
         let logits = self.logits.map(|row| (row, PartKind::Logits));
-        rows.chain(partial).chain(logits)
+        segments.chain(partial).chain(logits)
     }
 
     /// The parts that are not in memory.
     pub(crate) fn missing(&self) -> Vec<PartId> {
-        let is_missing = |(row, kind): &PartId| self.plan.rows().get(*row).is_none_or(|row| row.bytes(*kind).is_none());
+        let is_missing =
+            |(row, kind): &PartId| self.plan.rows().get(*row).is_none_or(|segment| segment.bytes(*kind).is_none());
         self.parts().filter(is_missing).collect()
     }
 
     /// Bytes of some of its parts.
     pub(crate) fn bytes_of(&self, parts: &[PartId]) -> u64 {
-        let length = |(row, kind): &PartId| self.plan.rows().get(*row).and_then(|row| row.length(*kind));
+        let length = |(row, kind): &PartId| self.plan.rows().get(*row).and_then(|segment| segment.length(*kind));
         parts.iter().filter_map(length).sum()
     }
 
     /// The tiers that some of its parts are read from.
     pub(crate) fn tiers_of(&self, parts: &[PartId]) -> impl Iterator<Item = Tier> {
         let is_among = |tier: Tier| {
-            parts.iter().any(|(row, kind)| self.plan.rows().get(*row).and_then(|row| row.tier_of(*kind)) == Some(tier))
+            parts
+                .iter()
+                .any(|(row, kind)| self.plan.rows().get(*row).and_then(|segment| segment.tier_of(*kind)) == Some(tier))
         };
         [Tier::RamFile, Tier::Disk].into_iter().filter(move |tier| is_among(*tier))
     }
 
     /// A part: from memory, or from what was read.
     pub(crate) fn load<'p>(&self, (row, kind): PartId, parts: &'p Parts) -> Result<Loaded<'p>, Failure> {
-        let pinned = self.plan.rows().get(row).ok_or(Failure::Refused)?;
-        match pinned.bytes(kind) {
+        let segment = self.plan.rows().get(row).ok_or(Failure::Refused)?;
+        match segment.bytes(kind) {
             Some(bytes) => Ok(Loaded { bytes: Held::Shared(bytes), took: Duration::ZERO, tier: Tier::Ram }),
             None => {
                 let (bytes, took) = parts.get((row, kind)).ok_or(Failure::Refused)?;
-                let tier = pinned.tier_of(kind).unwrap_or(Tier::Disk);
+                let tier = segment.tier_of(kind).unwrap_or(Tier::Disk);
                 Ok(Loaded { bytes: Held::Read(bytes), took, tier })
             }
         }
     }
 }
 
-/// Which parts of a plan can be had: each tier is asked at most once.
+/// Which parts of a plan are available. Each tier is asked at most once.
 pub(crate) struct Reach<'a> {
     pub(crate) plan: &'a RestorePlan,
     pub(crate) have: &'a Parts,
@@ -93,8 +96,8 @@ pub(crate) struct Reach<'a> {
 
 impl Reach<'_> {
     pub(crate) fn has(&mut self, (row, kind): PartId) -> bool {
-        let Some(pinned) = self.plan.rows().get(row) else { return false };
-        match pinned.tier_of(kind) {
+        let Some(segment) = self.plan.rows().get(row) else { return false };
+        match segment.tier_of(kind) {
             None => false,
             Some(Tier::Ram) => true,
             Some(_) if self.have.get((row, kind)).is_some() => true,

@@ -1,10 +1,9 @@
-//! Keeps conversations tidy, on a thread of its own: joins the rows of long chains, and gives up partial states where a
-//! conversation has too many.
+//! Joins the segments of long chains and drops surplus partial states, on a thread of its own.
 //!
-//! The worker names each row that it saved. If its chain has become long, the thread reads the links, joins their bytes and
-//! hands them to the cache, which replaces the row in one step: a chain of many small rows is slower to read than one row. A
-//! boundary that is given up (`thinning.rs`) leaves its tokens to the row that builds on it. Nobody waits for any of this,
-//! and what cannot be done now is left for the next save. It must never touch the context.
+//! The worker reports each row that it saved. If the chain of the row has become long, the thread reads the segments, joins
+//! their bytes and hands them to the cache, which replaces the row in one step: a chain of many small segments is slower to
+//! read than one segment. A boundary that is dropped (`thinning.rs`) leaves its tokens to the row that builds on it. Nothing
+//! waits for this thread, and what cannot be done now is left for the next save. It must never touch the context.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +14,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use poncho_cache::{Cache, Compaction, Key, PartKind, PayloadPart, PinnedRow, RowInfo};
 
-use crate::backend::{Context, SegmentJoiner};
+use crate::backend::{MemoryKind, SegmentJoiner};
 use crate::state::buffer_pool::free_memory;
 use crate::state::thinning::thin;
 
@@ -27,7 +26,7 @@ const END_WAIT: Duration = Duration::from_secs(5);
 
 /// See the module.
 pub(crate) struct Compactor {
-    work: Work,
+    work: Joining,
     /// Started when there is something to do for the first time.
     thread: Option<Thread>,
 }
@@ -39,9 +38,9 @@ struct Thread {
     handle: JoinHandle<()>,
 }
 
-/// What a conversation may have.
+/// The limits of one conversation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Bounds {
+pub(crate) struct ChainBounds {
     /// Links of a chain before they are joined; 0 for any number.
     pub(crate) links: usize,
     /// Partial states; 0 for any number.
@@ -49,11 +48,15 @@ pub(crate) struct Bounds {
 }
 
 impl Compactor {
-    pub(crate) fn new(cache: Arc<Cache>, context: &dyn Context, bounds: Bounds) -> Self {
-        let has_partial = context.info().memory.has_partial();
-        let partials = if has_partial { bounds.partials } else { 0 };
-        let work =
-            Work { cache, joiner: context.joiner(), bounds: Bounds { partials, ..bounds }, stopping: Arc::default() };
+    /// A compactor for the segments that `joiner` joins. ChainBounds on partial states are for models that have them.
+    pub(crate) fn new(
+        cache: Arc<Cache>,
+        memory: MemoryKind,
+        joiner: Option<Arc<dyn SegmentJoiner>>,
+        bounds: ChainBounds,
+    ) -> Self {
+        let partials = if memory.has_partial() { bounds.partials } else { 0 };
+        let work = Joining { cache, joiner, bounds: ChainBounds { partials, ..bounds }, stopping: Arc::default() };
         Self { work, thread: None }
     }
 
@@ -79,7 +82,7 @@ impl Compactor {
             }
         }
         if let Some(Thread { keys, .. }) = &self.thread {
-            // A full queue is no loss: the next save of the conversation says it again.
+            // A full queue loses nothing: the next save of the conversation reports it again.
             let _ = keys.try_send(key);
         }
     }
@@ -99,16 +102,16 @@ impl Drop for Compactor {
 }
 
 #[derive(Clone)]
-struct Work {
+struct Joining {
     cache: Arc<Cache>,
     /// `None` for a model without attention segments: its rows hang on nothing.
     joiner: Option<Arc<dyn SegmentJoiner>>,
-    bounds: Bounds,
+    bounds: ChainBounds,
     /// Set when nobody waits for the rest.
     stopping: Arc<AtomicBool>,
 }
 
-impl Work {
+impl Joining {
     fn run(&self, keys: &Receiver<Key>) {
         while let Ok(key) = keys.recv() {
             if self.stopping.load(Ordering::Relaxed) {

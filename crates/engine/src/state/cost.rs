@@ -2,7 +2,7 @@
 //!
 //! A restore moves bytes, a prefill computes them; which is cheaper depends on the machine and on the day. The worker
 //! reports what it measured and asks, for each chain of segments, how many of them to restore. A tier that turned slow
-//! is left alone, but one segment of it is tried again every so many choices, so that it can come back. It must never
+//! is left alone, but one segment of it is tried again after a number of choices, so that it can come back. It must never
 //! look at a clock: time comes in as measured durations, so the same reports give the same choices.
 
 use std::time::Duration;
@@ -32,7 +32,7 @@ const LONGEST_READ: Duration = Duration::from_secs(120);
 
 /// A piece of a row's chain that could be restored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Segment {
+pub struct ChainSegment {
     /// Tokens of the prompt that it saves (fewer than it holds, if it is cut).
     pub tokens: usize,
     /// Bytes to move.
@@ -52,7 +52,7 @@ pub struct RestoreChoice {
     pub tokens: usize,
     /// What restoring and then computing is expected to take; absent while no prefill was measured.
     pub expected: Option<Duration>,
-    /// The tier whose last restored segment is there only to measure it again.
+    /// The tier that has its last segment restored only to measure it again.
     pub probe: Option<Tier>,
 }
 
@@ -152,7 +152,7 @@ impl Estimates {
         Self { rule, ..Self::default() }
     }
 
-    /// So many tokens were computed in that time.
+    /// Records a prefill.
     pub fn record_prefill(&mut self, tokens: usize, elapsed: Duration) {
         let (tokens, seconds) = (tokens as f64, elapsed.as_secs_f64());
         if tokens > 0.0 && seconds > 0.0 {
@@ -160,7 +160,7 @@ impl Estimates {
         }
     }
 
-    /// So many bytes of that tier were brought into a sequence in that time, reading and copying together.
+    /// Records that bytes of a tier were brought into a sequence, with the time for reading and copying together.
     pub fn record_restore(&mut self, tier: Tier, bytes: u64, elapsed: Duration) {
         let elapsed = elapsed.as_secs_f64();
         if bytes == 0 || elapsed <= 0.0 {
@@ -177,7 +177,7 @@ impl Estimates {
         }
     }
 
-    /// How long the reads of a restore of so many tokens may take: half of what computing the tokens would, and never less
+    /// How long the reads of a restore may take: half of what computing the tokens would, and never less
     /// than `floor`.
     #[must_use]
     pub fn patience(&self, tokens: usize, floor: Duration) -> Duration {
@@ -203,7 +203,7 @@ impl Estimates {
 
     /// How many leading segments of a chain to restore for a prompt of `prompt_tokens` tokens, so that it is ready
     /// soonest. Counts as one choice for the probes.
-    pub fn choose(&mut self, chain: &[Segment], prompt_tokens: usize) -> RestoreChoice {
+    pub fn choose(&mut self, chain: &[ChainSegment], prompt_tokens: usize) -> RestoreChoice {
         let rate = self.prefill_rate().filter(|_| self.rule == RestoreRule::Faster);
         let Some(per_token) = rate.map(f64::recip) else {
             let all = chain.iter().rposition(|segment| segment.resumable).map_or(0, |last| last + 1);
@@ -225,7 +225,7 @@ impl Estimates {
     }
 
     /// Notes which tiers were used and which were passed over; one that was passed over often enough gets its probe.
-    fn remember(&mut self, chain: &[Segment], best: usize, per_token: f64) -> (usize, Option<Tier>) {
+    fn remember(&mut self, chain: &[ChainSegment], best: usize, per_token: f64) -> (usize, Option<Tier>) {
         let (used, rest) = chain.split_at_checked(best).unwrap_or((chain, &[]));
         for segment in used {
             if let Some(tier) = self.tiers.get_mut(segment.tier.index()) {
@@ -251,7 +251,13 @@ impl Estimates {
         (next_end, Some(slow))
     }
 
-    fn outcome(&self, chain: &[Segment], prompt_tokens: usize, count: usize, probe: Option<Tier>) -> RestoreChoice {
+    fn outcome(
+        &self,
+        chain: &[ChainSegment],
+        prompt_tokens: usize,
+        count: usize,
+        probe: Option<Tier>,
+    ) -> RestoreChoice {
         let used = chain.get(..count).unwrap_or(chain);
         let tokens: usize = used.iter().map(|segment| segment.tokens).sum();
         let restoring: f64 = used.iter().map(|segment| self.tier(segment.tier).seconds(segment.bytes)).sum();

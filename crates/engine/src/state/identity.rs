@@ -13,7 +13,7 @@ use poncho_cache::{
 use crate::backend::{ContextInfo, ContextOptions, KvLayout, ModelInfo, ModelOptions};
 use crate::config::FingerprintSource;
 use crate::error::EngineError;
-use crate::sequence::exact::Grid;
+use crate::schedule::grid::Grid;
 
 /// What identifies a model file, adapters left aside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,88 +1,100 @@
-//! Packing a sequence into a row and handing it to the cache.
+//! Saving the state of a sequence as a row of the cache.
 //!
-//! Called by the worker between two ticks, never during one. Only what the row's parent lacks is packed. A state that
-//! cannot be packed, or that the cache does not take, costs the next request some time and nothing else. Only the end of a
-//! model waits until its rows are written.
+//! Called between two ticks, never during one. This file decides whether a state is saved and what of it the cache lacks;
+//! `sequence/slots`, which owns the context, packs the bytes. A state that cannot be packed, or that the cache does not
+//! take, costs the next request some time and nothing else. Only the end of a model waits until its rows are written.
 
+use std::ops::Range;
+use std::sync::Arc;
 use std::time::Instant;
 
-use bytes::Bytes;
-use poncho_cache::FLAG_GRID;
 use poncho_cache::{
-    Cache, FingerprintMode, Key, Namespace, PartKind, PayloadPart, Policy, SaveBase, SaveOutcome, SaveReason,
-    SaveRequest, Tier,
+    Cache, FLAG_GRID, FingerprintMode, Key, Namespace, PartKind, PayloadPart, Policy, SaveBase, SaveOutcome,
+    SaveReason, SaveRequest, Tier,
 };
 
-use crate::backend::{Backend, Context, MemoryKind, SeqId, StateError, StatePart};
+use crate::backend::{MemoryKind, SeqId, StateError};
 use crate::calls::tenant::Tenant;
 use crate::files::file_watch::FileWatch;
-use crate::sequence::exact::Grid;
+use crate::schedule::grid::Grid;
+use crate::state::position::position;
 
-/// What saving needs of the worker.
-pub(crate) struct Saver<'a> {
-    pub(crate) context: &'a mut dyn Context,
-    pub(crate) backend: &'a dyn Backend,
-    pub(crate) cache: &'a Cache,
-    pub(crate) policy: &'a Policy,
+/// Decides what is saved and hands it to the cache. One for each worker.
+pub(crate) struct Saver {
+    pub(crate) cache: Arc<Cache>,
+    pub(crate) watch: Arc<FileWatch>,
+    pub(crate) policy: Policy,
     pub(crate) tier: Option<Tier>,
     pub(crate) mode: FingerprintMode,
-    pub(crate) watch: &'a FileWatch,
+    pub(crate) memory: MemoryKind,
+    /// Tokens that a sequence may hold.
+    pub(crate) n_ctx: u32,
 }
 
-/// A boundary worth saving.
+/// A boundary to save.
 pub(crate) struct Boundary<'a> {
     pub(crate) seq: SeqId,
     /// The tokens up to it. A model that cannot be cut must hold exactly these.
     pub(crate) tokens: &'a [u32],
     pub(crate) namespace: Namespace,
-    /// The logits after the last of them; empty if they are not known.
-    pub(crate) logits: &'a [f32],
+    /// The logits after the last of them, if they are known.
+    pub(crate) logits: Option<&'a [f32]>,
     pub(crate) reason: SaveReason,
     /// The grid that every token of it was computed on, for exact requests.
     pub(crate) grid: Option<Grid>,
-    /// Who sent the tokens.
+    /// The tenant that sent the tokens.
     pub(crate) tenant: Option<Tenant>,
 }
 
-impl Saver<'_> {
-    /// Saves a boundary if the gates let it pass. Returns the row's name if the cache has it then. Rows that hold a
-    /// beginning of it belong to the tenant that sent it, also those that were there before.
-    pub(crate) fn save(&mut self, boundary: &Boundary<'_>) -> Option<Key> {
-        let key = self.store(boundary);
+impl Saver {
+    /// Saves a boundary if the gates let it pass; `pack` packs the positions that the row's base lacks. Returns the key of
+    /// the row if the cache has it afterwards. All rows that hold a prefix of it are marked as the tenant's, also those that
+    /// existed before.
+    pub(crate) fn save(
+        &self,
+        boundary: &Boundary<'_>,
+        pack: impl FnOnce(Range<u32>) -> Result<Vec<PayloadPart>, StateError>,
+    ) -> Option<Key> {
+        let key = self.store(boundary, pack);
         if let Some(tenant) = boundary.tenant {
             self.cache.claim(&boundary.namespace, boundary.tokens, tenant.id);
         }
         key
     }
 
-    fn store(&mut self, boundary: &Boundary<'_>) -> Option<Key> {
+    fn store(
+        &self,
+        boundary: &Boundary<'_>,
+        pack: impl FnOnce(Range<u32>) -> Result<Vec<PayloadPart>, StateError>,
+    ) -> Option<Key> {
         let count = boundary.tokens.len();
         if !self.policy.should_save(boundary.reason, count) {
             return None;
         }
-        let memory = self.context.info().memory;
         let key = boundary.namespace.key(boundary.tokens);
-        if self.is_stored(&key, memory, !boundary.logits.is_empty()) {
+        if self.is_stored(&key, boundary.logits.is_some()) {
             return Some(key);
         }
-        // The weights that made this state may be others than those of its namespace.
+        // The weights that made this state may differ from those of its namespace.
         if self.watch.is_changed() || self.watch.look().is_some() {
             return None;
         }
         let started = Instant::now();
-        let base = memory
+        let base = self
+            .memory
             .has_segments()
             .then(|| self.cache.base_for(&boundary.namespace, boundary.tokens, self.tier))
             .flatten();
-        // A chunk of the grid is stored whole: another row may have ended inside of it.
+        // A chunk of the grid is stored whole: another row may end inside of it.
         let base = match boundary.grid {
             Some(grid) => base.and_then(|base| {
                 let start = grid.floor(base.start() as usize);
-                base.starting_at(u32::try_from(start).unwrap_or(0))
+                base.starting_at(position(start))
             }),
             None => base,
         };
-        let parts = match self.pack(boundary, memory, base.as_ref()) {
+        let start = base.as_ref().map_or(0, SaveBase::start);
+        let parts = match pack(start..position(count)) {
             Ok(parts) if parts.is_empty() => return None,
             Ok(parts) => parts,
             Err(error) => {
@@ -100,12 +112,12 @@ impl Saver<'_> {
             parts,
             reason: boundary.reason,
             flags: if boundary.grid.is_some() { FLAG_GRID } else { 0 },
-            context_size: self.context.info().n_ctx,
+            context_size: self.n_ctx,
             text: String::new(),
             tier: self.tier,
             owner: boundary.tenant.map(|tenant| tenant.id),
         };
-        // Others are served meanwhile, unless the model ends: they must not wait for a disk that does not answer.
+        // Other requests are served meanwhile, unless the model ends: they must not wait for a disk that does not answer.
         let saved = match boundary.reason {
             SaveReason::Shutdown => self.cache.save(request),
             _ => self.cache.save_later(request),
@@ -114,7 +126,7 @@ impl Saver<'_> {
             Ok(saved) => {
                 tracing::debug!(
                     %key, reason = boundary.reason.as_str(), tokens = count, bytes = packed,
-                    start = base.as_ref().map_or(0, SaveBase::start), outcome = ?saved.outcome,
+                    start, outcome = ?saved.outcome,
                     us = started.elapsed().as_micros(), "state saved"
                 );
                 (!matches!(saved.outcome, SaveOutcome::Dropped(_))).then_some(saved.key)
@@ -126,40 +138,11 @@ impl Saver<'_> {
         }
     }
 
-    fn is_stored(&self, key: &Key, memory: MemoryKind, with_logits: bool) -> bool {
+    fn is_stored(&self, key: &Key, with_logits: bool) -> bool {
         self.cache.row(key).is_some_and(|row| {
             let has = |kind| row.parts.contains(&kind);
-            (!with_logits || has(PartKind::Logits)) && (!memory.has_partial() || has(PartKind::Partial))
+            (!with_logits || has(PartKind::Logits)) && (!self.memory.has_partial() || has(PartKind::Partial))
         })
-    }
-
-    fn pack(
-        &mut self,
-        boundary: &Boundary<'_>,
-        memory: MemoryKind,
-        base: Option<&SaveBase>,
-    ) -> Result<Vec<PayloadPart>, StateError> {
-        let end = u32::try_from(boundary.tokens.len()).unwrap_or(u32::MAX);
-        let start = base.map_or(0, SaveBase::start);
-        let mut parts = Vec::with_capacity(3);
-        if memory.has_segments() && start < end {
-            let size = self.context.pack_size(boundary.seq, start..end)?;
-            let mut buffer = self.backend.host_buffer(size);
-            let used = self.context.pack_range(boundary.seq, start..end, buffer.as_mut())?;
-            buffer.truncate(used);
-            parts.push(PayloadPart { kind: PartKind::Attention, bytes: Bytes::from_owner(buffer) });
-        }
-        if memory.has_partial() {
-            let size = self.context.state_size(boundary.seq, StatePart::Partial)?;
-            let mut buffer = self.backend.host_buffer(size);
-            let used = self.context.state_read(boundary.seq, StatePart::Partial, buffer.as_mut())?;
-            buffer.truncate(used);
-            parts.push(PayloadPart { kind: PartKind::Partial, bytes: Bytes::from_owner(buffer) });
-        }
-        if !boundary.logits.is_empty() {
-            parts.push(PayloadPart { kind: PartKind::Logits, bytes: logits_to_bytes(boundary.logits).into() });
-        }
-        Ok(parts)
     }
 }
 

@@ -1,52 +1,53 @@
-//! Threads that read stored rows into memory, so that the worker never waits for a disk.
+//! Threads that read stored segments into memory, so that the worker never waits for a disk.
 //!
-//! The restorer names the parts that it needs of a plan; a few threads read them into buffers, and the worker looks at the
-//! result when it is told to. Whoever drops a [`Reading`] gives it up: what has not begun is not read, and a thread that is
-//! stuck in a read is left alone and replaced, up to a bound. Such a thread keeps the rows' lease until its read is over,
-//! because a file that is replaced meanwhile would be taken for damaged. A part must never be handed out before it was
-//! read to its end and checked, and nobody ever waits for one of these threads to end.
+//! The restorer names the parts of a plan that it needs; a few threads read them into buffers and wake the worker. Dropping
+//! a [`Reading`] abandons it: what has not begun is not read, and a thread that is stuck in a read is left alone and
+//! replaced, up to a bound. Such a thread keeps the lease on the rows until its read is over, because a file that is replaced
+//! meanwhile would look damaged. A part must never be handed out before it was read to its end and checked, and nothing ever
+//! waits for one of these threads to end.
 
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use poncho_cache::{PartKind, RestorePlan};
 
 use crate::backend::Backend;
-use crate::state::buffer_pool::{Staged, Staging};
-use crate::state::restore::Failure;
-use crate::worker::command::Command;
+use crate::state::buffer_pool::{BufferPool, PooledBuffer};
+use crate::state::failure::Failure;
 
-/// Threads that read at the same time, those aside that are stuck.
+/// Threads that read at the same time, without those that are stuck.
 const READERS: usize = 4;
 /// Threads that read for one restore.
 const LANES: usize = 2;
-/// Threads that may be stuck in reads that were given up. With more, nothing is read until one comes back.
+/// Threads that may be stuck in abandoned reads. With more, nothing is read until one returns.
 const STUCK: usize = 8;
 /// How long a thread without work stays.
 const IDLE: Duration = Duration::from_secs(10);
 /// Below this many bytes a second thread costs more than it saves.
 const WORTH_A_THREAD: usize = 4 << 20;
-/// Rows are read together up to so many bytes: what has come by the deadline counts piece by piece.
+/// Segments are read together up to this many bytes: what has arrived by the deadline counts piece by piece.
 const LARGEST_PIECE: usize = 32 << 20;
 
 /// A part of a row: the row's place in its plan, and which part.
 pub(crate) type PartId = (usize, PartKind);
 
-/// Bytes of rows that are read together, out of so many in all.
+/// Bytes of segments that are read together, for a total of `total` bytes.
 pub(crate) fn piece_length(total: usize) -> usize {
     (total / LANES).clamp(WORTH_A_THREAD, LARGEST_PIECE)
 }
 
-/// Where bytes are read into.
+/// The source of the buffers.
 #[derive(Clone)]
 pub(crate) struct Buffers {
     pub(crate) backend: Arc<dyn Backend>,
-    pub(crate) staging: Staging,
+    pub(crate) pool: BufferPool,
 }
+
+/// Wakes the worker. Called by a reading thread.
+pub(crate) type Wake = Arc<dyn Fn() + Send + Sync>;
 
 /// The threads of a model. See the module.
 #[derive(Default)]
@@ -66,7 +67,7 @@ struct PoolState {
     queue: VecDeque<Arc<Fetch>>,
     threads: usize,
     idle: usize,
-    /// Threads that are in a read which was given up.
+    /// Threads that are in an abandoned read.
     stuck: usize,
     closed: bool,
 }
@@ -75,8 +76,8 @@ struct PoolState {
 struct Fetch {
     plan: Arc<RestorePlan>,
     buffers: Buffers,
-    /// Told when all is there or something failed.
-    wake: Option<Sender<Command>>,
+    /// Called when everything is there or something failed.
+    wake: Option<Wake>,
     state: Mutex<FetchState>,
     changed: Condvar,
 }
@@ -113,7 +114,7 @@ struct Item {
 
 struct Piece {
     items: Vec<Item>,
-    buffer: Staged,
+    buffer: PooledBuffer,
 }
 
 /// Parts that were read.
@@ -132,16 +133,16 @@ impl Parts {
     }
 }
 
-/// What came of a reading.
-pub(crate) struct Came {
+/// The result of a reading.
+pub(crate) struct ReadResult {
     pub(crate) parts: Parts,
-    /// `None` if it was given up before its end.
+    /// `None` if it was abandoned before its end.
     pub(crate) outcome: Option<Result<(), Failure>>,
     /// From the first byte to the last.
     pub(crate) took: Duration,
 }
 
-/// Parts that are being read for somebody. Dropping it gives them up.
+/// Parts that are being read. Dropping it abandons them.
 pub(crate) struct Reading {
     pool: Arc<Pool>,
     fetch: Arc<Fetch>,
@@ -155,7 +156,7 @@ impl Readers {
         buffers: Buffers,
         plan: &Arc<RestorePlan>,
         parts: &[PartId],
-        wake: Option<Sender<Command>>,
+        wake: Option<Wake>,
     ) -> Result<Reading, Failure> {
         let todo = pieces_of(plan, parts)?;
         let (left, lanes) = (todo.len(), todo.len().min(LANES));
@@ -287,10 +288,10 @@ impl Fetch {
         }
     }
 
-    /// `None` if nobody wants it any more.
+    /// `None` if the reading was abandoned.
     fn read_piece(&self, mut items: Vec<Item>) -> Result<Option<Piece>, Failure> {
         let length = items.last().map_or(0, |item| item.range.end);
-        let mut buffer = self.buffers.staging.take(&*self.buffers.backend, length);
+        let mut buffer = self.buffers.pool.take(&*self.buffers.backend, length);
         for item in &mut items {
             if self.lock().abandoned {
                 return Ok(None);
@@ -334,19 +335,18 @@ impl Fetch {
         drop(state);
         self.changed.notify_all();
         if let Some(wake) = &self.wake {
-            // A worker that is gone does not wait.
-            let _ = wake.send(Command::Wake);
+            wake();
         }
     }
 }
 
 impl Reading {
-    /// Whether it is over, well or badly.
+    /// Whether it is over, successfully or not.
     pub(crate) fn is_over(&self) -> bool {
         self.fetch.lock().outcome().is_some()
     }
 
-    /// Waits for that, at most until then.
+    /// Blocks until it is over or `until` has passed.
     pub(crate) fn wait(&self, until: Instant) {
         let mut state = self.fetch.lock();
         while state.outcome().is_none() {
@@ -363,11 +363,15 @@ impl Reading {
         self.since.elapsed()
     }
 
-    /// What has come so far; the rest is given up.
-    pub(crate) fn take(self) -> Came {
+    /// Takes what has arrived and abandons the rest.
+    pub(crate) fn take(self) -> ReadResult {
         self.abandon();
         let mut state = self.fetch.lock();
-        Came { outcome: state.outcome(), parts: Parts { pieces: std::mem::take(&mut state.done) }, took: state.took }
+        ReadResult {
+            outcome: state.outcome(),
+            parts: Parts { pieces: std::mem::take(&mut state.done) },
+            took: state.took,
+        }
     }
 
     fn abandon(&self) {
@@ -381,7 +385,7 @@ impl Reading {
         state.todo.clear();
         pool.stuck += state.running;
         drop(state);
-        // Those in the queue may have waited for the threads that count no more.
+        // Queued readings may have waited for the threads that now count as stuck.
         for _ in 0..pool.queue.len() {
             self.pool.start_thread(&mut pool);
         }

@@ -24,7 +24,7 @@ pub fn thin(boundaries: &[usize], budget: usize) -> Vec<usize> {
     dropped
 }
 
-/// Index of the inner boundary whose loss leaves the smallest gap in proportion to the gap's distance from the end; the
+/// Index of the inner boundary that leaves the smallest gap in proportion to the gap's distance from the end; the
 /// oldest among equals. The last but one leaves the largest possible, so the newest are the last to go.
 fn least_missed(kept: &[usize]) -> usize {
     let end = kept.last().copied().unwrap_or(0);

@@ -6,16 +6,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 pub use poncho_api::{SessionInfo, Verified};
-use tokio::sync::oneshot;
 
-use crate::adapters::{AdapterId, AdapterInfo};
 use crate::backend::{Adapter, Grammar};
 use crate::calls::request::{Request, RequestId};
 use crate::calls::stream::EventSender;
-use crate::error::EngineError;
-
-/// Where an answer goes.
-pub(crate) type Reply<T> = oneshot::Sender<Result<T, EngineError>>;
+use crate::shared::adapters::{AdapterId, AdapterInfo};
+use crate::shared::embedding::Reply;
 
 /// See the module.
 pub(crate) enum Command {

@@ -1,7 +1,7 @@
 //! Commands on their way to the worker that serves at the moment.
 //!
 //! It outlives workers: what a worker has not taken when it ends is there for the next one. A worker that was given up
-//! must take nothing any more, so a command that it got at the last moment goes back. Closed by the supervisor's thread.
+//! must take nothing, so a command that it got at the last moment goes back. Closed by the supervisor's thread.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
@@ -12,11 +12,11 @@ use crate::worker::command::Command;
 
 /// See the module.
 pub(crate) struct Inbox {
-    waiting: Mutex<Waiting>,
+    waiting: Mutex<Pending>,
 }
 
-struct Waiting {
-    /// `None` once it is closed: whoever sends then is told so.
+struct Pending {
+    /// `None` once it is closed: sending fails then.
     commands: Option<Receiver<Command>>,
     /// What a worker took after it was given up.
     returned: Option<Command>,
@@ -24,7 +24,7 @@ struct Waiting {
 
 impl Inbox {
     pub(crate) fn new(commands: Receiver<Command>) -> Self {
-        Self { waiting: Mutex::new(Waiting { commands: Some(commands), returned: None }) }
+        Self { waiting: Mutex::new(Pending { commands: Some(commands), returned: None }) }
     }
 
     /// The next command, as soon as there is one. `Disconnected` if none can come, or none for a worker that was given
@@ -48,7 +48,7 @@ impl Inbox {
         self.take(given_up, Receiver::try_recv)
     }
 
-    /// Takes nothing any more; commands that were not taken are dropped.
+    /// Closes the inbox; commands that were not taken are dropped.
     pub(crate) fn close(&self) {
         let mut waiting = self.lock();
         waiting.commands = None;
@@ -76,7 +76,7 @@ impl Inbox {
         Ok(command)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Waiting> {
+    fn lock(&self) -> MutexGuard<'_, Pending> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -12,19 +12,20 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::error::EngineError;
+use crate::shared::Shared;
+use crate::shared::running::Age;
+use crate::shared::status::{Phase, add};
+use crate::worker::Worker;
 use crate::worker::command::Command;
 use crate::worker::inbox::Inbox;
-use crate::worker::running::Age;
-use crate::worker::shared::Shared;
-use crate::worker::status::{Phase, add};
-use crate::worker::{Exit, Worker};
+use crate::worker::tick::Exit;
 
 /// Room for whatever llama.cpp does by recursion while it computes; pages that are never touched cost nothing.
 const WORKER_STACK: usize = 64 << 20;
 /// A worker that lived this long before it ended is started again without a longer pause.
 const LONG_ENOUGH: Duration = Duration::from_secs(60);
 
-/// Whoever waits for the first worker.
+/// The loader that waits for the first worker.
 type Ready = SyncSender<Result<(), EngineError>>;
 
 /// A model's threads. Dropping it ends them.
@@ -39,7 +40,7 @@ struct Link {
     commands: Sender<Command>,
     inbox: Inbox,
     current: Mutex<Option<Current>>,
-    /// Whether a worker ended on purpose, and whoever waits for that.
+    /// Whether a worker ended on purpose, and the condition to wait for that.
     ended: (Mutex<bool>, Condvar),
 }
 
@@ -198,7 +199,7 @@ impl Link {
         self.stop();
     }
 
-    /// Nobody serves any more.
+    /// The model is no longer served.
     fn stop(&self) {
         self.shared.status.set_phase(Phase::Stopped);
         // In this order: a request that came too late is either refused by the inbox or open, and so fails here.

@@ -1,120 +1,181 @@
-//! One tick: plan, batch, one decode call, and what its outcome means for each request.
+//! One tick: a plan, a batch, one decode call, and its outcome for each request.
 //!
-//! Part of the worker. Decode rows go first and whole, then slices of prompts, all within the batch. A decode that fails
-//! costs the requests in that batch and nobody else; every sequence it touched is taken back to where it was.
+//! Called by the worker's loop. Decode rows go first and whole, then slices of prompts, all within the batch. A decode call
+//! that fails costs the requests in its batch and no others; every sequence that it touched is taken back to where it was.
 
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
-use crate::adapters::AdapterSet;
-use crate::backend::{BatchRow, DecodeOutcome, SeqId};
+use crate::backend::{Batch, BatchRow, DecodeOutcome, SeqId};
 use crate::error::EngineError;
-use crate::schedule::batch::plan_into;
+use crate::schedule::batch::{Budget, Plan, Work, plan_into};
+use crate::sequence::followers;
+use crate::sequence::idle;
+use crate::sequence::lifecycle::end_all;
+use crate::sequence::slots::Slots;
 use crate::sequence::task::{End, Task};
-use crate::state::restore::{Wanted, find_plan};
-use crate::worker::status::add;
-use crate::worker::{Exit, Worker};
+use crate::sequence::tasks::{TaskId, Tasks};
+use crate::shared::Shared;
+use crate::shared::status::add;
+use crate::state::position::position;
+use crate::state::restore::Wanted;
+use crate::worker::group::Group;
 
-/// Decode calls that may fail one after the other before the context is thought to be broken.
+/// Decode calls that may fail one after the other before the context is considered broken.
 const FAILURES_BEFORE_REBUILD: u32 = 2;
 
-impl Worker {
-    /// Runs one decode call.
-    pub(crate) fn tick(&mut self) -> Result<(), Exit> {
-        let (set, lane) = self.choose_group();
-        let mut members = std::mem::take(&mut self.members);
-        members.clear();
+/// Why a worker ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Exit {
+    /// It was asked to, or no handle can reach it.
+    Done,
+    /// Its context can no longer be used.
+    Broken(String),
+    /// The watchdog replaced it; it must touch nothing that is shared.
+    GivenUp,
+}
+
+/// Runs ticks. Its buffers are kept between ticks, so that a tick allocates nothing once they are warm.
+pub(crate) struct Ticker {
+    budget: Budget,
+    batch: Batch,
+    plan: Plan,
+    work: Vec<Work>,
+    /// The requests in `work`.
+    members: Vec<TaskId>,
+    /// The place of the request that chose the last group, when groups take turns.
+    turn: usize,
+    /// Decode calls that failed one after the other.
+    failures: u32,
+    /// When the last decode call was over, unless the worker has been idle since.
+    decoded_at: Option<Instant>,
+}
+
+impl Ticker {
+    pub(crate) fn new(budget: Budget) -> Self {
+        Self {
+            budget,
+            batch: Batch::default(),
+            plan: Plan::default(),
+            work: Vec::new(),
+            members: Vec::new(),
+            turn: 0,
+            failures: 0,
+            decoded_at: None,
+        }
+    }
+
+    /// The time until the next decode call is not overhead of the requests.
+    pub(crate) fn pause_clock(&mut self) {
+        self.decoded_at = None;
+    }
+
+    /// Rows of the last batch.
+    pub(crate) fn rows(&self) -> usize {
+        self.batch.rows.len()
+    }
+
+    /// Runs one decode call for the requests, of which there is at least one.
+    pub(crate) fn tick(
+        &mut self,
+        slots: &mut Slots,
+        tasks: &mut Tasks,
+        shared: &Shared,
+        given_up: &AtomicBool,
+    ) -> Result<(), Exit> {
+        let group = self.choose_group(slots, tasks);
+        self.members.clear();
         self.work.clear();
-        for (place, task) in self.tasks.iter().enumerate() {
-            if task.end.is_none() && task.follow.is_none() && self.is_in_group(task, &set, lane) {
-                members.push(place);
-                self.work.push(task.work(self.grid_of(&task.request)));
+        for (id, task) in tasks.iter() {
+            if task.end.is_none() && task.waits_for.is_none() && group.contains(task, slots) {
+                self.members.push(id);
+                self.work.push(task.work(shared.grid_of(&task.request)));
             }
         }
-        self.members = members;
         plan_into(&self.work, &self.budget, &mut self.plan);
         if self.plan.is_empty() {
             // Prefills only, and room for none of them.
-            if !self.release_followers() {
-                self.fail_youngest();
+            if !followers::release_all(slots, tasks, shared) {
+                self.fail_youngest(slots, tasks);
             }
             return Ok(());
         }
-        self.order_decodes();
-        self.fill_batch();
-        if let Err(error) = self.attach(&set) {
-            self.fail_members(&EngineError::Backend { call: "attaching adapters".to_owned(), reason: error });
+        self.order_decodes(tasks);
+        self.fill_batch(tasks);
+        if let Err(error) = slots.attach(&group.adapters) {
+            self.fail_members(tasks, &error);
             return Ok(());
         }
-        match self.decode()? {
+        match self.decode(slots, tasks, shared, given_up)? {
             DecodeOutcome::Done => {
                 self.failures = 0;
                 self.budget.prefill_rows = self.budget.n_batch.min(self.budget.prefill_rows.saturating_mul(2));
-                self.take_results();
+                self.take_results(slots, tasks, shared);
                 Ok(())
             }
             DecodeOutcome::NoRoom => {
-                self.make_room();
+                self.make_room(slots, tasks, shared);
                 Ok(())
             }
             DecodeOutcome::Aborted => {
-                self.roll_back_members();
+                self.roll_back_members(slots, tasks, shared);
                 Ok(())
             }
-            DecodeOutcome::Invalid => self.decode_failed(-1),
-            DecodeOutcome::Fatal(code) => self.decode_failed(code),
+            DecodeOutcome::Invalid => self.decode_failed(slots, tasks, shared, -1),
+            DecodeOutcome::Fatal(code) => self.decode_failed(slots, tasks, shared, code),
         }
     }
 
-    fn attach(&mut self, set: &Arc<AdapterSet>) -> Result<(), String> {
-        if !Arc::ptr_eq(set, &self.attached) {
-            self.context.set_adapters(&set.uses()).map_err(|error| error.to_string())?;
-            self.attached = Arc::clone(set);
-        }
-        Ok(())
+    /// The group of the next decode call. Requests that cannot share one take turns.
+    fn choose_group(&mut self, slots: &Slots, tasks: &Tasks) -> Group {
+        let task_at = |place: usize| tasks.get(tasks.nth(place));
+        let count = tasks.len();
+        let is_mixed = (1..count).any(|place| !Group::is_shared(task_at(place - 1), task_at(place), slots));
+        let first = if is_mixed { self.turn.wrapping_add(1) % count } else { 0 };
+        // A group with only followers would have nothing to compute.
+        let computes = |place: &usize| task_at(*place).waits_for.is_none();
+        self.turn = (0..count).map(|step| (first + step) % count).find(computes).unwrap_or(first);
+        Group::of(task_at(self.turn), slots)
     }
 
     /// With split cells llama.cpp computes neighbouring sequences together, and only if their rows come in this order.
-    fn order_decodes(&mut self) {
-        let Self { plan, members, tasks, .. } = self;
-        let seq_of = |place: &usize| members.get(*place).and_then(|place| tasks.get(*place)).map(|task| task.seq);
-        plan.decodes.sort_unstable_by_key(seq_of);
+    fn order_decodes(&mut self, tasks: &Tasks) {
+        let Self { plan, members, .. } = self;
+        plan.decodes.sort_unstable_by_key(|place| tasks.get(member(members, *place)).seq());
     }
 
-    fn fill_batch(&mut self) {
-        let Self { batch, plan, members, tasks, .. } = self;
+    fn fill_batch(&mut self, tasks: &Tasks) {
+        let Self { batch, plan, members, .. } = self;
         batch.rows.clear();
-        let task_of = |place: usize| members.get(place).and_then(|place| tasks.get(*place));
-        for task in plan.decodes.iter().filter_map(|place| task_of(*place)) {
-            push_rows(&mut batch.rows, task, 1);
+        for place in &plan.decodes {
+            push_rows(&mut batch.rows, tasks.get(member(members, *place)), 1);
         }
         for slice in &plan.prefills {
-            if let Some(task) = task_of(slice.index) {
-                push_rows(&mut batch.rows, task, slice.len);
-            }
+            push_rows(&mut batch.rows, tasks.get(member(members, slice.index)), slice.len);
         }
     }
 
-    fn decode(&mut self) -> Result<DecodeOutcome, Exit> {
-        let status = &self.shared.status;
+    fn decode(
+        &mut self,
+        slots: &mut Slots,
+        tasks: &Tasks,
+        shared: &Shared,
+        given_up: &AtomicBool,
+    ) -> Result<DecodeOutcome, Exit> {
+        let status = &shared.status;
         let alone = match self.members.as_slice() {
-            [place] => self.tasks.get(*place).map(|task| task.id),
+            [id] => Some(tasks.get(*id).id),
             _ => None,
         };
         let began = Instant::now();
         if let Some(decoded_at) = self.decoded_at {
             add(&status.overhead_nanos, nanos(began.duration_since(decoded_at)));
         }
-        self.shared.running.begin(&self.abort, alone);
-        let outcome = self.context.decode(&self.batch);
-        if outcome == DecodeOutcome::Done {
-            self.context.synchronize();
-        }
-        if self.given_up.load(Ordering::SeqCst) {
+        let (outcome, is_overdue) = slots.decode(&self.batch, shared, alone);
+        if given_up.load(Ordering::SeqCst) {
             return Err(Exit::GivenUp);
         }
-        if self.shared.running.end(&self.abort) && outcome == DecodeOutcome::Aborted {
+        if is_overdue && outcome == DecodeOutcome::Aborted {
             return Err(Exit::Broken("a decode call exceeded its bound".to_owned()));
         }
         self.decoded_at = Some(Instant::now());
@@ -125,49 +186,48 @@ impl Worker {
         if outcome == DecodeOutcome::Done {
             add(&status.prefilled, prefill_rows as u64);
             if self.plan.decodes.is_empty() {
-                self.estimates.record_prefill(prefill_rows, took);
+                slots.restorer().estimates.record_prefill(prefill_rows, took);
             }
         }
         Ok(outcome)
     }
 
     /// Moves every request of the batch on and draws from the logits that are there.
-    fn take_results(&mut self) {
-        let Self { context, plan, members, tasks, shared, policy, .. } = self;
+    fn take_results(&self, slots: &Slots, tasks: &mut Tasks, shared: &Shared) {
         let mut row = 0;
         let mut drawn = 0;
-        let decodes = plan.decodes.iter().map(|place| (*place, 1));
-        let prefills = plan.prefills.iter().map(|slice| (slice.index, slice.len));
+        let decodes = self.plan.decodes.iter().map(|place| (*place, 1));
+        let prefills = self.plan.prefills.iter().map(|slice| (slice.index, slice.len));
         for (place, rows) in decodes.chain(prefills) {
             row += rows;
-            let Some(task) = members.get(place).and_then(|place| tasks.get_mut(*place)) else { continue };
-            task.n_past += rows;
-            if !task.wants_logits_at(task.n_past) {
+            let task = tasks.get_mut(member(&self.members, place));
+            task.lease.advance(rows);
+            if !task.wants_logits_at(task.n_past()) {
                 continue;
             }
-            let Some(logits) = context.logits(row - 1) else {
-                let reason = "no logits came out; load the model again".to_owned();
+            let Some(logits) = slots.logits(row - 1) else {
+                let reason = "the backend returned no logits; load the model again".to_owned();
                 task.end = Some(End::Failed(EngineError::Backend { call: "decode".to_owned(), reason }));
                 continue;
             };
-            let at_end = task.n_past == task.tokens.len();
-            let prompt_end = task.n_past == task.prompt_len;
+            let at_end = task.n_past() == task.tokens.len();
+            let prompt_end = task.n_past() == task.prompt_len;
             if at_end {
                 task.draw(logits, &*shared.model);
                 drawn += 1;
             }
-            let since = task.n_past.saturating_sub(task.last_save.max(task.prompt_len));
-            if task.end.is_some() || prompt_end || !at_end || policy.continued_due(since) {
+            let since = task.n_past().saturating_sub(task.last_save.max(task.prompt_len));
+            if task.end.is_some() || prompt_end || !at_end || slots.policy().continued_due(since) {
                 task.copy_logits(logits);
             }
         }
         add(&shared.status.generated, drawn);
     }
 
-    /// The context has no cells for the batch: what nobody needs goes first, then idle sessions, then smaller steps, and
-    /// at last the request that came last.
-    fn make_room(&mut self) {
-        if self.give_up_idle_cells() {
+    /// The context has no cells for the batch: idle sequences go first, then steps become smaller, and at last the youngest
+    /// request fails.
+    fn make_room(&mut self, slots: &mut Slots, tasks: &mut Tasks, shared: &Shared) {
+        if idle::make_room(slots, shared) {
             return;
         }
         let rows = self.plan.prefill_rows();
@@ -175,116 +235,93 @@ impl Worker {
             self.budget.prefill_rows = rows / 2;
             return;
         }
-        self.fail_youngest();
+        self.fail_youngest(slots, tasks);
     }
 
-    fn fail_youngest(&mut self) {
-        let held: usize = self.tasks.iter().map(|task| task.n_past).sum();
-        let cells = self.context.info().n_cells as usize;
+    fn fail_youngest(&mut self, slots: &Slots, tasks: &mut Tasks) {
+        let held: usize = tasks.iter().map(|(_, task)| task.n_past()).sum();
+        let cells = slots.info().n_cells as usize;
         let (needed, free) = (self.batch.rows.len().max(1), cells.saturating_sub(held));
         self.budget.prefill_rows = self.budget.n_batch;
-        if let Some(task) = self.tasks.iter_mut().rfind(|task| task.end.is_none()) {
-            task.end = Some(End::Failed(EngineError::NoRoom { needed, free }));
+        let youngest = tasks.iter().rfind(|(_, task)| task.end.is_none()).map(|(id, _)| id);
+        if let Some(id) = youngest {
+            tasks.get_mut(id).end = Some(End::Failed(EngineError::NoRoom { needed, free }));
         }
     }
 
-    fn fail_members(&mut self, error: &EngineError) {
-        for place in &self.members {
-            if let Some(task) = self.tasks.get_mut(*place) {
-                task.end.get_or_insert_with(|| End::Failed(error.clone()));
-            }
+    fn fail_members(&self, tasks: &mut Tasks, error: &EngineError) {
+        for id in &self.members {
+            tasks.get_mut(*id).end.get_or_insert_with(|| End::Failed(error.clone()));
         }
     }
 
-    /// The requests of the batch fail; if that goes on, the context is built anew and the others are put back into it.
-    fn decode_failed(&mut self, code: i32) -> Result<(), Exit> {
-        tracing::error!(model = self.shared.config.id, code, rows = self.batch.rows.len(), "decode failed");
+    /// The requests of the batch fail. If that repeats, the context is replaced and the other requests are restored.
+    fn decode_failed(&mut self, slots: &mut Slots, tasks: &mut Tasks, shared: &Shared, code: i32) -> Result<(), Exit> {
+        tracing::error!(model = shared.config.id, code, rows = self.batch.rows.len(), "decode failed");
         self.failures += 1;
-        self.fail_batch(code);
+        // Only requests with a row in the batch are touched.
+        for task in tasks.iter_mut().filter(|task| self.is_in_batch(task.seq())) {
+            task.end.get_or_insert(End::Failed(EngineError::Decode { code }));
+        }
         if self.failures < FAILURES_BEFORE_REBUILD {
             return Ok(());
         }
         self.failures = 0;
-        self.end_tasks();
-        self.rebuild_context()
-    }
-
-    /// Only requests that had a row in the batch are touched.
-    fn fail_batch(&mut self, code: i32) {
-        let in_batch = |seq: SeqId| self.batch.rows.iter().any(|row| row.seq == seq);
-        for task in &mut self.tasks {
-            if in_batch(task.seq) {
-                task.end.get_or_insert(End::Failed(EngineError::Decode { code }));
-            }
-        }
-    }
-
-    fn rebuild_context(&mut self) -> Result<(), Exit> {
-        tracing::warn!(model = self.shared.config.id, "the context is built anew");
-        let shared = Arc::clone(&self.shared);
-        self.context = shared
-            .model
-            .new_context(&shared.config.context, Arc::clone(&self.abort))
-            .map_err(|error| Exit::Broken(error.to_string()))?;
-        self.live.clear();
-        let idle: Vec<SeqId> = self.admission.idle_sessions().map(|(seq, _, _)| seq).collect();
-        for seq in idle {
-            self.admission.release_session(seq);
-        }
-        let none = AdapterSet::new(Vec::new(), &shared.file, self.hashes);
-        self.attached = Arc::new(none.map_err(|error| Exit::Broken(error.to_string()))?);
-        for place in 0..self.tasks.len() {
-            self.put_back(place);
+        end_all(slots, tasks, shared);
+        tracing::warn!(model = shared.config.id, "the context is replaced by a new one");
+        slots.rebuild(shared).map_err(|error| Exit::Broken(error.to_string()))?;
+        for place in 0..tasks.len() {
+            restore(slots, tasks.get_mut(tasks.nth(place)), shared);
         }
         Ok(())
     }
 
-    /// After an aborted call: every sequence that had a row goes back to what its request knows of.
-    fn roll_back_members(&mut self) {
-        for place in self.members.clone() {
-            let Some(task) = self.tasks.get(place) else { continue };
-            let (seq, end) = (task.seq, u32::try_from(task.n_past).unwrap_or(u32::MAX));
-            if !self.batch.rows.iter().any(|row| row.seq == seq) {
-                continue;
-            }
-            // Cutting is exact on plain attention only; the others start from their last saved state.
-            if !(self.context.info().memory.can_cut() && self.context.remove(seq, end..u32::MAX)) {
-                self.put_back(place);
+    fn is_in_batch(&self, seq: SeqId) -> bool {
+        self.batch.rows.iter().any(|row| row.seq == seq)
+    }
+
+    /// After an aborted call: every sequence with a row in the batch goes back to what its lease counts.
+    fn roll_back_members(&self, slots: &mut Slots, tasks: &mut Tasks, shared: &Shared) {
+        for id in &self.members {
+            let task = tasks.get_mut(*id);
+            if self.is_in_batch(task.seq()) && !slots.rewind(&task.lease) {
+                restore(slots, task, shared);
             }
         }
     }
+}
 
-    /// Fills the sequence of a request again from the cache, as far as it goes; the rest is computed again.
-    fn put_back(&mut self, place: usize) {
-        let Self { shared, context, estimates, tasks, staging, exact, .. } = self;
-        let Some(task) = tasks.get_mut(place) else { return };
-        let grid = exact.as_ref().filter(|_| task.request.exact).map(|exact| exact.grid);
-        // The last token is computed in any case: its logits are needed. On a grid, only the prompt was computed so.
-        let known = match grid {
-            Some(_) => task.prompt_len.min(task.tokens.len().saturating_sub(1)),
-            None => task.tokens.len().saturating_sub(1),
-        };
-        let prompt = task.tokens.get(..known).unwrap_or(&[]);
-        let plan =
-            find_plan(&shared.cache, context.info().memory, &Wanted { namespace: &task.namespace, prompt, grid }, None);
-        let mut restorer = shared.restorer(&mut **context, estimates, staging);
-        task.n_past = restorer.restore(task.seq, &Wanted { namespace: &task.namespace, prompt, grid }, plan).n_past;
-        task.read = task.read.min(task.n_past);
-        task.logits_for = usize::MAX;
-    }
+/// The request behind a place of the plan.
+#[expect(clippy::expect_used, reason = "a broken invariant must be loud; the supervisor contains it")]
+fn member(members: &[TaskId], place: usize) -> TaskId {
+    *members.get(place).expect("invariant: a plan names places of the work list")
+}
+
+/// Fills the sequence of a request again from the cache, as far as that goes; the rest is computed again.
+#[expect(clippy::expect_used, reason = "a broken invariant must be loud; the supervisor contains it")]
+fn restore(slots: &mut Slots, task: &mut Task, shared: &Shared) {
+    let grid = shared.grid_of(&task.request);
+    // The last token is computed in any case: its logits are needed. With a grid, only the prompt was computed on it.
+    let known = task.tokens.len().saturating_sub(1);
+    let known = grid.map_or(known, |_| known.min(task.prompt_len));
+    let prompt = task.tokens.get(..known).expect("invariant: the known tokens are tokens of the request");
+    slots.restore(&mut task.lease, &Wanted { namespace: &task.namespace, prompt, grid });
+    task.read = task.read.min(task.n_past());
+    task.forget_logits();
 }
 
 fn push_rows(rows: &mut Vec<BatchRow>, task: &Task, count: usize) {
-    let tokens = task.tokens.iter().enumerate().skip(task.n_past).take(count);
-    let last = task.n_past + count;
-    rows.extend(tokens.map(|(position, token)| BatchRow {
+    let (first, last) = (task.n_past(), task.n_past() + count);
+    debug_assert!(count > 0 && last <= task.tokens.len(), "invariant: {first}..{last} of {} tokens", task.tokens.len());
+    let tokens = task.tokens.iter().enumerate().skip(first).take(count);
+    rows.extend(tokens.map(|(place, token)| BatchRow {
         token: *token,
-        pos: u32::try_from(position).unwrap_or(u32::MAX),
-        seq: task.seq,
-        want_logits: position + 1 == last && task.wants_logits_at(last),
+        pos: position(place),
+        seq: task.seq(),
+        want_logits: place + 1 == last && task.wants_logits_at(last),
     }));
 }
 
-fn nanos(time: std::time::Duration) -> u64 {
+fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }

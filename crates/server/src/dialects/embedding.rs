@@ -4,25 +4,21 @@
 //! flight; a client that goes away, or whose time is over, ends the work at once: what is not tokenized or computed by
 //! then never is.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use poncho_api::{EngineError, Input, Mode};
 
-use poncho_engine::{EngineError, Mode};
-
-use crate::dialects::shared::blocking;
 use crate::http::app::SharedApp;
 use crate::http::error::ApiError;
 use crate::models::served::ServedModel;
 
-/// The tokens of the input at a place.
-type Tokenize = dyn FnMut(&ServedModel, usize) -> Result<Vec<u32>, ApiError> + Send;
-
-/// Texts to tokens, one by one on a blocking thread, in the time that a request has.
+/// What is to be embedded.
 pub(crate) struct Inputs {
-    /// How many there are.
-    pub(crate) count: usize,
-    /// The tokens of the one at that place.
-    pub(crate) tokens: Box<Tokenize>,
+    pub(crate) inputs: Vec<Input>,
+    /// Where they stand in the request.
+    pub(crate) field: &'static str,
+    /// Whether an input that is too long is cut.
+    pub(crate) truncates: bool,
+    /// Whether the vectors get length 1.
+    pub(crate) normalises: bool,
 }
 
 /// What was computed.
@@ -33,46 +29,30 @@ pub(crate) struct Embedded {
     pub(crate) tokens: usize,
 }
 
-/// Embeds inputs; the vectors have length 1 if `normalises`.
+/// Embeds inputs.
 ///
 /// # Errors
 /// An input is refused, there is no memory for it, or the time is over.
-pub(crate) async fn embed(
-    app: &SharedApp,
-    model: ServedModel,
-    inputs: Inputs,
-    normalises: bool,
-) -> Result<Embedded, ApiError> {
-    if inputs.count == 0 {
+pub(crate) async fn embed(app: &SharedApp, model: ServedModel, inputs: Inputs) -> Result<Embedded, ApiError> {
+    if inputs.inputs.is_empty() {
         return Ok(Embedded { vectors: Vec::new(), tokens: 0 });
     }
-    let work = compute(app, model, inputs, normalises);
+    let work = compute(app, &model, inputs);
     match app.config.request_timeout {
         Some(limit) => tokio::time::timeout(limit, work).await.map_err(|_| ApiError::Timeout { limit })?,
         None => work.await,
     }
 }
 
-async fn compute(
-    app: &SharedApp,
-    model: ServedModel,
-    mut inputs: Inputs,
-    normalises: bool,
-) -> Result<Embedded, ApiError> {
-    let guard = GoneGuard::default();
-    let (is_gone, tokenizing) = (Arc::clone(&guard.is_gone), model.clone());
-    let tokens = blocking("tokenized the inputs", move || {
-        let mut all = Vec::with_capacity(inputs.count);
-        for at in 0..inputs.count {
-            // Nobody reads what comes of it.
-            if is_gone.load(Ordering::Relaxed) {
-                return Err(ApiError::ShuttingDown);
-            }
-            all.push((inputs.tokens)(&tokenizing, at)?);
-        }
-        Ok(all)
-    })
-    .await?;
+async fn compute(app: &SharedApp, model: &ServedModel, inputs: Inputs) -> Result<Embedded, ApiError> {
+    let Inputs { inputs, field, truncates, normalises } = inputs;
+    let tokens = model.embedding_inputs(inputs, truncates).await.map_err(|error| match ApiError::from(error) {
+        ApiError::Field { field: at, reason } => ApiError::field(format!("{field}{at}"), reason),
+        other => other,
+    })?;
+    if let Some(at) = tokens.iter().position(Vec::is_empty) {
+        return Err(ApiError::field(format!("{field}[{at}]"), "it is empty"));
+    }
     let longest = tokens.iter().map(Vec::len).max().unwrap_or(0);
     let count = tokens.iter().map(Vec::len).sum();
     // First, so that nothing is unloaded for an input that is refused.
@@ -80,22 +60,10 @@ async fn compute(
     if longest > limit {
         return Err(EngineError::PromptTooLong { tokens: longest, limit }.into());
     }
-    app.models.manager().reserve_embedding(&model, longest).await?;
-    let vectors = model.start_embedding(tokens, normalises)?.ready().await?;
+    app.models.manager().reserve_embedding(&**model, longest).await?;
+    let vectors = model.embed(tokens, normalises).await?;
     if vectors.iter().flatten().any(|value| !value.is_finite()) {
         return Err(ApiError::Internal { doing: "computed a vector that is none" });
     }
     Ok(Embedded { vectors, tokens: count })
-}
-
-/// Tells a blocking thread that nobody waits for it any longer.
-#[derive(Default)]
-struct GoneGuard {
-    is_gone: Arc<AtomicBool>,
-}
-
-impl Drop for GoneGuard {
-    fn drop(&mut self) {
-        self.is_gone.store(true, Ordering::Relaxed);
-    }
 }

@@ -4,7 +4,6 @@
 //! writes replies, and each endpoint has its own file. Nothing outside of this folder knows a field name of Ollama.
 
 pub(crate) mod call;
-pub(crate) mod capabilities;
 pub(crate) mod chat;
 pub(crate) mod convert;
 pub(crate) mod embed;

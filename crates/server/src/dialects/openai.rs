@@ -8,7 +8,6 @@ pub(crate) mod chat;
 pub(crate) mod completions;
 pub(crate) mod convert;
 pub(crate) mod embeddings;
-mod fill;
 pub(crate) mod models;
 pub(crate) mod prompt;
 pub(crate) mod types;

@@ -2,6 +2,5 @@
 
 pub(crate) mod cache;
 pub(crate) mod endpoints;
-pub(crate) mod explain;
 pub(crate) mod models;
 pub(crate) mod sessions;

@@ -11,10 +11,9 @@ use std::task::{Context, Poll};
 
 use axum::body::{Body, Bytes};
 use http_body::{Frame, SizeHint};
-use poncho_engine::Engine;
+use poncho_api::Node;
 use tokio::sync::{Semaphore, watch};
 
-use crate::chat::replay::Replay;
 use crate::config::ServerConfig;
 use crate::dialects::responses::ResponseStore;
 use crate::http::auth::Keys;
@@ -22,7 +21,6 @@ use crate::http::origin::Gate;
 use crate::http::uploads;
 use crate::models::names::Models;
 use crate::models::pulls::Pulls;
-use crate::models::served::Conversations;
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::traces::export::Exporter;
 
@@ -55,15 +53,13 @@ pub(crate) struct App {
 
 impl App {
     pub(crate) async fn new(
-        engine: Arc<Engine>,
+        node: Arc<dyn Node>,
         config: ServerConfig,
         address: Option<SocketAddr>,
         exporter: Option<Arc<Exporter>>,
     ) -> Self {
-        let replay = Replay::open(config.replay_file.as_deref(), config.replay);
-        let conversations = Arc::new(Conversations::new(replay, config.hygiene.clone()));
         Self {
-            models: Models::new(engine, conversations, &config).await,
+            models: Models::new(node, &config).await,
             keys: Keys::new(&config),
             metrics: Arc::default(),
             pulls: Pulls::default(),

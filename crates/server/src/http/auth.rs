@@ -8,8 +8,7 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderMap, header};
 use axum::middleware::Next;
 use axum::response::Response;
-use poncho_cache::OwnerId;
-use poncho_engine::{Privacy, Tenant};
+use poncho_api::{OwnerId, Privacy, Tenant};
 use sha2::{Digest, Sha256};
 use subtle::{ConditionallySelectable, ConstantTimeEq};
 

@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use poncho_engine::error::Field;
-use poncho_engine::{EngineError, RequestError};
+use poncho_api::{EngineError, Field, RequestError};
 use serde_json::{Value, json};
 
 use crate::dialects::poncho::sessions;
@@ -230,14 +229,6 @@ impl ApiError {
     /// A field with a wrong value.
     pub(crate) fn field(field: impl Into<String>, reason: impl Into<String>) -> Self {
         Self::Field { field: field.into(), reason: reason.into() }
-    }
-
-    /// The same error, naming the field whose text cannot be tokenized.
-    pub(crate) fn in_field(self, field: impl Into<String>) -> Self {
-        match self {
-            Self::Engine(error @ EngineError::RunTooLong { .. }) => Self::field(field, error.to_string()),
-            other => other,
-        }
     }
 
     /// The same error with another name for a field.

@@ -12,8 +12,9 @@ use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream::{self, Stream};
 
-use crate::chat::reply::{Delta, Finished, Reply, ReplyEvent};
+use crate::dialects::reply::{Reply, ReplyEvent};
 use crate::http::error::{ApiError, Family};
+use poncho_api::{Delta, Finished};
 
 /// How a dialect writes the lines of its streams.
 pub(crate) trait Lines: Send + 'static {

@@ -14,7 +14,7 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
-use poncho_engine::Engine;
+use poncho_api::Node;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
@@ -37,13 +37,13 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Serves until `shutdown` is ready and the requests in flight have ended or used up their grace.
 ///
 /// Models may be loaded and unloaded meanwhile, by requests and by the caller. When it returns, no request is in flight
-/// any more; unload the models then ([`Engine::unload_all`]), so that their state is saved. Use [`check_bind`](crate::check_bind) before binding the listener.
+/// any more; unload the models then, so that their state is saved. Use [`check_bind`](crate::check_bind) before binding the listener.
 ///
 /// # Errors
 /// A setting cannot be used. Failing connections are logged and end alone.
 pub async fn serve(
     listener: TcpListener,
-    engine: Arc<Engine>,
+    node: Arc<dyn Node>,
     config: ServerConfig,
     shutdown: impl Future<Output = ()> + Send,
 ) -> Result<(), ConfigError> {
@@ -52,7 +52,7 @@ pub async fn serve(
         Some(endpoint) => Some(Exporter::start(endpoint)).unzip(),
         None => (None, None),
     };
-    let app: SharedApp = Arc::new(App::new(engine, config, listener.local_addr().ok(), exporter).await);
+    let app: SharedApp = Arc::new(App::new(node, config, listener.local_addr().ok(), exporter).await);
     let mut connections = Connections::new(&app);
     let mut background = JoinSet::new();
     if let Some(library) = app.models.manager().library() {

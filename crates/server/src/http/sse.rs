@@ -12,8 +12,9 @@ use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream::{self, BoxStream, SelectAll, Stream, StreamExt};
 
-use crate::chat::reply::{Delta, Finished, Reply, ReplyEvent, Started};
+use crate::dialects::reply::{Reply, ReplyEvent};
 use crate::http::error::ApiError;
+use poncho_api::{Delta, Finished, Started};
 
 /// An error that comes this early becomes the status of the response; a later one becomes an event, because by then the
 /// client should see that its request was taken.

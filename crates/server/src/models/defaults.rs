@@ -3,15 +3,13 @@
 //!
 //! Read once when the model is loaded and shared by all its requests. It must never replace what a request says.
 
-use std::borrow::Cow;
-
 use serde_json::{Value, json};
 
-use crate::chat::turn::{ChatTurn, Generation};
 use crate::dialects::ollama::options::Options;
 use crate::dialects::ollama::template::Template;
 use crate::http::error::ApiError;
 use crate::models::library::ModelDefaults;
+use poncho_api::{ChatTurn, Request};
 
 /// See the module.
 #[derive(Debug, Clone, Default)]
@@ -20,7 +18,7 @@ pub(crate) struct ServedDefaults {
     messages: Vec<Value>,
     /// In the language of chat templates, whatever the Modelfile had.
     template: Option<String>,
-    generation: Generation,
+    generation: Request,
 }
 
 impl ServedDefaults {
@@ -34,12 +32,12 @@ impl ServedDefaults {
             system: defaults.system.clone().filter(|system| !system.is_empty()),
             messages: messages.collect(),
             template: template.map(chat_template).transpose()?,
-            generation: options.generation(&Generation::default())?,
+            generation: options.generation(&Request::default())?,
         })
     }
 
     /// Sampling, stops and length.
-    pub(crate) fn generation(&self) -> &Generation {
+    pub(crate) fn generation(&self) -> &Request {
         &self.generation
     }
 
@@ -53,21 +51,16 @@ impl ServedDefaults {
         self.template.as_deref()
     }
 
-    /// The turn with what it leaves out.
-    pub(crate) fn complete<'t>(&self, turn: &'t ChatTurn) -> Cow<'t, ChatTurn> {
-        let has_system = turn.messages.iter().any(|message| message.get("role") == Some(&json!("system")));
-        let system = self.system.as_ref().filter(|_| !has_system);
-        if system.is_none() && self.messages.is_empty() {
-            return Cow::Borrowed(turn);
-        }
-        let mut completed = turn.clone();
-        let is_system = |message: &&Value| message.get("role") == Some(&json!("system"));
-        let place = turn.messages.iter().take_while(is_system).count();
-        completed.messages.splice(place..place, self.messages.iter().cloned());
+    /// Adds to a turn what it leaves out.
+    pub(crate) fn complete(&self, turn: &mut ChatTurn) {
+        turn.template = turn.template.take().or_else(|| self.template.clone());
+        let is_system = |message: &Value| message.get("role") == Some(&json!("system"));
+        let system = self.system.as_ref().filter(|_| !turn.messages.iter().any(is_system));
+        let place = turn.messages.iter().take_while(|message| is_system(message)).count();
+        turn.messages.splice(place..place, self.messages.iter().cloned());
         if let Some(system) = system {
-            completed.messages.insert(0, json!({"role": "system", "content": system}));
+            turn.messages.insert(0, json!({"role": "system", "content": system}));
         }
-        Cow::Owned(completed)
     }
 }
 
@@ -107,14 +100,19 @@ mod tests {
             turn.messages.iter().map(|message| message["role"].as_str().unwrap().to_owned()).collect()
         };
         let plain = turn(&json!([{"role": "user", "content": "x"}]));
-        let completed = served.complete(&plain);
-        assert_eq!(roles(&completed), ["system", "user", "assistant", "user"]);
-        assert_eq!(completed.messages[0]["content"], "Be kind.");
+        let completed = |turn: &ChatTurn, defaults: &ServedDefaults| {
+            let mut turn = turn.clone();
+            defaults.complete(&mut turn);
+            turn
+        };
+        let with_system = completed(&plain, &served);
+        assert_eq!(roles(&with_system), ["system", "user", "assistant", "user"]);
+        assert_eq!(with_system.messages[0]["content"], "Be kind.");
         let own = turn(&json!([{"role": "system", "content": "Be rude."}, {"role": "user", "content": "x"}]));
-        let completed = served.complete(&own);
-        assert_eq!(roles(&completed), ["system", "user", "assistant", "user"]);
-        assert_eq!(completed.messages[0]["content"], "Be rude.");
-        assert!(matches!(ServedDefaults::default().complete(&plain), Cow::Borrowed(_)));
+        let with_own = completed(&own, &served);
+        assert_eq!(roles(&with_own), ["system", "user", "assistant", "user"]);
+        assert_eq!(with_own.messages[0]["content"], "Be rude.");
+        assert_eq!(completed(&plain, &ServedDefaults::default()), plain);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::SystemTime;
 
-use poncho_engine::ModelConfig;
+use poncho_api::{LoadModel, ModelConfig};
 use serde_json::{Map, Value};
 
 /// Models that can be loaded by name.
@@ -116,8 +116,9 @@ impl LibraryModel {
         &self.config.id
     }
 
-    /// The settings with the context that the defaults ask for.
-    pub(crate) fn settled_config(&self) -> ModelConfig {
+    /// How it is loaded, with the context that the defaults ask for.
+    #[must_use]
+    pub fn load(&self) -> LoadModel {
         let mut config = self.config.clone();
         let asked = self.defaults.parameters.get("num_ctx").and_then(Value::as_u64).filter(|count| *count > 0);
         if let Some(asked) = asked.and_then(|count| u32::try_from(count).ok()) {
@@ -127,7 +128,7 @@ impl LibraryModel {
             context.n_cells = shares.map(|shares| asked.saturating_mul(shares.max(1)));
             context.n_ctx = asked;
         }
-        config
+        LoadModel { config, adapters: self.adapters.clone() }
     }
 }
 

@@ -5,11 +5,11 @@
 //! byte of the reply. Loading and unloading run on blocking threads, one load for each model however many wait for it.
 //! It must never unload a model that a lease is out for, nor give one out that is on its way out.
 
-use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use poncho_engine::{Engine, EngineError, Model, footprint};
+use futures_util::StreamExt;
+use poncho_api::{LoadEvent, Node, NodeModel};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet, spawn_blocking};
 use tokio::time::Instant;
@@ -29,25 +29,6 @@ pub(crate) use state::{Known, LoadProgress};
 
 use state::{Entry, Leaving, Outcome, Phase, Room, State};
 
-/// Loads a model of a library with its adapters.
-///
-/// # Errors
-/// As [`Engine::load`]; an adapter that cannot be attached fails the load.
-pub fn load_model(
-    engine: &Engine,
-    found: &LibraryModel,
-    progress: &mut dyn FnMut(u64, u64),
-) -> Result<Model, EngineError> {
-    let model = engine.load_with_progress(found.settled_config(), progress)?;
-    for adapter in &found.adapters {
-        if let Err(error) = model.load_adapter(adapter) {
-            engine.unload(model.id())?;
-            return Err(error);
-        }
-    }
-    Ok(model)
-}
-
 /// A model of the library, with what is needed to load it.
 pub(crate) struct Found {
     model: LibraryModel,
@@ -56,12 +37,10 @@ pub(crate) struct Found {
 }
 
 impl Found {
-    /// Looks at the model's file; blocks.
-    pub(crate) fn new(model: LibraryModel) -> Result<Self, ApiError> {
+    /// Looks at the model's file.
+    pub(crate) async fn new(node: &dyn Node, model: LibraryModel) -> Result<Self, ApiError> {
         let defaults = ServedDefaults::new(&model.defaults)?;
-        let size = |path: &PathBuf| std::fs::metadata(path).map_or(0, |file| file.len());
-        let adapters: u64 = model.adapters.iter().map(size).sum();
-        let bytes = footprint(&model.settled_config()).total().saturating_add(adapters);
+        let bytes = node.footprint(&model.load()).await.total();
         Ok(Self { model, bytes, defaults })
     }
 
@@ -73,7 +52,7 @@ impl Found {
 
 /// A model that a request uses.
 pub(crate) struct Held {
-    pub(crate) model: Model,
+    pub(crate) model: Arc<dyn NodeModel>,
     pub(crate) known: Arc<Known>,
     pub(crate) lease: Lease,
 }
@@ -128,7 +107,7 @@ pub(crate) struct InMemory {
 /// Where a model stands.
 pub(crate) enum Place {
     Loading(Arc<LoadProgress>),
-    Ready(Model),
+    Ready(Arc<dyn NodeModel>),
     Unloading,
 }
 
@@ -155,10 +134,10 @@ pub(crate) struct ManagerSettings {
 }
 
 struct Shared {
-    engine: Arc<Engine>,
+    node: Arc<dyn Node>,
     settings: ManagerSettings,
     state: Mutex<State>,
-    /// Loads and unloads that are under way: each holds the engine.
+    /// Loads and unloads that are under way: each holds the node.
     tasks: Mutex<JoinSet<()>>,
     /// Rises when a model came, went, or is used no more.
     changes: watch::Sender<u64>,
@@ -174,25 +153,13 @@ enum Step {
 
 impl Manager {
     /// Takes over what is loaded; what the library knows of it may be unloaded later. Needs a runtime.
-    pub(crate) async fn start(engine: Arc<Engine>, settings: ManagerSettings) -> Self {
-        let loaded = engine.models();
+    pub(crate) async fn start(node: Arc<dyn Node>, settings: ManagerSettings) -> Self {
+        let loaded = node.models();
         let (state, tasks, changes) = (Mutex::default(), Mutex::default(), watch::Sender::new(0));
-        let shared = Arc::new(Shared { engine, settings, state, tasks, changes });
-        let looking = Arc::clone(&shared);
-        let taken_over = spawn_blocking(move || {
-            for model in loaded {
-                let found =
-                    looking.settings.library.as_ref().and_then(|library| library.find(model.id()).ok().flatten());
-                let found = found.filter(|found| found.name() == model.id()).and_then(|found| Found::new(found).ok());
-                let (bytes, known) = match found {
-                    Some(found) => (found.bytes, Some(Known { defaults: found.defaults, facts: found.model.facts })),
-                    None => (footprint(model.config()).total().max(model.info().size_bytes), None),
-                };
-                looking.lock().take_over(model, bytes, known);
-            }
-        });
-        if taken_over.await.is_err() {
-            tracing::error!("the loaded models could not be looked up; they stay loaded");
+        let shared = Arc::new(Shared { node, settings, state, tasks, changes });
+        for model in loaded {
+            let (bytes, known) = shared.look_up(&*model).await;
+            shared.lock().take_over(model, bytes, known);
         }
         let keeper = Mutex::new(Some(tokio::spawn(keep(Arc::clone(&shared)))));
         Self { shared, keeper }
@@ -217,15 +184,13 @@ impl Manager {
     ) -> Result<Option<Held>, ApiError> {
         loop {
             match self.shared.step(id, &mut found, keep_alive)? {
-                // A model whose file is another one now leaves, and the next step finds it gone.
-                Step::Use(held) if held.model.is_file_look_due() => {
-                    let model = held.model.clone();
-                    let is_changed = spawn_blocking(move || model.look_at_file()).await.unwrap_or(false);
-                    if !is_changed {
+                // A model whose file is another one now leaves, and the next step finds it gone. One that may not leave
+                // refuses requests by itself.
+                Step::Use(held) => {
+                    if held.model.is_file_changed() || !held.model.look_at_file().await {
                         return Ok(Some(held));
                     }
                 }
-                Step::Use(held) => return Ok(Some(held)),
                 Step::Absent => return Ok(None),
                 Step::Until(mut change) => {
                     // The sender lives as long as `self`.
@@ -245,7 +210,7 @@ impl Manager {
         let mut change = self.shared.changes.subscribe();
         let load = {
             let mut state = self.shared.lock();
-            state.follow(&self.shared.engine);
+            state.follow(&*self.shared.node);
             let Some(entry) = state.entries.get_mut(id) else { return Unloaded::NotLoaded };
             if entry.is_held {
                 return Unloaded::Kept;
@@ -269,13 +234,13 @@ impl Manager {
     /// All models that are in memory, or on their way.
     pub(crate) fn in_memory(&self) -> Vec<InMemory> {
         let mut state = self.shared.lock();
-        state.follow(&self.shared.engine);
+        state.follow(&*self.shared.node);
         let now = Instant::now();
         let listed = state.entries.iter().map(|(id, entry)| InMemory {
             id: id.clone(),
             place: match &entry.phase {
                 Phase::Loading { progress, .. } => Place::Loading(Arc::clone(progress)),
-                Phase::Ready(model) => Place::Ready(model.clone()),
+                Phase::Ready(model) => Place::Ready(Arc::clone(model)),
                 Phase::Unloading => Place::Unloading,
             },
             known: Arc::clone(&entry.known),
@@ -346,7 +311,7 @@ impl Shared {
         if state.is_closed {
             return Err(ApiError::ShuttingDown);
         }
-        state.follow(&self.engine);
+        state.follow(&*self.node);
         let used = state.next_use();
         if let Some(entry) = state.entries.get_mut(id) {
             if matches!(entry.phase, Phase::Unloading) {
@@ -369,7 +334,7 @@ impl Shared {
             return Ok(match &entry.phase {
                 Phase::Loading { outcome, .. } => Step::Wait(lease(), outcome.clone()),
                 Phase::Ready(model) => {
-                    Step::Use(Held { model: model.clone(), known: Arc::clone(&entry.known), lease: lease() })
+                    Step::Use(Held { model: Arc::clone(model), known: Arc::clone(&entry.known), lease: lease() })
                 }
                 Phase::Unloading => Step::Absent,
             });
@@ -382,7 +347,6 @@ impl Shared {
             load,
             bytes,
             embedding_bytes: 0,
-            embedding_cost: None,
             is_counted: false,
             users: 1,
             last_used: used,
@@ -401,7 +365,7 @@ impl Shared {
     fn ready(&self, lease: Lease) -> Result<Held, ApiError> {
         let mut state = self.lock();
         let found = state.of_load(&lease.id, lease.load).and_then(|entry| match &entry.phase {
-            Phase::Ready(model) => Some((model.clone(), Arc::clone(&entry.known))),
+            Phase::Ready(model) => Some((Arc::clone(model), Arc::clone(&entry.known))),
             Phase::Loading { .. } | Phase::Unloading => None,
         });
         drop(state);
@@ -415,7 +379,7 @@ impl Shared {
         let NewLoad { model: found, load, progress, announce } = new;
         let id = found.name().to_owned();
         let loaded = match self.room(&id, load).await {
-            Ok(()) => self.read(found, progress).await,
+            Ok(()) => self.read(&found, &progress).await,
             Err(error) => Err(error),
         };
         let mut leaving = None;
@@ -454,7 +418,7 @@ impl Shared {
             change.borrow_and_update();
             let (room, needed) = {
                 let mut state = self.lock();
-                state.follow(&self.engine);
+                state.follow(&*self.node);
                 let needed = state.of_load(id, load).map_or(0, |entry| entry.bytes);
                 (state.make_room(id, self.settings.budget), needed)
             };
@@ -474,16 +438,35 @@ impl Shared {
         }
     }
 
-    async fn read(self: &Arc<Self>, found: LibraryModel, progress: Arc<LoadProgress>) -> Result<Model, ApiError> {
-        let engine = Arc::clone(&self.engine);
-        let loading = spawn_blocking(move || {
-            let mut tell = |read, total| {
-                progress.read.store(read, Ordering::Relaxed);
-                progress.total.store(total, Ordering::Relaxed);
-            };
-            load_model(&engine, &found, &mut tell).map_err(|error| ApiError::load_failed(found.name(), &error))
+    /// What a model that is loaded already takes, and what the library knows of it.
+    async fn look_up(&self, model: &dyn NodeModel) -> (u64, Option<Known>) {
+        let (library, id) = (self.settings.library.clone(), model.report().id.clone());
+        let found = spawn_blocking(move || library.and_then(|library| library.find(&id).ok().flatten()));
+        let found = found.await.unwrap_or_else(|_| {
+            tracing::error!("a loaded model could not be looked up; it stays loaded");
+            None
         });
-        loading.await.unwrap_or(Err(ApiError::Internal { doing: "loaded a model" }))
+        if let Some(found) = found.filter(|found| found.name() == model.report().id)
+            && let Ok(found) = Found::new(&*self.node, found).await
+        {
+            return (found.bytes, Some(Known { defaults: found.defaults, facts: found.model.facts }));
+        }
+        (model.footprint().await.total().max(model.report().info.size_bytes), None)
+    }
+
+    async fn read(&self, found: &LibraryModel, progress: &LoadProgress) -> Result<Arc<dyn NodeModel>, ApiError> {
+        let failed = || ApiError::Internal { doing: "loaded a model" };
+        let mut loading = self.node.load(found.load());
+        loop {
+            match loading.next().await.ok_or_else(failed)? {
+                LoadEvent::Progress { read, total } => {
+                    progress.read.store(read, Ordering::Relaxed);
+                    progress.total.store(total, Ordering::Relaxed);
+                }
+                LoadEvent::Loaded => return self.node.model(found.name()).ok_or_else(failed),
+                LoadEvent::Failed(error) => return Err(ApiError::load_failed(found.name(), &error)),
+            }
+        }
     }
 
     fn spawn_unloads(self: &Arc<Self>, leaving: impl IntoIterator<Item = Leaving>) {
@@ -494,16 +477,12 @@ impl Shared {
 
     async fn unload(self: Arc<Self>, leaving: Leaving) {
         let Leaving { id, load, model } = leaving;
-        let (engine, name) = (Arc::clone(&self.engine), id.clone());
-        let unloaded = spawn_blocking(move || {
-            let unloaded = engine.unload(&name);
-            drop(model);
-            unloaded
-        });
-        match unloaded.await {
-            Ok(Ok(())) => tracing::info!(model = %id, "unloaded"),
-            Ok(Err(error)) => tracing::warn!(model = %id, %error, "unloaded, and not in order"),
-            Err(error) => tracing::error!(model = %id, %error, "unloading failed"),
+        let unloaded = self.node.unload(&id).await;
+        // The last handle frees the weights.
+        let _ = spawn_blocking(move || drop(model)).await;
+        match unloaded {
+            Ok(()) => tracing::info!(model = %id, "unloaded"),
+            Err(error) => tracing::warn!(model = %id, %error, "unloaded, and not in order"),
         }
         let mut state = self.lock();
         if state.of_load(&id, load).is_some() {

@@ -7,24 +7,23 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use poncho_engine::{Engine, EngineError, Model, Phase};
+use poncho_api::{EngineError, Node, NodeModel, Phase};
 use tokio::time::Instant;
 
 use crate::config::ServerConfig;
 use crate::dialects::ollama::names::other_form;
-use crate::dialects::shared::{blocking, preparing};
+use crate::dialects::shared::{blocking, looking_up};
 use crate::http::error::ApiError;
 use crate::http::request_id::unix_seconds;
 use crate::models::keep_alive::KeepAlive;
 use crate::models::library::LibraryModel;
 use crate::models::manager::{Found, InMemory, Manager, ManagerSettings, Unloaded};
-use crate::models::served::{Conversations, ServedModel};
+use crate::models::served::ServedModel;
 
 /// See the module.
 pub(crate) struct Models {
-    engine: Arc<Engine>,
+    node: Arc<dyn Node>,
     manager: Manager,
-    conversations: Arc<Conversations>,
     aliases: BTreeMap<String, String>,
     any_model: bool,
     default_model: Option<String>,
@@ -43,7 +42,7 @@ pub(crate) struct ListedModel {
 /// Where the facts about a model come from.
 #[derive(Clone)]
 pub(crate) enum Source {
-    Loaded(Model),
+    Loaded(Arc<dyn NodeModel>),
     Installed(Arc<LibraryModel>),
 }
 
@@ -51,23 +50,22 @@ impl Source {
     /// The full name of the model.
     pub(crate) fn id(&self) -> &str {
         match self {
-            Self::Loaded(model) => model.id(),
+            Self::Loaded(model) => &model.report().id,
             Self::Installed(model) => model.name(),
         }
     }
 }
 
 impl Models {
-    pub(crate) async fn new(engine: Arc<Engine>, conversations: Arc<Conversations>, config: &ServerConfig) -> Self {
+    pub(crate) async fn new(node: Arc<dyn Node>, config: &ServerConfig) -> Self {
         let settings = ManagerSettings {
             library: config.library.clone(),
             budget: config.memory.bytes(),
             keep_alive: config.keep_alive,
         };
         Self {
-            manager: Manager::start(Arc::clone(&engine), settings).await,
-            engine,
-            conversations,
+            manager: Manager::start(Arc::clone(&node), settings).await,
+            node,
             aliases: config.aliases.clone(),
             any_model: config.any_model,
             default_model: config.default_model.clone(),
@@ -75,9 +73,9 @@ impl Models {
         }
     }
 
-    /// The engine behind the names.
-    pub(crate) fn engine(&self) -> &Engine {
-        &self.engine
+    /// What the models run on.
+    pub(crate) fn node(&self) -> &dyn Node {
+        &*self.node
     }
 
     /// Where models come from that are not loaded.
@@ -116,7 +114,7 @@ impl Models {
         {
             return Ok(model);
         }
-        match self.engine.models().is_empty() && self.manager.library().is_none() {
+        match self.node.models().is_empty() && self.manager.library().is_none() {
             true => Err(ApiError::NotReady),
             false => Err(EngineError::UnknownModel { model: name.to_owned() }.into()),
         }
@@ -130,7 +128,7 @@ impl Models {
         if let Some(model) = self.default_or_only(None).await? {
             return Ok(model);
         }
-        match self.engine.models().len() {
+        match self.node.models().len() {
             0 => Err(ApiError::NotReady),
             count => Err(ApiError::field("model", format!("{count} models are loaded; name one of them"))),
         }
@@ -143,8 +141,8 @@ impl Models {
         {
             return Ok(Some(model));
         }
-        match self.engine.models().as_slice() {
-            [only] => self.loaded(only.id(), keep_alive).await,
+        match self.node.models().as_slice() {
+            [only] => self.loaded(&only.report().id, keep_alive).await,
             _ => Ok(None),
         }
     }
@@ -160,21 +158,21 @@ impl Models {
             return Ok(Some(model));
         }
         let Some(found) = self.installed(name).await? else { return Ok(None) };
-        let found = preparing("looked at a model", move || Found::new(found)).await?;
+        let found = Found::new(&*self.node, found).await?;
         let id = found.id().to_owned();
         let held = self.manager.acquire(&id, Some(found), keep_alive).await?;
-        Ok(held.map(|held| ServedModel::held(held, Arc::clone(&self.conversations))))
+        Ok(held.map(ServedModel::held))
     }
 
     async fn loaded(&self, id: &str, keep_alive: Option<KeepAlive>) -> Result<Option<ServedModel>, ApiError> {
         let held = self.manager.acquire(id, None, keep_alive).await?;
-        Ok(held.map(|held| ServedModel::held(held, Arc::clone(&self.conversations))))
+        Ok(held.map(ServedModel::held))
     }
 
     async fn installed(&self, name: &str) -> Result<Option<LibraryModel>, ApiError> {
         let Some(library) = self.manager.library().map(Arc::clone) else { return Ok(None) };
         let forms: Vec<String> = std::iter::once(name.to_owned()).chain(other_form(name)).collect();
-        preparing("looked for a model", move || {
+        looking_up("looked for a model", move || {
             for name in &forms {
                 if let Some(found) = library.find(name)? {
                     return Ok(Some(found));
@@ -200,27 +198,28 @@ impl Models {
         let other = other_form(name);
         let target = self.alias(name).or_else(|| other.as_deref().and_then(|name| self.alias(name)));
         for name in [Some(name), other.as_deref(), target].into_iter().flatten() {
-            if let Ok(model) = self.engine.get(name) {
+            if let Some(model) = self.node.model(name) {
                 return Ok(Source::Loaded(model));
             }
             if let Some(found) = self.installed(name).await? {
-                return Ok(match self.engine.get(found.name()) {
-                    Ok(model) => Source::Loaded(model),
-                    Err(_) => Source::Installed(Arc::new(found)),
+                return Ok(match self.node.model(found.name()) {
+                    Some(model) => Source::Loaded(model),
+                    None => Source::Installed(Arc::new(found)),
                 });
             }
         }
-        match (self.any_model, self.engine.models().as_slice()) {
-            (true, [only]) => Ok(Source::Loaded(only.clone())),
+        match (self.any_model, self.node.models().as_slice()) {
+            (true, [only]) => Ok(Source::Loaded(Arc::clone(only))),
             (_, []) if self.manager.library().is_none() => Err(ApiError::NotReady),
             _ => Err(EngineError::UnknownModel { model: name.to_owned() }.into()),
         }
     }
 
     /// A loaded model to look at; it may go any time.
-    pub(crate) fn shown(&self, model: Model) -> ServedModel {
-        let known = self.in_memory().into_iter().find(|listed| listed.id == model.id()).map(|listed| listed.known);
-        ServedModel::shown(model, known.unwrap_or_default(), Arc::clone(&self.conversations))
+    pub(crate) fn shown(&self, model: Arc<dyn NodeModel>) -> ServedModel {
+        let known =
+            self.in_memory().into_iter().find(|listed| listed.id == model.report().id).map(|listed| listed.known);
+        ServedModel::shown(model, known.unwrap_or_default())
     }
 
     /// Unloads a model, as soon as nobody uses it.
@@ -244,7 +243,7 @@ impl Models {
             None => Vec::new(),
         };
         let mut named: BTreeMap<String, Source> =
-            self.engine.models().into_iter().map(|model| (model.id().to_owned(), Source::Loaded(model))).collect();
+            self.node.models().into_iter().map(|model| (model.report().id.clone(), Source::Loaded(model))).collect();
         for model in installed {
             named.entry(model.name().to_owned()).or_insert_with(|| Source::Installed(Arc::new(model)));
         }
@@ -266,8 +265,8 @@ impl Models {
 
     /// Whether a request would be taken: a model serves, or one can be loaded.
     pub(crate) fn any_serves(&self) -> bool {
-        let serves = |model: &Model| !matches!(model.status().phase, Phase::Starting | Phase::Stopped);
-        self.manager.library().is_some() || self.engine.models().iter().any(serves)
+        let serves = |model: &Arc<dyn NodeModel>| !matches!(model.status().phase, Phase::Starting | Phase::Stopped);
+        self.manager.library().is_some() || self.node.models().iter().any(serves)
     }
 
     /// Gives no model out any more; loads and unloads that are under way may end until `end`.

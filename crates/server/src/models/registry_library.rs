@@ -8,7 +8,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
-use poncho_engine::{FingerprintSource, ModelConfig};
+use poncho_api::{FingerprintSource, ModelConfig};
 use poncho_models::{
     Installed, Message, ModelName, Modelfile, PathRule, Progress, PullError, PullOptions, Reference, Registry,
     RegistryError, Role, Sha256, Upload, ignore_progress,

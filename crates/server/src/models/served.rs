@@ -1,47 +1,21 @@
-//! A model as this server serves it: the engine's model, and what the server keeps for all conversations.
+//! A model as this server serves it: the engine's model, what the library said of it, and who asks.
 //!
 //! Handlers get it from `Models`. It stands for the engine's model wherever one is wanted. It must never hold the state
 //! of a single request.
 
-use std::collections::HashMap;
 use std::ops::Deref;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
-use poncho_cache::OwnerId;
-use poncho_engine::backend::{ChatPrompt, ChatRequest};
-use poncho_engine::{EngineError, Exactness, Model, Privacy, Tenant};
+use poncho_api::{Explained, Generate, ModelInfo, ModelLimits, NodeModel, Prompt, Rendered, ReplyStream, Tenant};
 
-use crate::chat::hygiene::HygieneRule;
-use crate::chat::replay::Replay;
-use crate::dialects::shared::client_left;
+use crate::http::error::ApiError;
 use crate::models::defaults::ServedDefaults;
 use crate::models::manager::{Held, Known, Lease};
-
-/// A model's fingerprint, and the template that stands for its own.
-type TemplateKey = ([u8; 32], Option<String>);
-
-/// What all conversations of a server share.
-pub(crate) struct Conversations {
-    /// What models wrote, put back verbatim.
-    pub(crate) replay: Replay,
-    /// The rules that are on.
-    pub(crate) hygiene: Vec<HygieneRule>,
-    /// Whether a template knows tools, by the model's fingerprint and the template that stands for its own: found out
-    /// once.
-    knows_tools: Mutex<HashMap<TemplateKey, bool>>,
-}
-
-impl Conversations {
-    pub(crate) fn new(replay: Replay, hygiene: Vec<HygieneRule>) -> Self {
-        Self { replay, hygiene, knows_tools: Mutex::default() }
-    }
-}
 
 /// See the module.
 #[derive(Clone)]
 pub(crate) struct ServedModel {
-    model: Model,
-    conversations: Arc<Conversations>,
+    model: Arc<dyn NodeModel>,
     known: Arc<Known>,
     /// Who asks it, where keys tell callers apart.
     tenant: Option<Tenant>,
@@ -51,20 +25,15 @@ pub(crate) struct ServedModel {
 }
 
 impl ServedModel {
-    #[cfg(test)]
-    pub(crate) fn new(model: Model, conversations: Arc<Conversations>) -> Self {
-        Self { model, conversations, known: Arc::default(), tenant: None, _lease: None }
-    }
-
     /// A model that stays loaded as long as this value or a clone of it lives.
-    pub(crate) fn held(held: Held, conversations: Arc<Conversations>) -> Self {
+    pub(crate) fn held(held: Held) -> Self {
         let Held { model, known, lease } = held;
-        Self { model, conversations, known, tenant: None, _lease: Some(Arc::new(lease)) }
+        Self { model, known, tenant: None, _lease: Some(Arc::new(lease)) }
     }
 
     /// A model that is only looked at, and may go any time.
-    pub(crate) fn shown(model: Model, known: Arc<Known>, conversations: Arc<Conversations>) -> Self {
-        Self { model, conversations, known, tenant: None, _lease: None }
+    pub(crate) fn shown(model: Arc<dyn NodeModel>, known: Arc<Known>) -> Self {
+        Self { model, known, tenant: None, _lease: None }
     }
 
     /// The same model, asked by somebody.
@@ -72,19 +41,19 @@ impl ServedModel {
         Self { tenant, ..self }
     }
 
-    /// Who asks.
-    pub(crate) fn tenant(&self) -> Option<Tenant> {
-        self.tenant
+    /// The name under which it was loaded.
+    pub(crate) fn id(&self) -> &str {
+        &self.model.report().id
     }
 
-    /// Whose conversations may be looked at; `None` where all are one caller's.
-    pub(crate) fn private_to(&self) -> Option<OwnerId> {
-        self.tenant.filter(|tenant| tenant.privacy != Privacy::Open).map(|tenant| tenant.id)
+    /// Facts about it.
+    pub(crate) fn info(&self) -> &ModelInfo {
+        &self.model.report().info
     }
 
-    /// Whether a prompt may depend on nothing but its request.
-    pub(crate) fn is_exact(&self, asked: bool) -> bool {
-        asked || self.config().exactness == Exactness::Always
+    /// What one request may use.
+    pub(crate) fn limits(&self) -> ModelLimits {
+        self.model.report().limits
     }
 
     /// What requests that leave something out get.
@@ -92,42 +61,36 @@ impl ServedModel {
         &self.known.defaults
     }
 
-    /// Renders messages with the model's template, or with the one that stands for it.
-    pub(crate) fn apply_chat_template(&self, request: &ChatRequest) -> Result<ChatPrompt, EngineError> {
-        if client_left() {
-            return Err(EngineError::Template { reason: "nobody waits for the prompt any more".to_owned() });
-        }
-        match self.defaults().template() {
-            None => self.model.apply_chat_template(request),
-            Some(template) => {
-                let template_override = Some(template.to_owned());
-                self.model.apply_chat_template(&ChatRequest { template_override, ..request.clone() })
-            }
-        }
+    /// Starts the replies to some prompts.
+    pub(crate) async fn start(&self, prompts: Vec<Generate>) -> Result<Vec<ReplyStream>, ApiError> {
+        let prompts = prompts.into_iter().map(|prompt| self.completed(prompt)).collect();
+        Ok(self.model.generate(prompts).await?)
     }
 
-    /// Whether the template knows tools; `find` looks, the first time.
-    pub(crate) fn knows_tools(&self, find: impl FnOnce(&Self) -> bool) -> bool {
-        let known = || self.conversations.knows_tools.lock().unwrap_or_else(PoisonError::into_inner);
-        let key = (self.namespace().fingerprint, self.defaults().template().map(str::to_owned));
-        let answer = known().get(&key).copied();
-        answer.unwrap_or_else(|| {
-            let found = find(self);
-            known().insert(key, found);
-            found
-        })
+    /// A prompt as the model would read it.
+    pub(crate) async fn rendered(&self, prompt: Generate) -> Result<Rendered, ApiError> {
+        Ok(self.model.render(self.completed(prompt)).await?)
     }
 
-    /// What all conversations share.
-    pub(crate) fn conversations(&self) -> &Arc<Conversations> {
-        &self.conversations
+    /// Why a prompt is found in the cache or not.
+    pub(crate) async fn explained(&self, prompt: Generate) -> Result<Explained, ApiError> {
+        Ok(self.model.explain(self.completed(prompt)).await?)
+    }
+
+    /// The prompt with what it leaves out, and with who asks.
+    fn completed(&self, mut prompt: Generate) -> Generate {
+        prompt.request.tenant = self.tenant;
+        if let Prompt::Chat(turn) = &mut prompt.prompt {
+            self.defaults().complete(turn);
+        }
+        prompt
     }
 }
 
 impl Deref for ServedModel {
-    type Target = Model;
+    type Target = dyn NodeModel;
 
-    fn deref(&self) -> &Model {
-        &self.model
+    fn deref(&self) -> &Self::Target {
+        &*self.model
     }
 }

@@ -8,11 +8,10 @@ pub(crate) mod histogram;
 mod page;
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use poncho_cache::{Cache, Tier};
-use poncho_engine::{Completion, Model, Phase};
+use poncho_api::{CacheReport, Completion, NodeModel, Phase, StatusReport, Tier};
 
 use self::histogram::Histogram;
 use self::page::{Kind, Page};
@@ -83,8 +82,8 @@ pub(crate) struct Measured<'r> {
 
 /// What the page tells beside what was measured here.
 pub(crate) struct Surroundings<'a> {
-    pub(crate) cache: &'a Cache,
-    pub(crate) models: &'a [Model],
+    pub(crate) cache: &'a CacheReport,
+    pub(crate) models: &'a [Arc<dyn NodeModel>],
     /// Requests in flight.
     pub(crate) in_flight: usize,
     /// Spans that reached a collector, and spans that were given up.
@@ -173,41 +172,42 @@ impl Metrics {
     }
 }
 
-fn cache_part(page: &mut Page, cache: &Cache) {
-    let counters = cache.counters();
-    for (name, help, value) in counters.described() {
-        page.one(&format!("poncho_cache_{name}_total"), Kind::Counter, help, value);
+fn cache_part(page: &mut Page, cache: &CacheReport) {
+    for counter in &cache.counters {
+        page.one(&format!("poncho_cache_{}_total", counter.name), Kind::Counter, &counter.help, counter.value);
     }
     page.head("poncho_cache_tier_bytes", Kind::Gauge, "Bytes held per tier.");
-    for (tier, bytes, _) in counters.tiers() {
-        page.sample("poncho_cache_tier_bytes", &[("tier", tier.as_str())], bytes);
+    for tier in &cache.tiers {
+        page.sample("poncho_cache_tier_bytes", &[("tier", tier.tier.as_str())], tier.bytes);
     }
     page.head("poncho_cache_tier_rows", Kind::Gauge, "Rows held per tier.");
-    for (tier, _, rows) in counters.tiers() {
-        page.sample("poncho_cache_tier_rows", &[("tier", tier.as_str())], rows);
+    for tier in &cache.tiers {
+        page.sample("poncho_cache_tier_rows", &[("tier", tier.tier.as_str())], tier.rows);
     }
     page.head("poncho_cache_tier_on", Kind::Gauge, "1 while the tier works, 0 while it is switched off.");
-    let has_memory = cache.config().quota(Tier::Ram) > 0;
-    page.sample("poncho_cache_tier_on", &[("tier", Tier::Ram.as_str())], u8::from(has_memory));
-    for health in cache.health() {
-        page.sample("poncho_cache_tier_on", &[("tier", health.tier.as_str())], u8::from(health.off.is_none()));
+    for tier in &cache.tiers {
+        let is_on = match &tier.health {
+            Some(health) => health.off.is_none(),
+            None if tier.tier == Tier::Ram => tier.quota > 0,
+            None => continue,
+        };
+        page.sample("poncho_cache_tier_on", &[("tier", tier.tier.as_str())], u8::from(is_on));
     }
-    page.one("poncho_cache_write_queue", Kind::Gauge, "Saves that wait for a writer.", cache.queue_depth() as u64);
-    page.one("poncho_cache_pinned_rows", Kind::Gauge, "Rows that are being read.", cache.pinned_rows() as u64);
-    page.one("poncho_cache_index_bytes", Kind::Gauge, "Memory of the index.", cache.index_bytes() as u64);
+    page.one("poncho_cache_write_queue", Kind::Gauge, "Saves that wait for a writer.", cache.write_queue as u64);
+    page.one("poncho_cache_pinned_rows", Kind::Gauge, "Rows that are being read.", cache.pinned_rows as u64);
+    page.one("poncho_cache_index_bytes", Kind::Gauge, "Memory of the index.", cache.index_bytes as u64);
 }
 
-fn model_part(page: &mut Page, models: &[Model]) {
-    const PHASES: [Phase; 5] = [Phase::Starting, Phase::Idle, Phase::Prefilling, Phase::Generating, Phase::Stopped];
-    let reports: Vec<_> = models.iter().map(|model| (model.id(), model.status())).collect();
+fn model_part(page: &mut Page, models: &[Arc<dyn NodeModel>]) {
+    let reports: Vec<_> = models.iter().map(|model| (model.report().id.as_str(), model.status())).collect();
     page.head("poncho_model_phase", Kind::Gauge, "1 for what the model is doing.");
     for (id, report) in &reports {
-        for phase in PHASES {
+        for phase in Phase::ALL {
             let labels = [("model", *id), ("phase", phase.as_str())];
             page.sample("poncho_model_phase", &labels, u8::from(report.phase == phase));
         }
     }
-    type Read = fn(&poncho_engine::StatusReport) -> u64;
+    type Read = fn(&StatusReport) -> u64;
     let numbers: [(&str, Kind, &str, Read); 10] = [
         ("pending", Kind::Gauge, "Requests that wait for a sequence.", |report| report.pending as u64),
         ("queue_depth", Kind::Gauge, "Requests that have not ended.", |report| report.queue_depth as u64),

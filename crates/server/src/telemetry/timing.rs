@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use poncho_engine::{Completion, FinishReason};
+use poncho_api::{Completion, FinishReason};
 use tokio::time::Instant;
 
 use crate::http::error::ApiError;
@@ -59,8 +59,12 @@ impl ReplyTimes {
         self.started = Some(Instant::now());
     }
 
-    /// A token came.
-    pub(crate) fn token(&mut self) {
+    /// Tokens came.
+    pub(crate) fn tokens(&mut self, count: usize) {
+        (0..count).for_each(|_| self.token());
+    }
+
+    fn token(&mut self) {
         let now = Instant::now();
         if self.first_token.is_none() {
             self.first_token = Some(now);

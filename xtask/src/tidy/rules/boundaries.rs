@@ -1,5 +1,5 @@
-//! Rule: crates depend downwards only, cli -> server -> engine -> cache -> gguf, the registry of models is
-//! known to server and cli alone, and llama.cpp to the engine alone.
+//! Rule: crates depend downwards only; the server reaches an engine through the api alone, the api names no crate that
+//! computes or stores, the registry of models is known to server and cli alone, and llama.cpp to the engine alone.
 //!
 //! Reads the manifests as text: section headers and the names in them are all it needs. A path
 //! over a crate outside the layers counts too.
@@ -9,7 +9,22 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::tidy::{Finding, Tree};
 
 /// Lowest first. A crate may use those before it.
-const LAYERS: [&str; 6] = ["poncho-gguf", "poncho-models", "poncho-cache", "poncho-engine", "poncho-server", "poncho"];
+const LAYERS: [&str; 10] = [
+    "poncho-kinds",
+    "poncho-gguf",
+    "poncho-models",
+    "poncho-cache",
+    "poncho-api",
+    "poncho-engine",
+    "poncho-node",
+    "poncho-server",
+    "poncho-bench",
+    "poncho",
+];
+
+/// Crates that may use only these of ours, but for tests: the line between what speaks to clients and what computes.
+const NARROW: [(&str, &[&str]); 2] =
+    [("poncho-api", &["poncho-kinds"]), ("poncho-server", &["poncho-api", "poncho-kinds", "poncho-models"])];
 
 /// The registry of models stands beside cache and engine: of ours it uses the reader of model files, and only these use it.
 const MODELS: &str = "poncho-models";
@@ -18,11 +33,17 @@ const USERS_OF_MODELS: [&str; 3] = ["poncho-server", "poncho", "poncho-e2e"];
 /// Only this crate may name llama.cpp's bindings.
 const LLAMA_OWNER: &str = "poncho-engine";
 
+struct Dependency {
+    name: String,
+    line: usize,
+    is_for_tests: bool,
+}
+
 struct Manifest<'a> {
     path: &'a str,
     name: String,
-    /// Name and line of each dependency, of whatever kind.
-    dependencies: Vec<(String, usize)>,
+    /// Every dependency, of whatever kind.
+    dependencies: Vec<Dependency>,
 }
 
 pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
@@ -36,7 +57,20 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
 
     let mut findings = Vec::new();
     for manifest in &manifests {
-        for (dependency, line) in &manifest.dependencies {
+        for Dependency { name: dependency, line, is_for_tests } in &manifest.dependencies {
+            let narrow = NARROW.iter().find(|(name, _)| *name == manifest.name).filter(|_| !is_for_tests);
+            if let Some((_, allowed)) = narrow
+                && dependency.starts_with("poncho")
+                && !allowed.contains(&dependency.as_str())
+            {
+                findings.push(Finding::new(
+                    manifest.path,
+                    *line,
+                    format!("`{}` depends on `{dependency}`", manifest.name),
+                    format!("of ours it may use {} alone; go through the api", allowed.join(", ")),
+                ));
+                continue;
+            }
             if dependency.starts_with("llama-cpp") && manifest.name != LLAMA_OWNER {
                 findings.push(Finding::new(
                     manifest.path,
@@ -58,7 +92,7 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
                     manifest.path,
                     *line,
                     format!("`{}` reaches up to `{above}`", manifest.name),
-                    "crates depend downwards only, cli -> server -> engine -> cache: move the code down",
+                    "crates depend downwards only, cli -> server -> api <- engine -> cache: move the code down",
                 ));
             }
         }
@@ -78,7 +112,7 @@ fn first_above(name: &str, dependency: &str, by_name: &BTreeMap<&str, &Manifest<
         if let Some(manifest) = by_name.get(next.as_str())
             && seen.insert(next)
         {
-            open.extend(manifest.dependencies.iter().map(|(name, _)| name.clone()));
+            open.extend(manifest.dependencies.iter().map(|dependency| dependency.name.clone()));
         }
     }
     None
@@ -91,6 +125,11 @@ fn layer(name: &str) -> Option<usize> {
 fn read<'a>(path: &'a str, text: &str) -> Manifest<'a> {
     let mut manifest = Manifest { path, name: String::new(), dependencies: Vec::new() };
     let mut section = String::new();
+    let dependency = |name: String, index: usize, section: &str| Dependency {
+        name,
+        line: index + 1,
+        is_for_tests: section.contains("dev-dependencies"),
+    };
     for (index, line) in text.lines().enumerate() {
         let line = line.split(" #").next().unwrap_or(line).trim();
         if let Some(header) = line.strip_prefix('[') {
@@ -99,7 +138,7 @@ fn read<'a>(path: &'a str, text: &str) -> Manifest<'a> {
             if let Some((kind, name)) = section.rsplit_once('.')
                 && kind.ends_with("dependencies")
             {
-                manifest.dependencies.push((unquoted(name), index + 1));
+                manifest.dependencies.push(dependency(unquoted(name), index, &section));
             }
             continue;
         }
@@ -111,9 +150,10 @@ fn read<'a>(path: &'a str, text: &str) -> Manifest<'a> {
             manifest.name = unquoted(value);
         } else if section.ends_with("dependencies") {
             let key = key.split('.').next().unwrap_or(key);
-            manifest.dependencies.push((renamed(value).unwrap_or_else(|| unquoted(key)), index + 1));
+            let name = renamed(value).unwrap_or_else(|| unquoted(key));
+            manifest.dependencies.push(dependency(name, index, &section));
         } else if section.contains("dependencies.") && key == "package" {
-            manifest.dependencies.push((unquoted(value), index + 1));
+            manifest.dependencies.push(dependency(unquoted(value), index, &section));
         }
     }
     manifest
@@ -178,6 +218,22 @@ mod tests {
             let text = manifest("poncho-models", &format!("[dependencies]\n{dependency}.workspace = true"));
             assert_eq!(found(check, &[("crates/models/Cargo.toml", text.as_str())]).len(), 1, "{dependency}");
         }
+    }
+
+    #[test]
+    fn the_server_reaches_an_engine_through_the_api_alone() {
+        for (name, dependency) in [
+            ("poncho-server", "poncho-engine"),
+            ("poncho-server", "poncho-cache"),
+            ("poncho-api", "poncho-cache"),
+            ("poncho-api", "poncho-engine"),
+        ] {
+            let text = manifest(name, &format!("[dependencies]\n{dependency}.workspace = true"));
+            assert_eq!(found(check, &[("crates/x/Cargo.toml", text.as_str())]).len(), 1, "{name} on {dependency}");
+        }
+        let tests = "[dependencies]\nponcho-api.workspace = true\n[dev-dependencies]\nponcho-engine.workspace = true";
+        let text = manifest("poncho-server", tests);
+        assert_eq!(found(check, &[("crates/x/Cargo.toml", text.as_str())]), Vec::<String>::new());
     }
 
     #[test]

@@ -85,9 +85,10 @@ impl Chat<'_> {
     async fn say(&mut self, text: String, out: &mut impl Write) -> anyhow::Result<()> {
         self.conversation.user_says(text);
         let question = Question::new(self.args, &self.connection.model, self.conversation.messages());
-        let mut written = Ok(());
+        let (mut written, mut is_begun) = (Ok(()), false);
         let turn = Turn::take(&self.connection, &question, |piece| {
             written = self.screen.piece(out, piece);
+            is_begun = true;
             // A closed terminal is not a failure of the reply: it is handled below.
             match &written {
                 Ok(()) => Ok(()),
@@ -100,7 +101,9 @@ impl Chat<'_> {
             Ok(turn) => turn,
             Err(error) => {
                 self.conversation.take_back();
-                writeln!(out, "{}", printable(&format!("error: {error:#}")))?;
+                // The reply may have stopped in the middle of a line.
+                let start = if is_begun { "\n" } else { "" };
+                writeln!(out, "{start}{}", printable(&format!("error: {error:#}")))?;
                 out.flush()?;
                 return Ok(());
             }

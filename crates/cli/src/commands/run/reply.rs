@@ -86,6 +86,9 @@ pub(crate) struct Reply {
     seen: Seen,
 }
 
+/// The connection ended before the reply did.
+const BROKEN: &str = "the reply broke off; see the log of the server";
+
 /// The events so far.
 #[derive(Default)]
 struct Seen {
@@ -112,11 +115,11 @@ impl Reply {
             if let Some(piece) = self.waiting.pop_front() {
                 return Ok(Some(piece));
             }
-            let Some(event) = self.events.next().await? else {
+            let Some(event) = self.events.next().await.context(BROKEN)? else {
                 if self.seen.is_done {
                     return Ok(None);
                 }
-                bail!("the reply broke off; see the log of the server");
+                bail!(BROKEN);
             };
             self.waiting.extend(self.seen.read(&event, Instant::now())?);
         }

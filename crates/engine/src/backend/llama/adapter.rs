@@ -12,8 +12,8 @@ use std::sync::Arc;
 use llama_cpp_sys_4 as sys;
 
 use super::gguf_check;
+use super::handle::ModelHandle;
 use super::log;
-use super::model::ModelHandle;
 use crate::backend::{Adapter, AdapterError, LoadError};
 
 /// A loaded adapter.

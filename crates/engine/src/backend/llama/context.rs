@@ -1,8 +1,10 @@
 //! A llama context: creation, decoding, sequences, results.
 //!
-//! Owned by one worker thread, which calls it through the `Context` trait; packing and restoring are in `state.rs`.
+//! Owned by one worker thread, which calls it through the `Context` trait; packing and restoring are in `context/sequence.rs`.
 //! Every value that llama.cpp would only assert on (row counts, token, sequence and position numbers) is checked here
 //! before the call, because a failed assertion ends the process.
+
+mod sequence;
 
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -11,17 +13,19 @@ use std::sync::atomic::AtomicBool;
 
 use llama_cpp_sys_4 as sys;
 
+use sequence::RestoreInProgress;
+
 use super::adapter::LlamaAdapter;
 use super::buffer;
+use super::handle::ModelHandle;
 use super::log;
-use super::model::ModelHandle;
 use super::params::{context_params, window_ring};
 use crate::backend::llama::state::io;
 use crate::backend::llama::state::layout::{StateSamples, StateShape};
-use crate::backend::llama::state::sequence::RestoreInProgress;
 use crate::backend::{
     Adapter, AdapterError, AdapterUse, Batch, BatchRow, Context, ContextError, ContextInfo, ContextOptions,
-    DecodeOutcome, HostBuffer, KvLayout, MemoryKind, ModelInfo, SegmentJoiner, SeqId, StateError, StatePart, StoredRow,
+    DecodeOutcome, HostBuffer, KvLayout, MemoryKind, ModelInfo, SegmentJoiner, SeqId, StateError, StatePart,
+    StoredSegment,
 };
 
 /// A llama context with everything that must live as long as it.
@@ -456,13 +460,13 @@ impl Context for LlamaContext {
         self.begin_restore(seq, n_tokens, partial)
     }
 
-    fn restore_rows(&mut self, rows: &[StoredRow<'_>]) -> Result<(), StateError> {
-        self.add_rows(rows)
+    fn restore_segments(&mut self, segments: &[StoredSegment<'_>]) -> Result<(), StateError> {
+        self.add_segments(segments)
     }
 
     fn joiner(&self) -> Option<Arc<dyn SegmentJoiner>> {
         let shape = self.shape.clone().filter(|shape| !shape.attention.is_empty())?;
-        Some(Arc::new(crate::backend::llama::state::sequence::Joiner { shape }))
+        Some(Arc::new(sequence::Joiner { shape }))
     }
 
     fn restore_finish(&mut self) -> Result<(), StateError> {

@@ -6,4 +6,3 @@ pub(crate) mod layout;
 pub(crate) mod packed;
 pub(crate) mod partial;
 pub(crate) mod segment;
-pub(crate) mod sequence;

@@ -11,7 +11,17 @@ use serde_json::Value;
 use crate::backend::chat::{ChatToolCall, PromptPart};
 use crate::backend::{ChatError, ChatOutput, ChatParser, ChatPrompt, ChatRequest, ReasoningFormat, ToolChoice};
 
-use super::{StubTemplate, schema};
+use super::schema;
+
+/// What the models' template knows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StubTemplate {
+    /// Messages, thinking and tools.
+    #[default]
+    Full,
+    /// Messages and thinking; tools and calls are ignored, and there is no role for a tool's answer.
+    WithoutTools,
+}
 
 /// What a model file would hold; `render` does the same without an interpreter.
 pub(super) const TEMPLATE: &str = "{%- for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}\

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::backend::{
     AdapterError, AdapterUse, Batch, BatchRow, Context, ContextInfo, DecodeOutcome, KvLayout, MemoryKind, Pooling,
-    SegmentJoiner, SeqId, StateError, StatePart, StoredRow,
+    SegmentJoiner, SeqId, StateError, StatePart, StoredSegment,
 };
 
 use super::digest::{mix, mix_all};
@@ -306,7 +306,7 @@ impl Context for StubContext {
         self.begin_restore(seq, n_tokens, partial)
     }
 
-    fn restore_rows(&mut self, rows: &[StoredRow<'_>]) -> Result<(), StateError> {
+    fn restore_segments(&mut self, rows: &[StoredSegment<'_>]) -> Result<(), StateError> {
         self.next_rows(rows)
     }
 

@@ -50,7 +50,7 @@ pub enum StubCall {
     Pack,
     /// `Context::restore_begin`.
     RestoreBegin,
-    /// `Context::restore_rows`, for each row.
+    /// `Context::restore_segments`, for each row.
     RestoreSegment,
     /// `Context::restore_finish`.
     RestoreFinish,
@@ -84,17 +84,17 @@ pub struct StubCounts {
 /// The handle. Clones speak of the same thing.
 #[derive(Clone, Debug, Default)]
 pub struct StubFaults {
-    shared: Arc<Shared>,
+    shared: Arc<FaultHub>,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
-    state: Mutex<State>,
+struct FaultHub {
+    state: Mutex<FaultState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct FaultState {
     /// By the number of the decode, counted from 1.
     decodes: BTreeMap<u64, DecodeFault>,
     /// How many of the next calls fail.
@@ -227,7 +227,7 @@ impl StubFaults {
         change(&mut self.lock().counts);
     }
 
-    fn wait(&self, timeout: Duration, reached: impl Fn(&State) -> bool) -> bool {
+    fn wait(&self, timeout: Duration, reached: impl Fn(&FaultState) -> bool) -> bool {
         let deadline = Instant::now() + timeout;
         let mut state = self.lock();
         while !reached(&state) {
@@ -240,7 +240,7 @@ impl StubFaults {
         true
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, FaultState> {
         // Counters stay right even if a thread panicked with the lock in hand.
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

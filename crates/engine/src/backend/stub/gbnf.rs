@@ -15,7 +15,7 @@ const DEEPEST: usize = 64;
 
 /// A state of the automaton.
 #[derive(Clone, Debug)]
-pub(super) enum State {
+pub(super) enum RuleState {
     /// Goes on after one of these bytes.
     Byte(Box<[bool; 256]>, usize),
     /// Goes on at each of these without reading.
@@ -25,9 +25,9 @@ pub(super) enum State {
 }
 
 /// The states of a grammar and the place where it starts.
-pub(super) fn compile(text: &str, root: &str) -> Result<(Vec<State>, usize), GrammarError> {
+pub(super) fn compile(text: &str, root: &str) -> Result<(Vec<RuleState>, usize), GrammarError> {
     let rules = split_rules(text)?;
-    let mut compiler = Compiler { rules: &rules, states: vec![State::End], depth: 0 };
+    let mut compiler = Compiler { rules: &rules, states: vec![RuleState::End], depth: 0 };
     let entry = compiler.rule(root, 0)?;
     Ok((compiler.states, entry))
 }
@@ -83,12 +83,12 @@ fn split_rules(text: &str) -> Result<HashMap<String, String>, GrammarError> {
 /// Turns rules into states, last to first: each part is told where the text goes on after it.
 struct Compiler<'a> {
     rules: &'a HashMap<String, String>,
-    states: Vec<State>,
+    states: Vec<RuleState>,
     depth: usize,
 }
 
 impl Compiler<'_> {
-    fn push(&mut self, state: State) -> Result<usize, GrammarError> {
+    fn push(&mut self, state: RuleState) -> Result<usize, GrammarError> {
         if self.states.len() >= MOST_STATES {
             return Err(invalid("the grammar is too large for the stub"));
         }
@@ -121,7 +121,7 @@ impl Compiler<'_> {
                 Some(rest) => text = rest,
                 None => {
                     self.depth -= 1;
-                    return Ok((self.push(State::Split(entries))?, rest));
+                    return Ok((self.push(RuleState::Split(entries))?, rest));
                 }
             }
         }
@@ -132,13 +132,13 @@ impl Compiler<'_> {
             None => self.atom(item.atom, next),
             Some('?') => {
                 let entry = self.atom(item.atom, next)?;
-                self.push(State::Split(vec![entry, next]))
+                self.push(RuleState::Split(vec![entry, next]))
             }
             Some(repeat) => {
-                let again = self.push(State::Split(Vec::new()))?;
+                let again = self.push(RuleState::Split(Vec::new()))?;
                 let entry = self.atom(item.atom, again)?;
                 if let Some(state) = self.states.get_mut(again) {
-                    *state = State::Split(vec![entry, next]);
+                    *state = RuleState::Split(vec![entry, next]);
                 }
                 Ok(if repeat == '+' { entry } else { again })
             }
@@ -157,12 +157,12 @@ impl Compiler<'_> {
             for &(byte, _) in unescape(inner)?.iter().rev() {
                 let mut class = Box::new([false; 256]);
                 mark(&mut class, byte..=byte);
-                entry = self.push(State::Byte(class, entry))?;
+                entry = self.push(RuleState::Byte(class, entry))?;
             }
             return Ok(entry);
         }
         if let Some(inner) = atom.strip_prefix('[').and_then(|atom| atom.strip_suffix(']')) {
-            return self.push(State::Byte(Box::new(class(inner)?), next));
+            return self.push(RuleState::Byte(Box::new(class(inner)?), next));
         }
         self.rule(atom, next)
     }

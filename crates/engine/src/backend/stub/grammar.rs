@@ -8,13 +8,13 @@ use std::collections::BTreeSet;
 
 use crate::backend::{Candidate, Grammar, GrammarError, GrammarOptions, GrammarTrigger, SpecialText, Token};
 
-use super::gbnf::{State, compile, invalid, literal_pattern};
+use super::gbnf::{RuleState, compile, invalid, literal_pattern};
 use super::vocab;
 
 /// A grammar in progress.
 #[derive(Clone, Debug)]
 pub(super) struct StubGrammar {
-    states: Vec<State>,
+    states: Vec<RuleState>,
     start: BTreeSet<usize>,
     now: BTreeSet<usize>,
     stuck: bool,
@@ -59,7 +59,7 @@ impl StubGrammar {
         let mut open: Vec<usize> = from.into_iter().collect();
         while let Some(place) = open.pop() {
             if found.insert(place)
-                && let Some(State::Split(next)) = self.states.get(place)
+                && let Some(RuleState::Split(next)) = self.states.get(place)
             {
                 open.extend(next);
             }
@@ -72,7 +72,7 @@ impl StubGrammar {
         let mut places = places.clone();
         for &byte in bytes {
             let next = places.iter().filter_map(|&place| match self.states.get(place) {
-                Some(State::Byte(class, next)) if class.get(usize::from(byte)) == Some(&true) => Some(*next),
+                Some(RuleState::Byte(class, next)) if class.get(usize::from(byte)) == Some(&true) => Some(*next),
                 _ => None,
             });
             places = self.closure(next);
@@ -81,7 +81,7 @@ impl StubGrammar {
     }
 
     fn is_complete(&self) -> bool {
-        self.now.iter().any(|&place| matches!(self.states.get(place), Some(State::End)))
+        self.now.iter().any(|&place| matches!(self.states.get(place), Some(RuleState::End)))
     }
 
     fn allows(&self, token: Token) -> bool {

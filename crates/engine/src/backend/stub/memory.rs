@@ -48,17 +48,17 @@ impl Pool {
         self.0.load(Ordering::Relaxed)
     }
 
-    fn take(&self) -> Arc<Place> {
+    fn take(&self) -> Arc<CellCount> {
         self.0.fetch_add(1, Ordering::Relaxed);
-        Arc::new(Place(Arc::clone(&self.0)))
+        Arc::new(CellCount(Arc::clone(&self.0)))
     }
 }
 
 /// A place in the pool. Sequences that share a cell share its place.
 #[derive(Debug)]
-struct Place(Arc<AtomicUsize>);
+struct CellCount(Arc<AtomicUsize>);
 
-impl Drop for Place {
+impl Drop for CellCount {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -82,7 +82,7 @@ pub(super) struct Sequence {
     cells: Vec<Cell>,
     /// For each cell: the digest of all cells up to it.
     folds: Vec<u64>,
-    places: Vec<Arc<Place>>,
+    places: Vec<Arc<CellCount>>,
     /// Position and value of what the windowed layers hold, ascending.
     window: VecDeque<(u32, u64)>,
     /// Position and value of the running state.

@@ -17,6 +17,7 @@ use crate::backend::{
     SpecialText, Token, TokenizeError, TokenizeMode,
 };
 
+use super::chat::{self, StubTemplate};
 use super::context::StubContext;
 use super::digest::{mix_all, mix_bytes};
 use super::faults::{StubCall, StubFaults};
@@ -24,7 +25,7 @@ use super::grammar::StubGrammar;
 use super::memory::{Layers, Pool, Sequence};
 use super::output::N_EMBD;
 use super::vocab::{self, N_VOCAB};
-use super::{StubTemplate, chat, schema, state};
+use super::{schema, state};
 
 /// Context length the stub claims to be trained with.
 const N_CTX_TRAIN: u32 = 8192;

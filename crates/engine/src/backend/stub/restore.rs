@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use crate::backend::{Context, KvLayout, MemoryKind, SegmentJoiner, SeqId, StateError, StatePart, StoredRow};
+use crate::backend::{Context, KvLayout, MemoryKind, SegmentJoiner, SeqId, StateError, StatePart, StoredSegment};
 
 use super::context::StubContext;
 use super::faults::StubCall;
@@ -168,7 +168,7 @@ impl StubContext {
         Ok(partial)
     }
 
-    pub(super) fn next_rows(&mut self, rows: &[StoredRow<'_>]) -> Result<(), StateError> {
+    pub(super) fn next_rows(&mut self, rows: &[StoredSegment<'_>]) -> Result<(), StateError> {
         let mut restoring = self.restoring.take().ok_or(StateError::OutOfOrder)?;
         let all = rows.iter().try_for_each(|row| self.add_segment(&mut restoring, row.bytes, row.end));
         let is_whole = restoring.covered == restoring.n_tokens;

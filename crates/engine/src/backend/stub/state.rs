@@ -36,7 +36,7 @@ const MOST_POSITIONS: u32 = i32::MAX as u32;
 
 /// A segment that was read and checked.
 #[derive(Debug)]
-pub(super) struct Segment {
+pub(super) struct StubSegment {
     /// Its positions.
     pub(super) range: Range<u32>,
     /// Digest of the cells before it.
@@ -70,7 +70,7 @@ pub(super) fn write_segment(layers: Layers, range: &Range<u32>, before: u64, cel
 }
 
 /// Reads a segment back.
-pub(super) fn read_segment(bytes: &[u8], layers: Layers) -> Result<Segment, StateError> {
+pub(super) fn read_segment(bytes: &[u8], layers: Layers) -> Result<StubSegment, StateError> {
     let mut reader = Reader::open(bytes, SEGMENT, layers)?;
     let range = reader.u32()?..reader.u32()?;
     if range.is_empty() || range.end > MOST_POSITIONS {
@@ -82,7 +82,7 @@ pub(super) fn read_segment(bytes: &[u8], layers: Layers) -> Result<Segment, Stat
         cells.push(Cell { pos, token: reader.u32()?, value: reader.u64()? });
     }
     reader.end()?;
-    Ok(Segment { range, before, cells })
+    Ok(StubSegment { range, before, cells })
 }
 
 /// Packs everything that is not full attention.

@@ -7,9 +7,9 @@
 use crate::backend::{Candidate, Token};
 use crate::calls::request::Sampling;
 
-use super::number::{exp, ln};
+use super::error::SampleError;
+use super::number::{exp, ln, narrow};
 use super::scan::{self, better_first};
-use super::{SampleError, narrow};
 
 /// Most distributions are decided within so many tokens; four times as many are sorted when they are not.
 const FIRST_SORTED: usize = 256;

@@ -85,6 +85,11 @@ pub(super) fn ln(x: f64) -> f64 {
     y - halvings * std::f64::consts::LN_2
 }
 
+#[expect(clippy::cast_possible_truncation, reason = "rounding to the nearest f32 is what is wanted")]
+pub(super) fn narrow(value: f64) -> f32 {
+    value as f32
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

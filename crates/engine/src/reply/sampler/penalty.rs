@@ -9,7 +9,7 @@ use std::collections::{HashMap, VecDeque};
 use crate::backend::Token;
 use crate::calls::request::Sampling;
 
-use super::narrow;
+use super::number::narrow;
 
 /// The last tokens, and what their logits lose.
 #[derive(Debug)]

@@ -8,7 +8,7 @@ use std::cmp::Ordering;
 
 use crate::backend::{Candidate, Token};
 
-use super::SampleError;
+use super::error::SampleError;
 
 /// Values in a block: long enough that the loop over blocks costs nothing, short enough that few values are looked at
 /// one by one.

@@ -93,7 +93,7 @@ fn the_least_recently_used_idle_session_makes_room() {
     let b = admitted(&admission.submit(ticket(2, Some("b"))));
     admission.release(b, After::Pin);
     admission.release(a, After::Pin);
-    assert_eq!(admission.submit(ticket(3, None)), Submitted::Queued(0), "a queue of no length is no obstacle");
+    assert_eq!(admission.submit(ticket(3, None)), Submitted::Queued(0), "a queue without room does not matter");
     assert_eq!(admission.admit_next(), Next::ReleaseFirst(b));
     assert_eq!(admission.release_session(b).as_deref(), Some("b"));
     assert_eq!(admission.admit_next(), Next::Admit(RequestId(3), b));
@@ -201,6 +201,7 @@ proptest! {
                 Operation::Submit { session, needs_session } => {
                     let request = RequestId(number as u64);
                     let session = session.map(|name| name.to_string());
+                    let needs_session = needs_session && session.is_some();
                     match admission.submit(Ticket { request, session, needs_session, owner: None }) {
                         Submitted::Admitted(Place::Fresh(seq) | Place::Session(seq)) => {
                             prop_assert!(account.running.iter().all(|&(_, used)| used != seq));
@@ -211,7 +212,7 @@ proptest! {
                             account.waiting.push(request);
                         }
                         Submitted::Refused(Refusal::Overloaded { .. }) => {
-                            prop_assert_eq!(account.running.len(), n_seq as usize, "idle sessions are no reason to refuse");
+                            prop_assert_eq!(account.running.len(), n_seq as usize, "idle sessions are not a reason to refuse");
                             prop_assert_eq!(account.waiting.len(), limit);
                         }
                         Submitted::Refused(_) => {}
@@ -221,7 +222,7 @@ proptest! {
                     let (request, seq) = account.running.remove(pick % account.running.len());
                     let after = if pin { After::Pin } else { After::Free };
                     prop_assert_eq!(admission.release(seq, after), Some(request));
-                    prop_assert_eq!(admission.release(seq, after), None, "nothing runs there any more");
+                    prop_assert_eq!(admission.release(seq, after), None, "no request runs there");
                 }
                 Operation::EndSession(name) => drop(admission.end_session(&name.to_string())),
                 Operation::Cancel { pick } if !account.waiting.is_empty() => {
@@ -276,4 +277,14 @@ fn the_owner_that_pins_most_gives_up_a_sequence_first() {
     let mut names: Vec<&str> = admission.idle_sessions().map(|(_, name, _)| name).collect();
     names.sort_unstable();
     assert_eq!(names, ["one's only", "two's 10", "two's 11"]);
+}
+
+#[test]
+fn a_request_that_continues_without_a_name_and_an_unknown_sequence_are_loud() {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    let mut admission = Admission::new(1, 4);
+    let nameless = Ticket { needs_session: true, ..ticket(1, None) };
+    assert!(catch_unwind(AssertUnwindSafe(|| admission.submit(nameless))).is_err());
+    assert!(catch_unwind(AssertUnwindSafe(|| admission.release(1, After::Free))).is_err());
+    assert!(catch_unwind(AssertUnwindSafe(|| admission.emptied(7))).is_err());
 }

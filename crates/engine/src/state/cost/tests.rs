@@ -10,8 +10,8 @@ use super::*;
 const BYTES_PER_TOKEN: u64 = 131_072;
 const PREFILL: f64 = 86e-6;
 
-fn segment(tokens: usize, tier: Tier) -> Segment {
-    Segment { tokens, bytes: tokens as u64 * BYTES_PER_TOKEN, tier, resumable: true }
+fn segment(tokens: usize, tier: Tier) -> ChainSegment {
+    ChainSegment { tokens, bytes: tokens as u64 * BYTES_PER_TOKEN, tier, resumable: true }
 }
 
 fn seconds(value: f64) -> Duration {
@@ -97,8 +97,8 @@ fn near_equal_costs_do_not_flutter() {
     assert_eq!((changes, last), (0, 1), "what was restored stays restored");
 }
 
-/// Serves one request on a machine whose disk has this speed; returns the choice.
-fn serve(estimates: &mut Estimates, chain: &[Segment], disk: f64) -> RestoreChoice {
+/// Serves one request on a machine with a disk of this speed; returns the choice.
+fn serve(estimates: &mut Estimates, chain: &[ChainSegment], disk: f64) -> RestoreChoice {
     let choice = estimates.choose(chain, 8192 + 100);
     for segment in &chain[..choice.segments] {
         estimates.record_restore(segment.tier, segment.bytes, seconds(segment.bytes as f64 / disk));
@@ -116,7 +116,7 @@ fn a_tier_that_turned_slow_is_left_and_comes_back() {
 
     let slow: Vec<_> = (0..1000).map(|_| serve(&mut estimates, &chain, 0.05e9)).collect();
     let full = slow.iter().filter(|choice| choice.segments == 4).count();
-    assert_eq!(full, 1, "one request finds out");
+    assert_eq!(full, 1, "one request measures it");
     let probes: Vec<_> = slow.iter().filter(|choice| choice.segments > 0).skip(1).collect();
     assert!(probes.iter().all(|choice| choice.segments == 1 && choice.probe == Some(Tier::Disk)), "{probes:?}");
     assert!((10..=20).contains(&probes.len()), "{} probes in 1000 requests", probes.len());
@@ -153,8 +153,8 @@ proptest! {
                 estimates.record_restore(tier, 1 << 28, seconds((1 << 28) as f64 / rate));
             }
         }
-        let chain: Vec<Segment> = parts.iter()
-            .map(|&(tokens, tier, resumable)| Segment { resumable, ..segment(tokens, Tier::ALL[tier]) })
+        let chain: Vec<ChainSegment> = parts.iter()
+            .map(|&(tokens, tier, resumable)| ChainSegment { resumable, ..segment(tokens, Tier::ALL[tier]) })
             .collect();
         let prompt = extra + chain.iter().map(|segment| segment.tokens).sum::<usize>();
         let cost = |count: usize| {
@@ -166,7 +166,7 @@ proptest! {
         let choice = estimates.choose(&chain, prompt);
         prop_assert!(choice.segments == 0 || chain[choice.segments - 1].resumable);
         prop_assert_eq!(choice.tokens, chain[..choice.segments].iter().map(|segment| segment.tokens).sum::<usize>());
-        prop_assert_eq!(choice.probe, None, "the first choice is no probe");
+        prop_assert_eq!(choice.probe, None, "the first choice is not a probe");
         let best = (0..=chain.len()).filter(|&count| count == 0 || chain[count - 1].resumable).map(cost).fold(f64::MAX, f64::min);
         prop_assert!(cost(choice.segments) <= best * 1.2 + 0.003, "{} for {}", cost(choice.segments), best);
     }

@@ -18,7 +18,7 @@ const ROWS: u32 = 5;
 /// Longer than anything takes here.
 const LONG: Duration = Duration::from_secs(60);
 
-/// A cache whose rows are in files that can stall, and a chain of rows of ten tokens each, with their numbers in their bytes.
+/// A cache with rows in files that can stall, and a chain of rows of ten tokens each, with their numbers in their bytes.
 struct Bench {
     fs: FaultFs,
     files: MemoryFs,
@@ -70,9 +70,9 @@ impl Bench {
         missing.map(|(row, _)| (row, PartKind::Attention)).collect()
     }
 
-    fn read(&self, plan: &Arc<RestorePlan>, wake: Option<Sender<Command>>) -> Reading {
+    fn read(&self, plan: &Arc<RestorePlan>, wake: Option<Wake>) -> Reading {
         let backend = Arc::new(StubBackend::new(MemoryKind::Attention));
-        let buffers = Buffers { backend, staging: Staging::default() };
+        let buffers = Buffers { backend, pool: BufferPool::default() };
         self.readers.read(buffers, plan, &Self::missing(plan), wake).unwrap()
     }
 
@@ -98,8 +98,8 @@ fn rows_from_files_come_in_order_and_whole_and_the_worker_is_woken() {
         let missing = Bench::missing(&plan);
         assert_eq!((plan.rows().len(), missing.len()), (ROWS as usize, ROWS as usize - in_memory));
         let (wake, woken) = channel();
-        let reading = bench.read(&plan, Some(wake));
-        assert!(matches!(woken.recv_timeout(LONG), Ok(Command::Wake)));
+        let reading = bench.read(&plan, Some(Arc::new(move || wake.send(()).unwrap())));
+        assert_eq!(woken.recv_timeout(LONG), Ok(()));
         assert!(reading.is_over());
         let came = reading.take();
         assert_eq!(came.outcome, Some(Ok(())));

@@ -4,7 +4,7 @@
 //! the block. A call without a result, or a result without a call, is refused as Anthropic does: templates would
 //! silently render nonsense. What an assistant's last message says is the start of the reply.
 
-use poncho_engine::SigningKey;
+use poncho_api::SigningKey;
 use serde_json::{Map, Value, json};
 
 use super::signature::is_genuine;

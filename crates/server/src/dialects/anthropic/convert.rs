@@ -3,14 +3,11 @@
 //! Every refusal names the field. Limits that Anthropic documents are kept where a client could come to rely on them
 //! (temperature, stop sequences); those that only protect Anthropic's machines are not.
 
-use poncho_engine::SigningKey;
-use poncho_engine::Thinking;
-use poncho_engine::calls::request::{MAX_STOP_BYTES, MAX_STOPS};
+use poncho_api::{ChatTurn, Choice, Generate, MAX_STOP_BYTES, MAX_STOPS, Mode, Request, SigningKey, Thinking, Tool};
 use serde_json::json;
 
 use super::conversation::{Conversation, conversation};
 use super::types::{MessagesBody, OutputFormat, ThinkingBody, ToolBody, ToolChoiceBody};
-use crate::chat::turn::{ChatTurn, Choice, Generation, Tool};
 use crate::dialects::openai::convert::generation;
 use crate::dialects::openai::types::Shared;
 use crate::http::error::ApiError;
@@ -29,12 +26,12 @@ pub(crate) enum Display {
 /// What a request asks for.
 #[derive(Debug)]
 pub(crate) struct Asked {
-    pub(crate) turn: ChatTurn,
+    pub(crate) generate: Generate,
     pub(crate) display: Display,
 }
 
 /// Reads a request. With a key, thinking that comes back must carry its signature.
-pub(crate) fn asked(body: &MessagesBody, key: Option<&SigningKey>, base: &Generation) -> Result<Asked, ApiError> {
+pub(crate) fn asked(body: &MessagesBody, key: Option<&SigningKey>, base: &Request) -> Result<Asked, ApiError> {
     let Conversation { messages, reply_start } = conversation(body, key)?;
     let tools = body.tools.iter().flatten().enumerate().map(|(at, tool)| function(at, tool));
     let tools = tools.collect::<Result<Vec<Tool>, ApiError>>()?;
@@ -58,14 +55,14 @@ pub(crate) fn asked(body: &MessagesBody, key: Option<&SigningKey>, base: &Genera
         parallel_calls: parallel,
         json_schema,
         template_kwargs: template_kwargs(body)?,
-        thinking,
         reply_start,
-        generation: Generation { thinking_budget: budget, ..sampling(body, base)? },
+        ..ChatTurn::default()
     };
-    Ok(Asked { turn, display })
+    let request = Request { thinking, thinking_budget: budget, ..sampling(body, base)? };
+    Ok(Asked { generate: Generate::chat(turn, request), display })
 }
 
-fn sampling(body: &MessagesBody, base: &Generation) -> Result<Generation, ApiError> {
+fn sampling(body: &MessagesBody, base: &Request) -> Result<Request, ApiError> {
     if let Some(temperature) = body.temperature.filter(|temperature| !(0.0..=1.0).contains(temperature)) {
         return Err(ApiError::field("temperature", format!("it is {temperature} and must lie in 0..=1")));
     }
@@ -101,7 +98,8 @@ fn sampling(body: &MessagesBody, base: &Generation) -> Result<Generation, ApiErr
     };
     let generation = generation(&shared, base)?;
     // Anthropic's way to warm the cache.
-    Ok(Generation { prefill_only: body.max_tokens == Some(0), ..generation })
+    let mode = if body.max_tokens == Some(0) { Mode::PrefillOnly } else { Mode::Complete };
+    Ok(Request { mode, ..generation })
 }
 
 fn function(at: usize, tool: &ToolBody) -> Result<Tool, ApiError> {
@@ -125,7 +123,7 @@ fn function(at: usize, tool: &ToolBody) -> Result<Tool, ApiError> {
     if !schema.get().starts_with('{') {
         return Err(ApiError::field(field("input_schema"), "it must be a JSON schema, which is an object"));
     }
-    Tool::function(name, tool.description.as_deref(), Some(schema))
+    Ok(Tool::function(name, tool.description.as_deref(), Some(schema))?)
 }
 
 fn tool_choice(choice: Option<&ToolChoiceBody>, tools: &[Tool]) -> Result<Choice, ApiError> {

@@ -7,8 +7,7 @@ use axum::Extension;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
-use poncho_engine::SigningKey;
-use poncho_engine::backend::ChatOutput;
+use poncho_api::{ChatOutput, Finish, Finished, SigningKey};
 use serde_json::value::RawValue;
 use tokio::time::Instant;
 
@@ -16,10 +15,9 @@ use super::convert::{Asked, Display, asked};
 use super::signature::sign;
 use super::stream::MessageEvents;
 use super::types::{BlockOut, MessageOut, MessagesBody, TokenCount, Usage};
-use crate::chat::reply::{Finish, Finished};
-use crate::chat::turn::{prepare_chat, render};
+
 use crate::dialects::openai::call::{Call, model_name};
-use crate::dialects::shared::{Origin, poncho_header, preparing, session_header};
+use crate::dialects::shared::{Origin, poncho_header, session_header};
 use crate::http::app::SharedApp;
 use crate::http::auth::Owner;
 use crate::http::body::Json;
@@ -55,28 +53,24 @@ pub(crate) async fn create(
     }
     let model = app.models.resolve(model_name(body.model.as_deref())?).await?;
     check_limits(&body, &headers)?;
-    let signing_key = model.config().signing_key.clone();
-    let Asked { turn, display } = asked(&body, signing_key.as_ref(), model.defaults().generation())?;
+    let signing_key = model.report().signing_key.clone();
+    let Asked { mut generate, display } = asked(&body, signing_key.as_ref(), model.defaults().generation())?;
     let poncho = body.poncho.unwrap_or(false) || poncho_header(&headers);
     let style = Style {
         id: random_id("msg_"),
         model: model.id().to_owned(),
         display,
-        stop_sequences: turn.generation.stop.clone(),
+        stop_sequences: generate.request.stop.clone(),
         signing_key,
         poncho,
     };
     let keep_alive = app.config.stream_keep_alive;
     let origin = Origin { app, model, owner, arrived };
     let call = Call { origin, n: 1, poncho, include_usage: false };
-    let mut replies = call
-        .start(1, move |model| {
-            let mut prepared = prepare_chat(model, &turn)?;
-            prepared.form.call_prefix = Some(CALL_PREFIX);
-            Ok(vec![prepared])
-        })
-        .await?;
-    if body.stream.unwrap_or(false) {
+    generate.call_prefix = Some(CALL_PREFIX.to_owned());
+    let in_pieces = body.stream.unwrap_or(false);
+    let mut replies = call.start(vec![generate], in_pieces).await?;
+    if in_pieces {
         return sse::respond(replies, MessageEvents::new(style), keep_alive).await;
     }
     let reply = replies.pop().ok_or(ApiError::Internal { doing: "started a reply" })?;
@@ -90,8 +84,9 @@ pub(crate) async fn count_tokens(
     Json(body): Json<MessagesBody>,
 ) -> Result<Json<TokenCount>, ApiError> {
     let model = app.models.resolve(model_name(body.model.as_deref())?).await?.asked_by(app.keys.tenant(owner));
-    let Asked { turn, .. } = asked(&body, model.config().signing_key.as_ref(), model.defaults().generation())?;
-    let rendered = preparing("rendered a prompt", move || render(&model, &turn)).await?;
+    let signing_key = model.report().signing_key.as_ref();
+    let Asked { generate, .. } = asked(&body, signing_key, model.defaults().generation())?;
+    let rendered = model.rendered(generate).await?;
     Ok(Json(TokenCount { input_tokens: rendered.tokens.len() }))
 }
 

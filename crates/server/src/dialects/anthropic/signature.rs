@@ -5,7 +5,7 @@
 //! block that comes back changed is refused. Without one the signature is a plain digest that nobody checks: clients
 //! insist on a text there, and a local server has no secret to defend.
 
-use poncho_engine::SigningKey;
+use poncho_api::SigningKey;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
@@ -15,7 +15,7 @@ pub(crate) fn sign(key: Option<&SigningKey>, thinking: &str) -> String {
         Some(key) => key.sign(thinking.as_bytes()),
         None => Sha256::digest(thinking.as_bytes()).into(),
     };
-    poncho_cache::to_hex(&bytes)
+    poncho_api::to_hex(&bytes)
 }
 
 /// Whether a block may be believed. One without text says nothing: its text was not shown.

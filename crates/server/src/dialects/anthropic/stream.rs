@@ -7,9 +7,9 @@ use super::convert::Display;
 use super::messages::{Style, empty_object, stop_reason};
 use super::signature::sign;
 use super::types::{BlockOut, DeltaOut, EventOut, MessageOut, StopOut, Usage};
-use crate::chat::reply::{CallDelta, Delta, Finished, Started};
 use crate::http::error::{ApiError, Family};
 use crate::http::sse::{Events, Frame};
+use poncho_api::{CallDelta, Delta, Finished, Started};
 
 /// See the module.
 pub(crate) struct MessageEvents {

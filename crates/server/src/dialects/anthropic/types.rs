@@ -4,13 +4,12 @@
 //! are read into one wide struct instead of a tagged enum, so that an error still names the field inside of a block.
 //! Answers are written exactly. Nothing here decides anything; `convert.rs` and `conversation.rs` do.
 
-use poncho_engine::Completion;
+use poncho_api::{Completion, Started};
 use serde::de::{Deserialize, Deserializer};
 use serde::{Deserialize as DeserializeDerive, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use crate::chat::reply::Started;
 use crate::dialects::openai::types::{Either, TextOrList, Texts};
 use crate::dialects::shared::PonchoFacts;
 use crate::http::body::Object;
@@ -295,7 +294,7 @@ impl From<EventOut<'_>> for Frame {
 mod tests {
     use std::time::Duration;
 
-    use poncho_engine::{CacheDelta, FinishReason};
+    use poncho_api::{CacheDelta, FinishReason};
 
     use super::*;
 
@@ -306,8 +305,8 @@ mod tests {
             generated: vec![1; 4],
             context_tokens: Vec::new(),
             committed_tokens: 0,
-            finish_key: is_stored.then_some(poncho_cache::Key::from_bytes([7; 32])),
-            hit: poncho_cache::HitKind::Cold,
+            finish_key: is_stored.then_some(poncho_api::Key::from_bytes([7; 32])),
+            hit: poncho_api::HitKind::Cold,
             cache_delta: CacheDelta { read, created },
             finish_reason: FinishReason::Stop,
             stop_sequence: None,

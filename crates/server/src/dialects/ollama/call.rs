@@ -4,19 +4,16 @@
 
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
-use poncho_engine::calls::request::MAX_TOP_LOGPROBS;
+use poncho_api::{EngineError, Generate, MAX_TOP_LOGPROBS, Request};
 
-use super::capabilities::Capabilities;
 use super::lines::{Endpoint, ReplyLines};
 use super::options::Options;
 use super::types::{Shared, Think};
-use crate::chat::turn::{Generation, Prepared};
 use crate::dialects::shared::{Origin, poncho_header, session_header};
 use crate::http::app::SharedApp;
 use crate::http::body::Json;
 use crate::http::error::ApiError;
 use crate::http::ndjson;
-use crate::models::served::ServedModel;
 
 /// A request that was understood.
 pub(crate) struct Call {
@@ -44,12 +41,16 @@ impl Call {
         Json(self.lines.idle("load")).into_response()
     }
 
-    /// Prepares the prompt, and answers with the reply to it.
-    pub(crate) async fn answer(
-        self,
-        prepare: impl FnOnce(&ServedModel) -> Result<Prepared, ApiError> + Send + 'static,
-    ) -> Result<Response, ApiError> {
-        let mut replies = self.origin.start(1, 1, move |model| Ok(vec![prepare(model)?])).await?;
+    /// Answers with the reply to a prompt.
+    pub(crate) async fn answer(self, mut prompt: Generate) -> Result<Response, ApiError> {
+        prompt.in_pieces = self.stream;
+        let mut replies = self.origin.start(vec![prompt]).await.map_err(|error| match error {
+            ApiError::Engine(EngineError::Unsupported { what }) if what == "thinking" => {
+                let name = self.lines.name();
+                ApiError::field("think", format!("{name:?} does not support thinking; leave it out"))
+            }
+            other => other,
+        })?;
         let reply = replies.pop().ok_or(ApiError::Internal { doing: "started a reply" })?;
         if self.stream {
             return ndjson::respond(reply, self.lines).await;
@@ -66,7 +67,7 @@ pub(crate) async fn unload(app: &SharedApp, lines: ReplyLines) -> Result<Respons
 }
 
 /// Limits, sampling and session.
-pub(crate) fn generation(shared: &Shared<'_>, headers: &HeaderMap, base: &Generation) -> Result<Generation, ApiError> {
+pub(crate) fn generation(shared: &Shared<'_>, headers: &HeaderMap, base: &Request) -> Result<Request, ApiError> {
     if shared.top_logprobs > MAX_TOP_LOGPROBS {
         let reason = format!("it is {} and may be at most {MAX_TOP_LOGPROBS}", shared.top_logprobs);
         return Err(ApiError::field("top_logprobs", reason));
@@ -77,14 +78,10 @@ pub(crate) fn generation(shared: &Shared<'_>, headers: &HeaderMap, base: &Genera
     };
     let defaults = Options::default();
     let generation = shared.options.unwrap_or(&defaults).generation(base)?;
-    Ok(Generation { logprobs: shared.logprobs.then_some(shared.top_logprobs), session_id, ..generation })
+    Ok(Request { logprobs: shared.logprobs.then_some(shared.top_logprobs), session_id, ..generation })
 }
 
-/// Refuses thinking where there is none; it renders, so it runs where the prompt is prepared.
-pub(crate) fn check_thinking(model: &ServedModel, name: &str, think: Option<Think>) -> Result<(), ApiError> {
-    let is_wanted = matches!(think, Some(Think::On | Think::Level(_)));
-    if is_wanted && !Capabilities::of(model).thinking {
-        return Err(ApiError::field("think", format!("{name:?} does not support thinking; leave it out")));
-    }
-    Ok(())
+/// Whether a model that cannot think has to refuse.
+pub(crate) fn needs_thinking(think: Option<Think>) -> bool {
+    matches!(think, Some(Think::On | Think::Level(_)))
 }

@@ -6,12 +6,11 @@ use axum::http::HeaderMap;
 use axum::response::Response;
 use tokio::time::Instant;
 
-use super::call::{Call, check_thinking, generation, unload};
+use super::call::{Call, generation, needs_thinking, unload};
 use super::convert::{messages, schema, thinking};
 use super::lines::{Endpoint, ReplyLines};
 use super::names;
 use super::types::ChatBody;
-use crate::chat::turn::{ChatTurn, Choice, Tool, prepare_chat};
 use crate::dialects::openai::convert::tool_json;
 use crate::dialects::shared::Origin;
 use crate::http::app::SharedApp;
@@ -19,6 +18,7 @@ use crate::http::auth::Owner;
 use crate::http::body::Json;
 use crate::http::error::ApiError;
 use crate::models::keep_alive::KeepAlive;
+use poncho_api::{ChatTurn, Choice, Generate, Request, Tool};
 
 /// Answers a conversation; without messages it only loads or unloads the model.
 pub(crate) async fn create(
@@ -45,17 +45,13 @@ pub(crate) async fn create(
         parallel_calls: true,
         json_schema: schema(shared.format)?,
         template_kwargs,
-        thinking,
-        reply_start: String::new(),
-        generation: generation(&shared, &headers, model.defaults().generation())?,
+        needs_thinking: needs_thinking(think),
+        ..ChatTurn::default()
     };
+    let request = Request { thinking, ..generation(&shared, &headers, model.defaults().generation())? };
     let call = Call::new(Origin { app, model, owner, arrived }, &name, Endpoint::Chat, &shared, &headers);
     if turn.messages.is_empty() {
         return Ok(call.idle());
     }
-    call.answer(move |model| {
-        check_thinking(model, &name, think)?;
-        prepare_chat(model, &turn)
-    })
-    .await
+    call.answer(Generate::chat(turn, request)).await
 }

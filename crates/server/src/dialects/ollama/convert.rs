@@ -5,12 +5,11 @@
 
 use std::collections::VecDeque;
 
-use poncho_engine::Thinking;
+use poncho_api::{ANY_OBJECT, Thinking};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use super::types::{CallBody, MessageBody, Think};
-use crate::chat::turn::ANY_OBJECT;
 use crate::http::body::Object;
 use crate::http::error::ApiError;
 

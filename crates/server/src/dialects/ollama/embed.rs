@@ -4,8 +4,7 @@
 //! same vectors as one by one, and other requests go on in between. The newer endpoint sends vectors of length 1, the older one sends them as they are.
 
 use axum::extract::State;
-use poncho_engine::backend::TokenizeMode;
-use poncho_engine::{EngineError, Mode};
+use poncho_api::Input;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -37,8 +36,9 @@ pub(crate) async fn embed(State(app): State<SharedApp>, Json(body): Json<EmbedBo
         let reason = format!("it has {} texts and may have {MAX_INPUTS}; send several requests", texts.len());
         return Err(ApiError::field("input", reason));
     }
-    let job = Job { texts, field: "input", truncates: body.truncate.unwrap_or(true), normalises: true };
-    let Embedded { vectors: embeddings, tokens: prompt_eval_count } = job.run(&app, model).await?;
+    let inputs = texts.into_iter().map(Input::Text).collect();
+    let inputs = Inputs { inputs, field: "input", truncates: body.truncate.unwrap_or(true), normalises: true };
+    let Embedded { vectors: embeddings, tokens: prompt_eval_count } = embedding::embed(&app, model, inputs).await?;
     let answer = EmbedAnswer {
         model: name,
         embeddings,
@@ -55,9 +55,9 @@ pub(crate) async fn embeddings(
     Json(body): Json<EmbeddingsBody>,
 ) -> Result<Json<Value>, ApiError> {
     let model = app.models.resolve_keeping(names::required(body.model.as_deref())?, body.keep_alive).await?;
-    let texts: Vec<String> = body.prompt.into_iter().filter(|prompt| !prompt.is_empty()).collect();
-    let job = Job { texts, field: "prompt", truncates: true, normalises: false };
-    let vectors = job.run(&app, model).await?.vectors;
+    let inputs = body.prompt.into_iter().filter(|prompt| !prompt.is_empty()).map(Input::Text).collect();
+    let inputs = Inputs { inputs, field: "prompt", truncates: true, normalises: false };
+    let vectors = embedding::embed(&app, model, inputs).await?.vectors;
     Ok(Json(json!({"embedding": vectors.into_iter().next().unwrap_or_default()})))
 }
 
@@ -70,51 +70,5 @@ fn check_dimensions(dimensions: Option<Integer>, model: &ServedModel) -> Result<
             let reason = format!("it is {wanted} and the vectors of this model have {own}; leave it out");
             Err(ApiError::field("dimensions", reason))
         }
-    }
-}
-
-struct Job {
-    texts: Vec<String>,
-    /// Where the texts stand in the request.
-    field: &'static str,
-    truncates: bool,
-    normalises: bool,
-}
-
-impl Job {
-    async fn run(self, app: &SharedApp, model: ServedModel) -> Result<Embedded, ApiError> {
-        let (count, normalises) = (self.texts.len(), self.normalises);
-        let tokens = move |model: &ServedModel, at: usize| {
-            let text = self.texts.get(at).map(String::as_str).unwrap_or_default();
-            self.tokens(model, at, text)
-        };
-        embedding::embed(app, model, Inputs { count, tokens: Box::new(tokens) }, normalises).await
-    }
-
-    fn tokens(&self, model: &ServedModel, at: usize, text: &str) -> Result<Vec<u32>, ApiError> {
-        let limit = model.limits().longest_prompt(Mode::Complete);
-        if !self.truncates {
-            model.check_size([text], limit)?;
-        }
-        let field = || format!("{}[{at}]", self.field);
-        let mode = TokenizeMode { add_special: true, parse_special: false };
-        let tokens = model.tokenize(model.beginning(text, limit), mode);
-        let mut tokens = tokens.map_err(|error| ApiError::from(error).in_field(field()))?;
-        if tokens.is_empty() {
-            return Err(ApiError::field(field(), "it is empty"));
-        }
-        if tokens.len() > limit {
-            if !self.truncates {
-                return Err(EngineError::PromptTooLong { tokens: tokens.len(), limit }.into());
-            }
-            // The mark at the end stays, because models that pool there look at it.
-            let end =
-                tokens.last().copied().filter(|last| model.info().add_eos && Some(*last) == model.info().special.eos);
-            tokens.truncate(limit);
-            if let (Some(end), Some(last)) = (end, tokens.last_mut()) {
-                *last = end;
-            }
-        }
-        Ok(tokens)
     }
 }

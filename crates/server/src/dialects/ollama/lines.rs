@@ -5,12 +5,11 @@
 
 use std::time::{Duration, SystemTime};
 
-use poncho_engine::{TokenLogprob, TokenProbability};
+use poncho_api::{CallDelta, Delta, Finish, Finished, TokenLogprob, TokenProbability};
 use serde_json::value::RawValue;
 use tokio::time::Instant;
 
 use super::types::{CallOut, CalledOut, Line, LogprobOut, MessageOut, Said, Timings, TokenOut};
-use crate::chat::reply::{CallDelta, Delta, Finish, Finished};
 use crate::dialects::openai::convert::{finite, token_text};
 use crate::dialects::shared::PonchoFacts;
 use crate::http::ndjson::Lines;

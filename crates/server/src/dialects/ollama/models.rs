@@ -4,21 +4,16 @@
 //! of this machine.
 
 use std::fmt::Write;
-use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::extract::State;
-use poncho_cache::{QuantType, to_hex};
-use poncho_engine::Model;
-use poncho_gguf::{self as gguf, Keep, Metadata};
-use serde_json::{Map, Number, Value, json};
+use poncho_api::{Capabilities, ModelFile, ModelInfo, ModelReport, NodeModel, to_hex};
+use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 
-use super::capabilities::Capabilities;
 use super::lines::timestamp;
 use super::names;
 use super::types::{Details, ListedOut, LoadedOut, ProgressOut, ShowAnswer, ShowBody};
-use crate::dialects::shared::blocking;
 use crate::http::app::SharedApp;
 use crate::http::body::Json;
 use crate::http::error::ApiError;
@@ -37,25 +32,30 @@ const FOREVER: Duration = Duration::from_secs(9_223_372_036);
 pub(crate) async fn tags(State(app): State<SharedApp>) -> Result<Json<Value>, ApiError> {
     let listed = app.models.list().await?;
     let started = app.models.started();
-    blocking("listed the models", move || {
-        let models = listed.iter().map(|listed| {
-            let name = names::tagged(&listed.id);
-            let (size, modified, digest) = match &listed.source {
-                Source::Loaded(model) => {
-                    let file = FileFacts::of(model, started);
-                    (file.size, file.modified, to_hex(&model.file().fingerprint))
-                }
-                Source::Installed(model) => {
-                    let facts = &model.facts;
-                    (facts.size, facts.modified.unwrap_or_else(|| at(started)), facts.digest.clone())
-                }
-            };
-            let details = source_details(&listed.source);
-            ListedOut { name: name.clone(), model: name, modified_at: timestamp(modified), size, digest, details }
+    let mut models = Vec::with_capacity(listed.len());
+    for listed in &listed {
+        let name = names::tagged(&listed.id);
+        let (size, modified, digest) = match &listed.source {
+            Source::Loaded(model) => {
+                let file = FileFacts::of(&**model, started).await;
+                (file.size, file.modified, to_hex(&model.report().fingerprint))
+            }
+            Source::Installed(model) => {
+                let facts = &model.facts;
+                (facts.size, facts.modified.unwrap_or_else(|| at(started)), facts.digest.clone())
+            }
+        };
+        let details = source_details(&listed.source);
+        models.push(ListedOut {
+            name: name.clone(),
+            model: name,
+            modified_at: timestamp(modified),
+            size,
+            digest,
+            details,
         });
-        Ok(Json(json!({"models": models.collect::<Vec<ListedOut>>()})))
-    })
-    .await
+    }
+    Ok(Json(json!({"models": models})))
 }
 
 /// The models that are in memory, with those on their way in and out.
@@ -70,7 +70,8 @@ fn in_memory(listed: &InMemory) -> LoadedOut {
     let facts = &listed.known.facts;
     let (state, details, digest, context_length, progress) = match &listed.place {
         Place::Ready(model) => {
-            ("loaded", details(model), to_hex(&model.file().fingerprint), model.limits().context, None)
+            let report = model.report();
+            ("loaded", details(report), to_hex(&report.fingerprint), report.limits.context, None)
         }
         Place::Unloading => ("unloading", facts_details(facts), facts.digest.clone(), 0, None),
         Place::Loading(progress) => {
@@ -104,40 +105,30 @@ pub(crate) async fn show(
     let name = names::required(named)?.to_owned();
     let longest_array = if body.verbose.unwrap_or(false) { usize::MAX } else { SHORT_ARRAY };
     let started = app.models.started();
-    match app.models.look_up(&name).await? {
+    let answer = match app.models.look_up(&name).await? {
         Source::Loaded(model) => {
-            let model = app.models.shown(model);
-            blocking("described a model", move || Ok(Json(describe(&model, &name, longest_array, started)))).await
+            let file = app.models.node().model_file(&model.report().path, longest_array).await;
+            describe(&app.models.shown(model), file, &name, started).await
         }
         Source::Installed(model) => {
-            blocking("described a model", move || describe_installed(&model, &name, longest_array, started).map(Json))
-                .await
+            let file = app.models.node().model_file(&model.config.model.path, longest_array).await;
+            describe_installed(&model, file, &name, started)?
         }
-    }
+    };
+    Ok(Json(answer))
 }
 
 /// What the library and the file say of a model that is not loaded.
-fn describe_installed(
-    model: &LibraryModel,
-    name: &str,
-    longest_array: usize,
-    started: u64,
-) -> Result<ShowAnswer, ApiError> {
-    let keep = Keep::arrays_up_to(longest_array);
-    let stored = Metadata::open(&model.config.model.path, &keep).unwrap_or_default();
-    let own = stored.get("tokenizer.chat_template").and_then(gguf::Value::as_text);
-    let own = own.map(|text| text.lossy().into_owned());
-    let template = model.defaults.template.clone().or(own).unwrap_or_default();
+fn describe_installed(model: &LibraryModel, file: ModelFile, name: &str, started: u64) -> Result<ShowAnswer, ApiError> {
+    let template = model.defaults.template.clone().or(file.chat_template).unwrap_or_default();
     let defaults = ServedDefaults::new(&model.defaults)?;
     let parameters = parameters(model.config.context.n_ctx as usize, &defaults);
-    let embeds = stored.iter().any(|(key, _)| key.ends_with(".pooling_type"));
     let capabilities = Capabilities {
-        embedding: embeds,
+        embedding: file.metadata.keys().any(|key| key.ends_with(".pooling_type")),
         tools: template.contains("tools"),
         thinking: template.contains("think"),
-        insert: stored.get("tokenizer.ggml.fim_mid_token_id").is_some(),
+        insert: file.metadata.contains_key("tokenizer.ggml.fim_mid_token_id"),
     };
-    let info = stored.into_iter().filter(|(key, _)| !key.starts_with("tokenizer.chat_template"));
     Ok(ShowAnswer {
         license: model.facts.license.clone(),
         modelfile: modelfile(name, &template, &defaults, &parameters),
@@ -145,27 +136,43 @@ fn describe_installed(
         template,
         system: model.defaults.system.clone(),
         details: facts_details(&model.facts),
-        model_info: info.map(|(key, value)| (key, value_json(&value))).collect(),
-        capabilities: capabilities.words(),
+        model_info: file.metadata,
+        capabilities: capability_words(capabilities),
         modified_at: timestamp(model.facts.modified.unwrap_or_else(|| at(started))),
     })
 }
 
-fn describe(model: &ServedModel, name: &str, longest_array: usize, started: u64) -> ShowAnswer {
+async fn describe(model: &ServedModel, file: ModelFile, name: &str, started: u64) -> ShowAnswer {
     let defaults = model.defaults();
-    let template = defaults.template().map(str::to_owned).or_else(|| model.chat_template()).unwrap_or_default();
+    let template = match defaults.template() {
+        Some(template) => template.to_owned(),
+        None => model.chat_template().await.unwrap_or_default(),
+    };
     let parameters = parameters(model.limits().context, defaults);
+    let capabilities = model.capabilities(defaults.template().map(str::to_owned)).await;
     ShowAnswer {
-        license: model.metadata("general.license"),
+        license: model.report().license.clone(),
         modelfile: modelfile(name, &template, defaults, &parameters),
         parameters: parameter_lines(&parameters),
         template,
         system: defaults.system().map(str::to_owned),
-        details: details(model),
-        model_info: model_info(model, longest_array),
-        capabilities: Capabilities::of(model).words(),
-        modified_at: timestamp(FileFacts::of(model, started).modified),
+        details: details(model.report()),
+        model_info: model_info(model.info(), file),
+        capabilities: capability_words(capabilities),
+        modified_at: timestamp(FileFacts::of(&**model, started).await.modified),
     }
+}
+
+/// Ollama's words for what a model can do.
+fn capability_words(can: Capabilities) -> Vec<&'static str> {
+    let all = [
+        ("embedding", can.embedding),
+        ("completion", !can.embedding),
+        ("tools", !can.embedding && can.tools),
+        ("insert", !can.embedding && can.insert),
+        ("thinking", !can.embedding && can.thinking),
+    ];
+    all.into_iter().filter(|(_, can)| *can).map(|(word, _)| word).collect()
 }
 
 /// What is used where a request says nothing.
@@ -209,7 +216,7 @@ fn at(unix_seconds: u64) -> SystemTime {
 
 fn source_details(source: &Source) -> Details {
     match source {
-        Source::Loaded(model) => details(model),
+        Source::Loaded(model) => details(model.report()),
         Source::Installed(model) => facts_details(&model.facts),
     }
 }
@@ -226,18 +233,18 @@ fn facts_details(facts: &LibraryFacts) -> Details {
     }
 }
 
-fn details(model: &Model) -> Details {
-    let info = model.info();
+fn details(report: &ModelReport) -> Details {
+    let info = &report.info;
     Details {
         parent_model: "",
         format: "gguf",
         family: info.architecture.clone(),
         families: vec![info.architecture.clone()],
         parameter_size: parameter_size(info.n_params),
-        quantization_level: match model.file().quant {
-            QuantType::Other => "unknown".to_owned(),
-            known => known.as_str().to_uppercase(),
-        },
+        quantization_level: report
+            .quantisation
+            .as_ref()
+            .map_or_else(|| "unknown".to_owned(), |name| name.to_uppercase()),
     }
 }
 
@@ -256,8 +263,7 @@ fn parameter_size(count: u64) -> String {
 }
 
 /// The file's metadata, with what the loaded model knows where the file does not say it or is gone.
-fn model_info(model: &Model, longest_array: usize) -> Map<String, Value> {
-    let info = model.info();
+fn model_info(info: &ModelInfo, file: ModelFile) -> Map<String, Value> {
     let arch = &info.architecture;
     let mut all = Map::from_iter([
         ("general.architecture".to_owned(), json!(arch)),
@@ -267,33 +273,8 @@ fn model_info(model: &Model, longest_array: usize) -> Map<String, Value> {
         (format!("{arch}.embedding_length"), json!(info.n_embd)),
         (format!("{arch}.vocab_size"), json!(info.n_vocab)),
     ]);
-    let keep = Keep::arrays_up_to(longest_array);
-    let stored = Metadata::open(&model.config().model.path, &keep).unwrap_or_default();
-    // The template has a place of its own in the answer.
-    let stored = stored.into_iter().filter(|(key, _)| !key.starts_with("tokenizer.chat_template"));
-    all.extend(stored.map(|(key, value)| (key, value_json(&value))));
+    all.extend(file.metadata);
     all
-}
-
-fn value_json(value: &gguf::Value) -> Value {
-    match value {
-        gguf::Value::U8(value) => (*value).into(),
-        gguf::Value::I8(value) => (*value).into(),
-        gguf::Value::U16(value) => (*value).into(),
-        gguf::Value::I16(value) => (*value).into(),
-        gguf::Value::U32(value) => (*value).into(),
-        gguf::Value::I32(value) => (*value).into(),
-        gguf::Value::U64(value) => (*value).into(),
-        gguf::Value::I64(value) => (*value).into(),
-        // By way of its shortest text, so that 1e-5 does not become 0.000009999999747378752.
-        gguf::Value::F32(value) => value.to_string().parse().ok().and_then(Number::from_f64).into(),
-        gguf::Value::F64(value) => Number::from_f64(*value).into(),
-        gguf::Value::Bool(value) => (*value).into(),
-        gguf::Value::Text(value) => value.lossy().into(),
-        // Longer than any text of a model.
-        gguf::Value::LongText(_) => Value::Null,
-        gguf::Value::Array(array) => array.values.iter().map(value_json).collect(),
-    }
 }
 
 /// What the file system says about a model's files.
@@ -304,16 +285,11 @@ struct FileFacts {
 
 impl FileFacts {
     /// A model without a file has the size of its tensors and the age of the server.
-    fn of(model: &Model, started: u64) -> Self {
-        let options = &model.config().model;
-        let paths =
-            std::iter::once(options.path.as_path()).chain(options.split_paths.iter().map(AsRef::<Path>::as_ref));
-        let found: Vec<std::fs::Metadata> = paths.filter_map(|path| std::fs::metadata(path).ok()).collect();
-        let size: u64 = found.iter().filter(|file| file.is_file()).map(std::fs::Metadata::len).sum();
-        let modified = found.iter().filter_map(|file| file.modified().ok()).max();
+    async fn of(model: &dyn NodeModel, started: u64) -> Self {
+        let files = model.files().await;
         Self {
-            size: if size > 0 { size } else { model.info().size_bytes },
-            modified: modified.unwrap_or_else(|| at(started)),
+            size: if files.bytes > 0 { files.bytes } else { model.report().info.size_bytes },
+            modified: files.modified.unwrap_or_else(|| at(started)),
         }
     }
 }
@@ -338,12 +314,11 @@ mod tests {
     }
 
     #[test]
-    fn values_keep_their_type_and_their_short_form() {
-        assert_eq!(value_json(&gguf::Value::F32(1e-5)).to_string(), "0.00001");
-        assert_eq!(value_json(&gguf::Value::F32(f32::NAN)), Value::Null);
-        let values = vec![gguf::Value::I8(-1), gguf::Value::I8(2)];
-        let array = gguf::Array { element: gguf::Kind::I8, count: 2, values };
-        assert_eq!(value_json(&gguf::Value::Array(Box::new(array))), json!([-1, 2]));
-        assert_eq!(value_json(&gguf::Value::U64(u64::MAX)), json!(u64::MAX));
+    fn a_model_that_embeds_does_nothing_else() {
+        let all = Capabilities { embedding: false, tools: true, thinking: true, insert: true };
+        assert_eq!(capability_words(all), ["completion", "tools", "insert", "thinking"]);
+        assert_eq!(capability_words(Capabilities { embedding: true, ..all }), ["embedding"]);
+        let plain = Capabilities { tools: false, thinking: false, insert: false, ..all };
+        assert_eq!(capability_words(plain), ["completion"]);
     }
 }

@@ -6,11 +6,10 @@
 
 use std::fmt;
 
-use poncho_engine::Sampling;
+use poncho_api::{Request, Sampling};
 use serde::Deserialize as DeserializeDerive;
 use serde::de::{self, Deserialize, Deserializer, Visitor};
 
-use crate::chat::turn::Generation;
 use crate::dialects::openai::types::Texts;
 use crate::http::error::ApiError;
 
@@ -72,7 +71,7 @@ pub(crate) struct Options {
 
 impl Options {
     /// Limits and sampling; `base` has what is left out.
-    pub(crate) fn generation(&self, base: &Generation) -> Result<Generation, ApiError> {
+    pub(crate) fn generation(&self, base: &Request) -> Result<Request, ApiError> {
         let default = base.sampling.clone();
         let checked = |name: &str, value: Option<f32>, default: f32, low: f32, high: f32| match value {
             Some(value) if !(low..=high).contains(&value) => {
@@ -118,7 +117,7 @@ impl Options {
             },
             ..default
         };
-        Ok(Generation {
+        Ok(Request {
             // Zero and less mean "until the model stops".
             max_tokens: match self.num_predict {
                 None => base.max_tokens,
@@ -126,7 +125,7 @@ impl Options {
             },
             sampling,
             stop: self.stop.as_ref().map_or_else(|| base.stop.clone(), |stop| stop.0.clone()),
-            ..Generation::default()
+            ..Request::default()
         })
     }
 }
@@ -142,8 +141,8 @@ mod tests {
 
     use super::*;
 
-    fn generation(options: &Value) -> Generation {
-        serde_json::from_str::<Options>(&options.to_string()).unwrap().generation(&Generation::default()).unwrap()
+    fn generation(options: &Value) -> Request {
+        serde_json::from_str::<Options>(&options.to_string()).unwrap().generation(&Request::default()).unwrap()
     }
 
     #[test]
@@ -201,7 +200,7 @@ mod tests {
             (json!({"presence_penalty": 1e300}), "options.presence_penalty: "),
         ] {
             let read: Options = serde_json::from_str(&options.to_string()).unwrap();
-            let said = read.generation(&Generation::default()).unwrap_err().to_string();
+            let said = read.generation(&Request::default()).unwrap_err().to_string();
             assert!(said.starts_with(field), "{said}");
         }
         for wrong in

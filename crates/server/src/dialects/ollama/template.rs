@@ -4,6 +4,8 @@
 //! the dashes that trim white space: what the templates of single prompts are made of. Anything else is refused. What
 //! stands after `.Response` is not written: that is where the model goes on.
 
+use poncho_api::PromptPart;
+
 use crate::http::error::ApiError;
 
 /// What a template can ask for.
@@ -32,14 +34,6 @@ pub(crate) struct Values<'v> {
     pub(crate) system: &'v str,
     pub(crate) prompt: &'v str,
     pub(crate) suffix: &'v str,
-}
-
-/// A stretch of a written prompt.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Part {
-    pub(crate) text: String,
-    /// Whether it is a field's value: then it never becomes a special token.
-    pub(crate) is_input: bool,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -113,7 +107,7 @@ impl Template {
     }
 
     /// The prompt, up to the place where the model goes on.
-    pub(crate) fn render(&self, values: Values<'_>) -> Vec<Part> {
+    pub(crate) fn render(&self, values: Values<'_>) -> Vec<PromptPart> {
         let mut parts = Vec::new();
         write(&self.0, values, &mut parts);
         parts
@@ -174,7 +168,7 @@ fn to_jinja(nodes: &[Node], reply: Reply, out: &mut String) -> bool {
 }
 
 /// Writes nodes; false once the reply's place was reached.
-fn write(nodes: &[Node], values: Values<'_>, parts: &mut Vec<Part>) -> bool {
+fn write(nodes: &[Node], values: Values<'_>, parts: &mut Vec<PromptPart>) -> bool {
     let value = |field: Field| match field {
         Field::System => values.system,
         Field::Prompt => values.prompt,
@@ -193,7 +187,7 @@ fn write(nodes: &[Node], values: Values<'_>, parts: &mut Vec<Part>) -> bool {
         match parts.last_mut() {
             _ if text.is_empty() => {}
             Some(last) if last.is_input == is_input => last.text.push_str(text),
-            _ => parts.push(Part { text: text.to_owned(), is_input }),
+            _ => parts.push(PromptPart { text: text.to_owned(), is_input }),
         }
         true
     })

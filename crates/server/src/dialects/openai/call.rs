@@ -5,11 +5,11 @@
 use futures_util::future::try_join_all;
 
 use super::types::Usage;
-use crate::chat::reply::{Finished, Reply};
-use crate::chat::turn::Prepared;
+use crate::dialects::reply::Reply;
+use poncho_api::{Finished, Generate};
+
 use crate::dialects::shared::{Origin, PonchoFacts};
 use crate::http::error::ApiError;
-use crate::models::served::ServedModel;
 
 /// What a call says beside its sampling.
 pub(crate) struct Call {
@@ -27,13 +27,12 @@ pub(crate) fn model_name(name: Option<&str>) -> Result<&str, ApiError> {
 }
 
 impl Call {
-    /// Prepares the prompts and submits all replies, those to the first prompt first.
-    pub(crate) async fn start(
-        &self,
-        prompts: usize,
-        prepare: impl FnOnce(&ServedModel) -> Result<Vec<Prepared>, ApiError> + Send + 'static,
-    ) -> Result<Vec<Reply>, ApiError> {
-        self.origin.start(self.n, prompts, prepare).await
+    /// Starts all replies, those to the first prompt first.
+    pub(crate) async fn start(&self, mut prompts: Vec<Generate>, in_pieces: bool) -> Result<Vec<Reply>, ApiError> {
+        for prompt in &mut prompts {
+            (prompt.replies, prompt.in_pieces) = (self.n, in_pieces);
+        }
+        self.origin.start(prompts).await
     }
 
     /// Whether the reply with this number is the first to its prompt.

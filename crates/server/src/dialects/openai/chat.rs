@@ -9,12 +9,12 @@ use axum::response::{IntoResponse, Response};
 use tokio::time::Instant;
 
 use super::call::{Call, Totals, model_name};
-use super::convert::{chat_logprobs, chat_turn, choices, envelope};
+use super::convert::{chat_logprobs, chat_turn, choices, envelope, finish_word};
 use super::types::{
     Answer, AssistantMessage, CallOut, ChatChoice, ChatRequestBody, ChunkChoice, ChunkDelta, Envelope, FunctionOut,
 };
-use crate::chat::reply::{Delta, Finished};
-use crate::chat::turn::prepare_chat;
+use poncho_api::{Delta, Finished};
+
 use crate::dialects::shared::{Origin, poncho_header, session_header};
 use crate::http::app::SharedApp;
 use crate::http::auth::Owner;
@@ -35,13 +35,14 @@ pub(crate) async fn create(
     }
     let model = app.models.resolve(model_name(body.model.as_deref())?).await?;
     let n = choices(body.n, body.session_id.as_deref())?;
-    let turn = chat_turn(&body, model.defaults().generation())?;
-    let wants_logprobs = turn.generation.logprobs.is_some();
+    let asked = chat_turn(&body, model.defaults().generation())?;
+    let wants_logprobs = asked.request.logprobs.is_some();
     let include_usage = body.stream_options.as_ref().and_then(|options| options.include_usage).unwrap_or(false);
     let poncho = body.poncho.unwrap_or(false) || poncho_header(&headers);
     let call = Call { origin: Origin { app, model, owner, arrived }, n, poncho, include_usage };
-    let replies = call.start(1, move |model| Ok(vec![prepare_chat(model, &turn)?])).await?;
-    if body.stream.unwrap_or(false) {
+    let in_pieces = body.stream.unwrap_or(false);
+    let replies = call.start(vec![asked], in_pieces).await?;
+    if in_pieces {
         let keep_alive = call.origin.app.config.stream_keep_alive;
         let envelope = envelope(&call.origin.model, "chatcmpl-", "chat.completion.chunk");
         let left = replies.len();
@@ -84,7 +85,7 @@ fn choice(index: usize, reply: Finished, wants_logprobs: bool) -> ChatChoice {
         tool_calls,
     };
     let logprobs = wants_logprobs.then(|| chat_logprobs(&reply.logprobs));
-    ChatChoice { index, message, logprobs, finish_reason: reply.finish.as_openai() }
+    ChatChoice { index, message, logprobs, finish_reason: finish_word(reply.finish) }
 }
 
 /// The pieces of a stream.
@@ -141,7 +142,7 @@ impl Events for ChatEvents {
         self.totals.add(&self.call, index, &finished);
         self.left = self.left.saturating_sub(1);
         let mut written: Vec<Frame> = self.opening(index).into_iter().map(Frame::from).collect();
-        let finish_reason = Some(finished.finish.as_openai());
+        let finish_reason = Some(finish_word(finished.finish));
         if !finished.rest.is_empty() {
             written.push(self.piece(index, finished.rest).into());
         }

@@ -9,27 +9,21 @@ use axum::Extension;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
-use poncho_engine::TokenLogprob;
-use poncho_engine::backend::TokenizeMode;
+use poncho_api::{Delta, Finished, Generate, Input, Prompt, SpecialText, TokenLogprob};
 use tokio::time::Instant;
 
 use super::call::{Call, Totals, model_name};
-use super::convert::{choices, envelope, finite, generation, token_text};
-use super::fill::Fill;
-use super::prompt::{Prompt, PromptForm};
+use super::convert::{choices, envelope, finish_word, finite, generation, token_text};
+use super::prompt::PromptForm;
 use super::types::{Answer, CompletionRequestBody, Envelope, TextChoice, TextLogprobs};
-use crate::chat::reply::{Delta, Finished};
-use crate::chat::turn::prepare_text;
+
 use crate::dialects::shared::{Origin, poncho_header, session_header};
 use crate::http::app::SharedApp;
 use crate::http::auth::Owner;
 use crate::http::body::Json;
 use crate::http::error::{ApiError, Family};
 use crate::http::sse::{self, Events, Frame};
-use crate::models::served::ServedModel;
 
-/// Whoever writes a whole prompt writes its marks too.
-const WRITTEN: TokenizeMode = TokenizeMode { add_special: true, parse_special: true };
 /// What OpenAI's reference says.
 const DEFAULT_MAX_TOKENS: u32 = 16;
 /// Each prompt is a request of its own; more of them belong into more calls.
@@ -60,28 +54,26 @@ pub(crate) async fn create(
     let mut generation = generation(&body.shared(), model.defaults().generation())?;
     generation.max_tokens = Some(generation.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS));
     generation.logprobs = body.logprobs;
-    let echo: Vec<String> = if body.echo.unwrap_or(false) {
-        prompts.iter().map(|prompt| prompt.text(&model)).collect()
-    } else {
-        Vec::new()
-    };
+    let mut echo = Vec::new();
+    for prompt in prompts.iter().filter(|_| body.echo.unwrap_or(false)) {
+        echo.push(match prompt {
+            Input::Text(text) => text.clone(),
+            Input::Tokens(tokens) => model.detokenize(tokens.clone(), SpecialText::Render).await?,
+        });
+    }
     let include_usage = body.stream_options.as_ref().and_then(|options| options.include_usage).unwrap_or(false);
     let poncho = body.poncho.unwrap_or(false) || poncho_header(&headers);
     let call = Call { origin: Origin { app, model, owner, arrived }, n, poncho, include_usage };
-    let count = prompts.len();
-    let prepare = move |model: &ServedModel| {
-        let fill = suffix.map(|suffix| Fill::new(model, &suffix)).transpose()?;
-        let tokens = |prompt: &Prompt| match &fill {
-            Some(fill) => fill.tokens(model, prompt),
-            None => prompt.tokens(model, WRITTEN),
-        };
-        let tokens = |prompt: &Prompt| tokens(prompt).map_err(|error| error.in_field("prompt"));
-        prompts.iter().map(|prompt| Ok(prepare_text(tokens(prompt)?, &generation))).collect()
+    let prompt = |input: Input| match &suffix {
+        Some(suffix) => Prompt::Fill { before: input, after: suffix.clone() },
+        None => Prompt::Written(input),
     };
-    let replies = call.start(count, prepare).await?;
+    let asked = prompts.into_iter().map(|input| Generate::new(prompt(input), generation.clone())).collect();
+    let in_pieces = body.stream.unwrap_or(false);
+    let replies = call.start(asked, in_pieces).await?;
     let texts = Texts { echo, n: usize::try_from(n).unwrap_or(1), wants_logprobs: body.logprobs.is_some() };
     let envelope = envelope(&call.origin.model, "cmpl-", "text_completion");
-    if body.stream.unwrap_or(false) {
+    if in_pieces {
         let keep_alive = call.origin.app.config.stream_keep_alive;
         let left = replies.len();
         let offsets = BTreeMap::new();
@@ -96,7 +88,7 @@ pub(crate) async fn create(
             index,
             text: format!("{}{}", texts.echo(index), reply.output.content),
             logprobs: texts.wants_logprobs.then(|| text_logprobs(&reply.logprobs, &mut 0)),
-            finish_reason: Some(reply.finish.as_openai()),
+            finish_reason: Some(finish_word(reply.finish)),
         })
         .collect();
     let answer = Answer {
@@ -196,7 +188,7 @@ impl Events for TextEvents {
         self.totals.add(&self.call, index, &finished);
         self.left = self.left.saturating_sub(1);
         let mut last = self.piece(index, &finished.rest);
-        last.finish_reason = Some(finished.finish.as_openai());
+        last.finish_reason = Some(finish_word(finished.finish));
         vec![self.chunk(&[last], self.left == 0 && !self.call.include_usage).into()]
     }
 

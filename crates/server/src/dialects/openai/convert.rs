@@ -5,8 +5,10 @@
 
 use std::collections::BTreeMap;
 
-use poncho_engine::calls::request::MAX_TOP_LOGPROBS;
-use poncho_engine::{Completion, Model, Sampling, Thinking, TokenLogprob, TokenProbability};
+use poncho_api::{
+    ANY_OBJECT, CallDelta, ChatTurn, Choice, Completion, Finish, Generate, MAX_TOP_LOGPROBS, Request, Sampling,
+    Thinking, TokenLogprob, TokenProbability, Tool,
+};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
@@ -14,10 +16,9 @@ use super::types::{
     CallOut, ChatLogprobs, ChatRequestBody, Content, Envelope, FunctionDefinition, FunctionOut, Message, PromptDetails,
     ResponseFormat, Shared, TokenOut, ToolCallBody, ToolDefinition, Usage,
 };
-use crate::chat::reply::{CallDelta, Finish};
-use crate::chat::turn::{ANY_OBJECT, ChatTurn, Choice, Generation, Tool};
 use crate::http::error::ApiError;
 use crate::http::request_id::{random_id, unix_seconds};
+use crate::models::served::ServedModel;
 
 /// The most replies to one prompt.
 const MAX_CHOICES: u32 = 8;
@@ -40,14 +41,14 @@ pub(crate) fn choices(n: Option<u32>, session: Option<&str>) -> Result<u32, ApiE
 }
 
 /// Limits and sampling; `base` has what is left out.
-pub(crate) fn generation(shared: &Shared<'_>, base: &Generation) -> Result<Generation, ApiError> {
+pub(crate) fn generation(shared: &Shared<'_>, base: &Request) -> Result<Request, ApiError> {
     let default = base.sampling.clone();
     let mut logit_bias = Vec::new();
     for (token, bias) in shared.logit_bias.into_iter().flatten() {
         let id = token.parse().map_err(|_| ApiError::field(format!("logit_bias.{token}"), "it is no token id"))?;
         logit_bias.push((id, *bias));
     }
-    Ok(Generation {
+    Ok(Request {
         max_tokens: shared.max_tokens.or(base.max_tokens),
         sampling: Sampling {
             temperature: shared.temperature.unwrap_or(default.temperature),
@@ -66,12 +67,12 @@ pub(crate) fn generation(shared: &Shared<'_>, base: &Generation) -> Result<Gener
         session_id: shared.session_id.map(str::to_owned),
         exact: shared.exact,
         ignore_eos: shared.ignore_eos,
-        ..Generation::default()
+        ..Request::default()
     })
 }
 
 /// The turn that a chat request asks for.
-pub(crate) fn chat_turn(body: &ChatRequestBody, base: &Generation) -> Result<ChatTurn, ApiError> {
+pub(crate) fn chat_turn(body: &ChatRequestBody, base: &Request) -> Result<Generate, ApiError> {
     if body.messages.is_empty() {
         return Err(ApiError::field("messages", "it is empty; send at least one message"));
     }
@@ -90,17 +91,17 @@ pub(crate) fn chat_turn(body: &ChatRequestBody, base: &Generation) -> Result<Cha
     };
     let (thinking, template_kwargs) =
         template_kwargs(body.chat_template_kwargs.as_ref(), body.reasoning_effort.as_deref())?;
-    Ok(ChatTurn {
+    generation.thinking = thinking;
+    let turn = ChatTurn {
         messages: messages.collect::<Result<_, _>>()?,
         choice: tool_choice(body.tool_choice.as_ref(), &tools)?,
         tools,
         parallel_calls: body.parallel_tool_calls.unwrap_or(true),
         json_schema: json_schema(body.response_format.as_deref())?,
         template_kwargs,
-        thinking,
-        generation,
-        reply_start: String::new(),
-    })
+        ..ChatTurn::default()
+    };
+    Ok(Generate::chat(turn, generation))
 }
 
 fn message_json(at: usize, message: &Message) -> Result<Value, ApiError> {
@@ -189,7 +190,7 @@ pub(crate) fn function_tool(function: &FunctionDefinition, field: impl Fn(&str) 
     if let Some(parameters) = &function.parameters {
         object_text(parameters, || field("parameters"))?;
     }
-    Tool::function(&function.name, function.description.as_deref(), function.parameters.as_deref())
+    Ok(Tool::function(&function.name, function.description.as_deref(), function.parameters.as_deref())?)
 }
 
 /// The text of a schema, as it was written.
@@ -262,27 +263,25 @@ pub(crate) fn template_kwargs(
 }
 
 /// The fields that an answer starts with.
-pub(crate) fn envelope(model: &Model, prefix: &str, object: &'static str) -> Envelope {
-    let namespace = model.namespace();
+pub(crate) fn envelope(model: &ServedModel, prefix: &str, object: &'static str) -> Envelope {
+    let report = model.report();
     let identity: Vec<u8> =
-        namespace.fingerprint.iter().take(4).chain(namespace.context_hash.iter().take(4)).copied().collect();
+        report.fingerprint.iter().take(4).chain(report.context_hash.iter().take(4)).copied().collect();
     Envelope {
         id: random_id(prefix),
         object,
         created: unix_seconds(),
         model: model.id().to_owned(),
-        system_fingerprint: format!("fp_{}", poncho_cache::to_hex(&identity)),
+        system_fingerprint: format!("fp_{}", poncho_api::to_hex(&identity)),
     }
 }
 
-impl Finish {
-    /// OpenAI's word.
-    pub(crate) const fn as_openai(self) -> &'static str {
-        match self {
-            Self::Stop => "stop",
-            Self::Length => "length",
-            Self::ToolCalls => "tool_calls",
-        }
+/// OpenAI's word for why a reply ended.
+pub(crate) const fn finish_word(finish: Finish) -> &'static str {
+    match finish {
+        Finish::Stop => "stop",
+        Finish::Length => "length",
+        Finish::ToolCalls => "tool_calls",
     }
 }
 

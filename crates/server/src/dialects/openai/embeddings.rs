@@ -6,7 +6,6 @@
 use axum::extract::State;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use poncho_engine::backend::TokenizeMode;
 use serde::{Deserialize, Serialize};
 
 use super::call::model_name;
@@ -15,10 +14,7 @@ use crate::dialects::embedding::{self, Inputs};
 use crate::http::app::SharedApp;
 use crate::http::body::Json;
 use crate::http::error::ApiError;
-use crate::models::served::ServedModel;
 
-/// Texts of a client never become special tokens; the model's own stand at their ends.
-const PLAIN: TokenizeMode = TokenizeMode { add_special: true, parse_special: false };
 /// What OpenAI's reference says.
 const INPUT: PromptForm = PromptForm { field: "input", most: 2048, may_be_empty: false };
 
@@ -107,14 +103,12 @@ pub(crate) async fn create(
     }
     let prompts = INPUT.read(body.input)?;
     let id = model.id().to_owned();
-    let inputs = Inputs {
-        count: prompts.len(),
-        tokens: Box::new(move |model: &ServedModel, at: usize| match prompts.get(at) {
-            Some(prompt) => prompt.tokens(model, PLAIN).map_err(|error| error.in_field(INPUT.field)),
-            None => Err(ApiError::Internal { doing: "counted the inputs" }),
-        }),
-    };
-    let embedded = embedding::embed(&app, model, inputs, true).await?;
+    let inputs = Inputs { inputs: prompts, field: INPUT.field, truncates: false, normalises: true };
+    let embedded = embedding::embed(&app, model, inputs).await.map_err(|error| match error {
+        // This API names the list, not its elements.
+        ApiError::Field { field, reason } if field.starts_with("input[") => ApiError::field(INPUT.field, reason),
+        other => other,
+    })?;
     let usage = EmbeddingUsage { prompt_tokens: embedded.tokens, total_tokens: embedded.tokens };
     let vectors = embedded.vectors.into_iter().enumerate();
     let data =

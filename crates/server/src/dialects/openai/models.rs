@@ -3,7 +3,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::extract::{Path, State};
-use poncho_engine::EngineError;
+use poncho_api::EngineError;
 use serde_json::{Value, json};
 
 use super::types::{ModelMeta, ModelOut};
@@ -29,12 +29,12 @@ pub(crate) async fn get(State(app): State<SharedApp>, Path(id): Path<String>) ->
 fn describe(listed: &ListedModel, created: u64) -> ModelOut {
     let meta = match &listed.source {
         Source::Loaded(model) => {
-            let info = model.info();
+            let (info, limits) = (&model.report().info, model.report().limits);
             ModelMeta {
-                model: model.id().to_owned(),
+                model: model.report().id.clone(),
                 loaded: true,
                 architecture: info.architecture.clone(),
-                n_ctx: model.limits().context,
+                n_ctx: limits.context,
                 n_ctx_train: info.n_ctx_train.into(),
                 n_vocab: Some(info.n_vocab),
                 n_embd: Some(info.n_embd),

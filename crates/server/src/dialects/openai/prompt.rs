@@ -5,8 +5,7 @@
 
 use std::fmt;
 
-use poncho_engine::Model;
-use poncho_engine::backend::{SpecialText, TokenizeMode};
+use poncho_api::Input;
 use serde::de::{self, Deserialize, DeserializeSeed, Deserializer, SeqAccess, Visitor};
 
 use crate::http::error::ApiError;
@@ -15,42 +14,17 @@ use crate::http::token_list::{TokenList, token_of};
 /// The most prompts of any field.
 const MOST_PROMPTS: usize = 2048;
 
-/// A prompt as it came.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Prompt {
-    Text(String),
-    Tokens(Vec<u32>),
+fn token_count(input: &Input) -> usize {
+    match input {
+        Input::Text(_) => 0,
+        Input::Tokens(tokens) => tokens.len(),
+    }
 }
 
-impl Prompt {
-    /// Its tokens; `mode` is for texts only.
-    pub(crate) fn tokens(&self, model: &Model, mode: TokenizeMode) -> Result<Vec<u32>, ApiError> {
-        match self {
-            Self::Text(text) => Ok(model.tokenize_within(text, mode, model.limits().context)?),
-            Self::Tokens(tokens) => Ok(tokens.clone()),
-        }
-    }
-
-    /// Its text.
-    pub(crate) fn text(&self, model: &Model) -> String {
-        match self {
-            Self::Text(text) => text.clone(),
-            Self::Tokens(tokens) => model.detokenize(tokens, SpecialText::Render),
-        }
-    }
-
-    fn token_count(&self) -> usize {
-        match self {
-            Self::Text(_) => 0,
-            Self::Tokens(tokens) => tokens.len(),
-        }
-    }
-
-    fn is_empty(&self) -> bool {
-        match self {
-            Self::Text(text) => text.is_empty(),
-            Self::Tokens(tokens) => tokens.is_empty(),
-        }
+fn is_empty(input: &Input) -> bool {
+    match input {
+        Input::Text(text) => text.is_empty(),
+        Input::Tokens(tokens) => tokens.is_empty(),
     }
 }
 
@@ -67,7 +41,7 @@ pub(crate) struct PromptForm {
 
 impl PromptForm {
     /// Checks what came.
-    pub(crate) fn read(self, Prompts { prompts, is_list }: Prompts) -> Result<Vec<Prompt>, ApiError> {
+    pub(crate) fn read(self, Prompts { prompts, is_list }: Prompts) -> Result<Vec<Input>, ApiError> {
         let field = self.field;
         if prompts.is_empty() {
             return Err(ApiError::field(field, "it is empty"));
@@ -76,7 +50,7 @@ impl PromptForm {
             let reason = format!("it has {} elements and may have {}", prompts.len(), self.most);
             return Err(ApiError::field(field, reason));
         }
-        match prompts.iter().position(Prompt::is_empty).filter(|_| !self.may_be_empty) {
+        match prompts.iter().position(is_empty).filter(|_| !self.may_be_empty) {
             Some(at) if is_list => Err(ApiError::field(format!("{field}[{at}]"), "it is empty")),
             Some(_) => Err(ApiError::field(field, "it is empty")),
             None => Ok(prompts),
@@ -87,18 +61,18 @@ impl PromptForm {
 /// Prompts in any of the four shapes.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Prompts {
-    prompts: Vec<Prompt>,
+    prompts: Vec<Input>,
     /// Whether they came as a list of prompts.
     is_list: bool,
 }
 
 impl Prompts {
     /// The prompt, if one came and no list of them.
-    pub(crate) fn one(self) -> Option<Prompt> {
+    pub(crate) fn one(self) -> Option<Input> {
         self.prompts.into_iter().next().filter(|_| !self.is_list)
     }
 
-    fn single(prompt: Prompt) -> Self {
+    fn single(prompt: Input) -> Self {
         Self { prompts: vec![prompt], is_list: false }
     }
 }
@@ -123,7 +97,7 @@ impl<'de> Visitor<'de> for PromptsVisitor {
     }
 
     fn visit_string<E: de::Error>(self, text: String) -> Result<Prompts, E> {
-        Ok(Prompts::single(Prompt::Text(text)))
+        Ok(Prompts::single(Input::Text(text)))
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Prompts, A::Error> {
@@ -132,18 +106,18 @@ impl<'de> Visitor<'de> for PromptsVisitor {
             None => return Ok(Prompts::default()),
             Some(Item::Token(token)) => {
                 let TokenList(tokens) = TokenList::read_rest(vec![token], 0, &mut list)?;
-                return Ok(Prompts::single(Prompt::Tokens(tokens)));
+                return Ok(Prompts::single(Input::Tokens(tokens)));
             }
             Some(Item::Prompt(prompt)) => prompt,
         };
-        let mut read = first.token_count();
+        let mut read = token_count(&first);
         let mut prompts = vec![first];
         while let Some(item) = list.next_element_seed(Element { read, takes_token: false })? {
             let Item::Prompt(prompt) = item else { continue };
             if prompts.len() >= MOST_PROMPTS {
                 return Err(de::Error::custom(format_args!("it has more than {MOST_PROMPTS} elements; send fewer")));
             }
-            read += prompt.token_count();
+            read += token_count(&prompt);
             prompts.push(prompt);
         }
         Ok(Prompts { prompts, is_list: true })
@@ -161,7 +135,7 @@ struct Element {
 
 enum Item {
     Token(u32),
-    Prompt(Prompt),
+    Prompt(Input),
 }
 
 impl<'de> DeserializeSeed<'de> for Element {
@@ -195,12 +169,12 @@ impl<'de> Visitor<'de> for Element {
     }
 
     fn visit_string<E: de::Error>(self, text: String) -> Result<Item, E> {
-        Ok(Item::Prompt(Prompt::Text(text)))
+        Ok(Item::Prompt(Input::Text(text)))
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Item, A::Error> {
         let TokenList(tokens) = TokenList::read_rest(Vec::new(), self.read, &mut list)?;
-        Ok(Item::Prompt(Prompt::Tokens(tokens)))
+        Ok(Item::Prompt(Input::Tokens(tokens)))
     }
 }
 
@@ -224,10 +198,10 @@ mod tests {
     #[test]
     fn a_prompt_has_four_shapes_and_no_other() {
         let read = |value: &Value| FORM.read(body(value)?);
-        assert_eq!(read(&json!("a")).unwrap(), [Prompt::Text("a".into())]);
+        assert_eq!(read(&json!("a")).unwrap(), [Input::Text("a".into())]);
         assert_eq!(read(&json!(["a", "b"])).unwrap().len(), 2);
-        assert_eq!(read(&json!([1, 2])).unwrap(), [Prompt::Tokens(vec![1, 2])]);
-        assert_eq!(read(&json!([[1], "b"])).unwrap(), [Prompt::Tokens(vec![1]), Prompt::Text("b".into())]);
+        assert_eq!(read(&json!([1, 2])).unwrap(), [Input::Tokens(vec![1, 2])]);
+        assert_eq!(read(&json!([[1], "b"])).unwrap(), [Input::Tokens(vec![1]), Input::Text("b".into())]);
         for (wrong, field) in [
             (json!(5), "prompt: "),
             (json!([]), "prompt: "),
@@ -245,8 +219,8 @@ mod tests {
             assert!(said.starts_with(field), "{wrong}: {said}");
         }
         let lenient = PromptForm { may_be_empty: true, ..FORM };
-        assert_eq!(lenient.read(body(&json!("")).unwrap()).unwrap(), [Prompt::Text(String::new())]);
-        assert_eq!(body(&json!([1, 2])).unwrap().one(), Some(Prompt::Tokens(vec![1, 2])));
+        assert_eq!(lenient.read(body(&json!("")).unwrap()).unwrap(), [Input::Text(String::new())]);
+        assert_eq!(body(&json!([1, 2])).unwrap().one(), Some(Input::Tokens(vec![1, 2])));
         assert_eq!(body(&json!(["a"])).unwrap().one(), None);
     }
 

@@ -6,13 +6,12 @@
 use axum::Extension;
 use axum::extract::State;
 use axum::http::Uri;
-use poncho_cache::{RowInfo, Tier};
+use poncho_api::{Around, Explained, ExplainedRow, Generate, Prompt, Request, RowPage, RowReport, Tier, to_hex};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::dialects::openai::prompt::{Prompt, Prompts};
-use crate::dialects::poncho::explain::{Asked, explain};
-use crate::dialects::shared::{blocking, preparing};
+use crate::dialects::openai::convert::chat_turn;
+use crate::dialects::openai::prompt::Prompts;
 use crate::http::app::SharedApp;
 use crate::http::auth::Owner;
 use crate::http::body::{Json, JsonBytes, parse};
@@ -34,35 +33,31 @@ pub(crate) async fn rows(
     if !(1..=MOST_ROWS).contains(&limit) {
         return Err(ApiError::field("limit", format!("it is {limit} and must lie in 1..={MOST_ROWS}")));
     }
-    blocking("listed the rows", move || {
-        let cache = app.models.engine().cache();
-        let own = app.keys.narrowed(owner);
-        let all = own.map_or_else(|| cache.rows(), |own| cache.rows_of(own));
-        let rows: Vec<Value> = all.iter().skip(offset).take(limit).map(|one| row(one, own.is_some())).collect();
-        let next = offset.saturating_add(rows.len());
-        let next = Some(next).filter(|next| *next < all.len() && !rows.is_empty());
-        Ok(Json(json!({"total": all.len(), "offset": offset, "rows": rows, "next_offset": next})))
-    })
-    .await
+    let own = app.keys.narrowed(owner);
+    let RowPage { total, rows } = app.models.node().cache_rows(own, offset, limit).await;
+    let rows: Vec<Value> = rows.iter().map(|one| row(one, own.is_some())).collect();
+    let next = offset.saturating_add(rows.len());
+    let next = Some(next).filter(|next| *next < total && !rows.is_empty());
+    Ok(Json(json!({"total": total, "offset": offset, "rows": rows, "next_offset": next})))
 }
 
 /// A row; a narrowed view leaves out what others' use of it would change.
-fn row(row: &RowInfo, is_narrowed: bool) -> Value {
+fn row(row: &RowReport, is_narrowed: bool) -> Value {
     let unless_narrowed = |number: u64| (!is_narrowed).then_some(number);
     json!({
         "key": row.key.to_string(),
-        "parent": row.meta.parent.map(|key| key.to_string()),
-        "fingerprint": poncho_cache::to_hex(&row.meta.namespace.fingerprint),
-        "tokens": row.meta.token_count,
-        "start": row.meta.start,
+        "parent": row.parent.map(|key| key.to_string()),
+        "fingerprint": to_hex(&row.fingerprint),
+        "tokens": row.tokens,
+        "start": row.start,
         "children": row.children,
         "tiers": row.tiers.iter().map(|tier| tier.as_str()).collect::<Vec<_>>(),
         "pending": row.pending,
         "bytes": row.bytes,
-        "hits": unless_narrowed(row.meta.hits.into()),
-        "created": row.meta.created,
-        "last_used": unless_narrowed(row.meta.last_used),
-        "reason": row.meta.reason.as_str(),
+        "hits": unless_narrowed(row.hits.into()),
+        "created": row.created,
+        "last_used": unless_narrowed(row.last_used),
+        "reason": row.reason.as_str(),
     })
 }
 
@@ -96,15 +91,8 @@ pub(crate) async fn evict(
         Some(names) => names.iter().enumerate().map(known).collect::<Result<_, _>>()?,
         None => Tier::ALL.to_vec(),
     };
-    blocking("evicted rows", move || {
-        let cache = app.models.engine().cache();
-        let freed = match app.keys.narrowed(owner) {
-            Some(own) => cache.evict_bytes_of(own, body.bytes, &tiers),
-            None => cache.evict_bytes(body.bytes, &tiers),
-        };
-        Ok(Json(json!({"freed_bytes": freed})))
-    })
-    .await
+    let freed = app.models.node().evict_bytes(app.keys.narrowed(owner), body.bytes, &tiers).await;
+    Ok(Json(json!({"freed_bytes": freed})))
 }
 
 /// `POST /api/cache/gc`: nothing has to be said.
@@ -117,15 +105,11 @@ pub(crate) async fn gc(
     Extension(owner): Extension<Owner>,
     Json(GcBody {}): Json<GcBody>,
 ) -> Result<Json<Value>, ApiError> {
-    blocking("dropped the rows", move || {
-        let cache = app.models.engine().cache();
-        let freed = match app.keys.narrowed(owner) {
-            Some(own) => cache.evict_bytes_of(own, u64::MAX, &Tier::ALL),
-            None => cache.gc(),
-        };
-        Ok(Json(json!({"freed_bytes": freed})))
-    })
-    .await
+    let freed = match app.keys.narrowed(owner) {
+        Some(own) => app.models.node().evict_bytes(Some(own), u64::MAX, &Tier::ALL).await,
+        None => app.models.node().collect_garbage().await,
+    };
+    Ok(Json(json!({"freed_bytes": freed})))
 }
 
 /// What tells the two kinds of questions apart.
@@ -146,15 +130,34 @@ pub(crate) async fn explain_miss(
     let kind: Kind = parse(&body.0)?;
     let model = app.models.resolve_or_only(kind.model.as_deref()).await?;
     let asked = match (kind.messages, kind.prompt) {
-        (Some(_), None) => Asked::chat(&parse(&body.0)?)?,
+        (Some(_), None) => chat_turn(&parse(&body.0)?, &Request::default())?,
         (None, Some(prompts)) => match prompts.one() {
-            Some(Prompt::Text(text)) => Asked::Text(text),
-            Some(Prompt::Tokens(tokens)) => Asked::Tokens(tokens),
+            Some(input) => Generate::new(Prompt::Written(input), Request::default()),
             None => return Err(ApiError::field("prompt", "it must be a text or a list of tokens")),
         },
         (Some(_), Some(_)) => return Err(ApiError::field("prompt", "send a prompt or messages, not both")),
         (None, None) => return Err(ApiError::field("messages", "send the messages of a chat, or a prompt")),
     };
     let model = model.asked_by(app.keys.tenant(owner));
-    preparing("explained a prompt", move || explain(&model, &asked).map(Json)).await
+    Ok(Json(explained(model.id(), model.explained(asked).await?)))
+}
+
+fn explained(model: &str, found: Explained) -> Value {
+    let (word, sentence) = found.cause.words();
+    let around = |around: Around| json!({"before": around.before, "after": around.after});
+    let row = |row: ExplainedRow| json!({"key": row.key, "tokens": row.tokens, "tier": row.tier});
+    let offset = found.parting.is_some().then_some(found.agree);
+    let (cached, asked) = found.parting.unzip();
+    json!({
+        "model": model,
+        "tokens": found.tokens,
+        "agree": found.agree,
+        "usable": found.usable,
+        "offset": offset,
+        "cause": word,
+        "reason": sentence,
+        "row": found.row.map(row),
+        "cached": cached.map(around),
+        "asked": asked.map(around),
+    })
 }

@@ -6,16 +6,12 @@ use axum::Extension;
 use axum::extract::State;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use poncho_cache::PressureWatcher;
-use poncho_engine::backend::{SpecialText, TokenizeMode};
+use poncho_api::{HygieneRule, PressureReport, Rendered, SpecialText, TierHealth, TierReport, TokenizeMode};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::chat::hygiene;
-use crate::chat::turn::{self, most_counted};
 use crate::dialects::openai::convert::chat_turn;
 use crate::dialects::openai::types::ChatRequestBody;
-use crate::dialects::shared::preparing;
 use crate::http::app::SharedApp;
 use crate::http::auth::Owner;
 use crate::http::body::Json;
@@ -46,10 +42,10 @@ pub(crate) async fn metrics(
     Extension(owner): Extension<Owner>,
 ) -> Result<Response, ApiError> {
     app.keys.check_sees_sums(owner)?;
-    let engine = app.models.engine();
+    let node = app.models.node();
     let page = app.metrics.render(&Surroundings {
-        cache: engine.cache(),
-        models: &engine.models(),
+        cache: &node.cache(),
+        models: &node.models(),
         in_flight: app.life.count(),
         spans: app.exporter.as_ref().map_or((0, 0), |exporter| exporter.counts()),
     });
@@ -64,7 +60,12 @@ pub(crate) async fn version() -> Json<Value> {
 
 /// `GET /api/hygiene`: the rules, what they do, and which are on.
 pub(crate) async fn hygiene(State(app): State<SharedApp>) -> Json<Value> {
-    Json(hygiene::list(&app.config.hygiene))
+    let on = app.models.node().hygiene();
+    let rules = HygieneRule::ALL.map(|rule| {
+        let (what, before, after) = rule.example();
+        json!({"rule": rule.as_str(), "on": on.contains(&rule), "what": what, "before": before, "after": after})
+    });
+    Json(json!({"rules": rules}))
 }
 
 /// `GET /api/cache`: counters, tiers and their health.
@@ -73,43 +74,35 @@ pub(crate) async fn cache(
     Extension(owner): Extension<Owner>,
 ) -> Result<Json<Value>, ApiError> {
     app.keys.check_sees_sums(owner)?;
-    let cache = app.models.engine().cache();
-    let snapshot = cache.counters();
+    let cache = app.models.node().cache();
     let counters: serde_json::Map<String, Value> =
-        snapshot.fields().map(|(name, value)| (name.to_owned(), value.into())).collect();
-    let health = cache.health();
-    let tiers: Vec<Value> = snapshot
-        .tiers()
-        .map(|(tier, bytes, rows)| {
-            let health = health.iter().find(|health| health.tier == tier);
-            let off = health.and_then(|health| health.off.clone());
-            let slow = health.and_then(|health| health.slow.clone());
-            let quota = cache.config().quota(tier);
-            json!({"tier": tier.as_str(), "bytes": bytes, "quota": quota, "rows": rows, "on": quota > 0 && off.is_none(), "off_because": off, "slow_because": slow})
-        })
-        .collect();
+        cache.counters.into_iter().map(|counter| (counter.name, counter.value.into())).collect();
+    let tier = |tier: TierReport| {
+        let TierHealth { off, slow } = tier.health.unwrap_or_default();
+        let is_on = tier.quota > 0 && off.is_none();
+        json!({"tier": tier.tier, "bytes": tier.bytes, "quota": tier.quota, "rows": tier.rows, "on": is_on, "off_because": off, "slow_because": slow})
+    };
     Ok(Json(json!({
         "counters": counters,
-        "tiers": tiers,
-        "rows": cache.len(),
-        "pinned_rows": cache.pinned_rows(),
-        "write_queue": cache.queue_depth(),
-        "index_bytes": cache.index_bytes(),
-        "pressure": pressure(cache.pressure()),
+        "tiers": cache.tiers.into_iter().map(tier).collect::<Vec<Value>>(),
+        "rows": cache.rows,
+        "pinned_rows": cache.pinned_rows,
+        "write_queue": cache.write_queue,
+        "index_bytes": cache.index_bytes,
+        "pressure": pressure(&cache.pressure),
     })))
 }
 
 /// What the pressure watcher has seen and done.
-fn pressure(watcher: &PressureWatcher) -> Value {
-    let report = watcher.report();
+fn pressure(report: &PressureReport) -> Value {
     json!({
-        "on": watcher.is_enabled(),
+        "on": report.on,
         "samples": report.samples,
         "evictions": report.evictions,
         "held_back": report.held_back,
-        "last_sample": report.last_sample.map(|sample| json!({"used": sample.used, "total": sample.total})),
-        "last_action": report.last_action.map(|action| json!({"wanted": action.wanted, "freed": action.freed})),
-        "last_error": report.last_error.map(|error| error.to_string()),
+        "last_sample": report.last_sample.map(|(used, total)| json!({"used": used, "total": total})),
+        "last_action": report.last_action.map(|(wanted, freed)| json!({"wanted": wanted, "freed": freed})),
+        "last_error": report.last_error,
     })
 }
 
@@ -136,23 +129,17 @@ pub(crate) async fn tokenize(
         add_special: body.add_special.unwrap_or(false),
         parse_special: body.parse_special.unwrap_or(false),
     };
-    preparing("tokenized", move || {
-        let tokens = model.tokenize_within(&body.content, mode, most_counted(&model));
-        let tokens = tokens.map_err(|error| ApiError::from(error).in_field("content"))?;
-        if !body.with_pieces.unwrap_or(false) {
-            return Ok(Json(json!({"tokens": tokens})));
-        }
-        let piece = |token: &u32| {
-            let bytes = model.token_bytes(*token);
-            match String::from_utf8(bytes) {
-                Ok(text) => json!({"id": token, "piece": text}),
-                // A part of a character has no text of its own.
-                Err(error) => json!({"id": token, "piece": error.into_bytes()}),
-            }
-        };
-        Ok(Json(json!({"tokens": tokens.iter().map(piece).collect::<Vec<Value>>()})))
-    })
-    .await
+    let tokens = model.tokenize(body.content, mode).await.map_err(|error| ApiError::from(error.in_field("content")))?;
+    if !body.with_pieces.unwrap_or(false) {
+        return Ok(Json(json!({"tokens": tokens})));
+    }
+    let pieces = model.token_bytes(tokens.clone()).await?;
+    let piece = |(token, bytes): (u32, Vec<u8>)| match String::from_utf8(bytes) {
+        Ok(text) => json!({"id": token, "piece": text}),
+        // A part of a character has no text of its own.
+        Err(error) => json!({"id": token, "piece": error.into_bytes()}),
+    };
+    Ok(Json(json!({"tokens": tokens.into_iter().zip(pieces).map(piece).collect::<Vec<Value>>()})))
 }
 
 /// `POST /detokenize`.
@@ -176,7 +163,8 @@ pub(crate) async fn detokenize(
         return Err(ApiError::field(format!("tokens[{at}]"), reason));
     }
     let special = if body.special.unwrap_or(true) { SpecialText::Render } else { SpecialText::Hide };
-    preparing("detokenized", move || Ok(Json(json!({"content": model.detokenize(&body.tokens.0, special)})))).await
+    let content = model.detokenize(body.tokens.0, special).await?;
+    Ok(Json(json!({"content": content})))
 }
 
 /// `POST /apply-template`: a chat request as the model would read it.
@@ -186,12 +174,7 @@ pub(crate) async fn apply_template(
     Json(body): Json<ChatRequestBody>,
 ) -> Result<Json<Value>, ApiError> {
     let model = app.models.resolve_or_only(body.model.as_deref()).await?.asked_by(app.keys.tenant(owner));
-    let turn = chat_turn(&body, model.defaults().generation())?;
-    preparing("rendered", move || {
-        let rendered = turn::render(&model, &turn)?;
-        Ok(Json(json!({
-            "prompt": rendered.prompt.text, "tokens": rendered.tokens, "boundaries": rendered.boundaries,
-        })))
-    })
-    .await
+    let asked = chat_turn(&body, model.defaults().generation())?;
+    let Rendered { text, tokens, boundaries } = model.rendered(asked).await?;
+    Ok(Json(json!({"prompt": text, "tokens": tokens, "boundaries": boundaries})))
 }

@@ -6,11 +6,9 @@
 
 use axum::Extension;
 use axum::extract::{Path, State};
-use poncho_engine::error::Field;
-use poncho_engine::{EngineError, RequestError};
+use poncho_api::{EngineError, Field, RequestError};
 use serde_json::{Value, json};
 
-use crate::dialects::shared::blocking;
 use crate::http::app::SharedApp;
 use crate::http::auth::Owner;
 use crate::http::body::Json;
@@ -27,19 +25,16 @@ pub(crate) async fn list(
     State(app): State<SharedApp>,
     Extension(owner): Extension<Owner>,
 ) -> Result<Json<Value>, ApiError> {
-    blocking("listed the sessions", move || {
-        let mut sessions = Vec::new();
-        for model in app.models.engine().models() {
-            let held = model.sessions()?;
-            let own = held.iter().filter_map(|session| Some((own_name(owner, &session.name)?, session)));
-            let described = own.map(|(name, session)| {
-                json!({"id": name, "model": model.id(), "tokens": session.tokens, "key": session.key.to_string()})
-            });
-            sessions.extend(described);
-        }
-        Ok(Json(json!({"sessions": sessions})))
-    })
-    .await
+    let mut sessions = Vec::new();
+    for model in app.models.node().models() {
+        let held = model.sessions().await?;
+        let own = held.iter().filter_map(|session| Some((own_name(owner, &session.name)?, session)));
+        let described = own.map(|(name, session)| {
+            json!({"id": name, "model": model.report().id, "tokens": session.tokens, "key": session.key})
+        });
+        sessions.extend(described);
+    }
+    Ok(Json(json!({"sessions": sessions})))
 }
 
 /// Forgets a session on every model that has one of that name.
@@ -48,20 +43,17 @@ pub(crate) async fn end(
     Extension(owner): Extension<Owner>,
     Path(id): Path<String>,
 ) -> Result<Json<Value>, ApiError> {
-    blocking("ended a session", move || {
-        let name = scoped(owner, &id)?;
-        let mut ended = Vec::new();
-        for model in app.models.engine().models() {
-            if model.end_session(&name)? {
-                ended.push(model.id().to_owned());
-            }
+    let name = scoped(owner, &id)?;
+    let mut ended = Vec::new();
+    for model in app.models.node().models() {
+        if model.end_session(&name).await? {
+            ended.push(model.report().id.clone());
         }
-        if ended.is_empty() {
-            return Err(EngineError::NoSession { session: id }.into());
-        }
-        Ok(Json(json!({"id": id, "ended_on": ended})))
-    })
-    .await
+    }
+    if ended.is_empty() {
+        return Err(EngineError::NoSession { session: id }.into());
+    }
+    Ok(Json(json!({"id": id, "ended_on": ended})))
 }
 
 /// The engine's name for what this owner calls so.
@@ -127,7 +119,7 @@ mod tests {
     fn the_limit_of_a_name_is_the_clients_own() {
         let longest = "n".repeat(MAX_NAME_BYTES);
         let engine = scoped(Owner(Some(u64::MAX)), &longest).unwrap();
-        assert!(engine.len() <= poncho_engine::calls::request::MAX_SESSION_BYTES, "{}", engine.len());
+        assert!(engine.len() <= poncho_api::MAX_SESSION_BYTES, "{}", engine.len());
         for owner in [Owner(None), Owner(Some(1))] {
             assert!(scoped(owner, &longest).is_ok());
             let refused = scoped(owner, &format!("{longest}n")).unwrap_err();

@@ -3,14 +3,13 @@
 //! Used by `create` for streams and for whole answers alike, so both say the same. Items follow each other: a new one
 //! closes the one before. Events are numbered from 0 and are never taken back.
 
-use poncho_engine::TokenLogprob;
+use poncho_api::{CallDelta, Delta, TokenLogprob};
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::item::{ContentPart, Item, Role, Status, ThinkingPart, opaque};
 use super::namespace::Grouped;
 use super::object::ResponseOut;
-use crate::chat::reply::{CallDelta, Delta};
 use crate::dialects::openai::convert::chat_logprobs;
 use crate::dialects::openai::types::TokenOut;
 use crate::http::request_id::random_id;
@@ -288,7 +287,7 @@ fn logprobs_of(drawn: &mut Vec<TokenLogprob>, text: &str) -> Vec<TokenOut> {
 
 #[cfg(test)]
 mod tests {
-    use poncho_engine::TokenProbability;
+    use poncho_api::TokenProbability;
 
     use super::*;
 

@@ -17,7 +17,6 @@ use super::store::{OwnResponses, StoredResponse};
 use super::turn::{self, REASONING, Truncation};
 use super::types::ResponseRequestBody;
 use super::{input, messages};
-use crate::chat::reply::{Delta, Finish, Finished};
 use crate::dialects::openai::call::{Call, model_name};
 use crate::dialects::shared::PonchoFacts;
 use crate::dialects::shared::{Origin, poncho_header, session_header};
@@ -26,6 +25,7 @@ use crate::http::auth::Owner;
 use crate::http::body::Json;
 use crate::http::error::{ApiError, Family};
 use crate::http::sse::{self, Events, Frame};
+use poncho_api::{Delta, Finish, Finished};
 
 /// Answers a conversation.
 pub(crate) async fn create(
@@ -42,12 +42,13 @@ pub(crate) async fn create(
     turn::check(&body)?;
     let truncation = Truncation::read(body.truncation.as_deref())?;
     let conversation = conversation(OwnResponses { store: &app.responses, owner }, &body)?;
-    let chat = turn::chat_turn(
+    let asked = turn::chat_turn(
         &body,
         messages::messages(body.instructions.as_deref(), &conversation),
         model.defaults().generation(),
+        truncation,
     )?;
-    let response = object::begin(&body, model.id(), &chat.generation.sampling, truncation);
+    let response = object::begin(&body, model.id(), &asked.request.sampling, truncation);
     let summary = body.reasoning.as_ref().and_then(|reasoning| reasoning.summary());
     let wishes = Wishes {
         summary: summary.is_some_and(|summary| summary != "none"),
@@ -57,12 +58,12 @@ pub(crate) async fn create(
     let poncho = body.poncho.unwrap_or(false) || poncho_header(&headers);
     let origin = Origin { app, model, owner, arrived };
     let call = Call { origin, n: 1, poncho, include_usage: false };
-    let prepare = move |model: &crate::models::served::ServedModel| Ok(vec![turn::prepare(model, chat, truncation)?]);
-    let replies = call.start(1, prepare).await.map_err(turn::in_this_api)?;
+    let in_pieces = body.stream.unwrap_or(false);
+    let replies = call.start(vec![asked], in_pieces).await.map_err(turn::in_this_api)?;
     let keeps = body.store.unwrap_or(true);
     let composer = Composer::new(wishes).with_groups(grouped(body.tools.as_deref().unwrap_or_default()));
     let mut maker = Maker { call, response, composer, input: conversation, keeps, owner };
-    if body.stream.unwrap_or(false) {
+    if in_pieces {
         let keep_alive = maker.call.origin.app.config.stream_keep_alive;
         return sse::respond(replies, maker, keep_alive).await;
     }

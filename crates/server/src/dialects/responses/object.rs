@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use poncho_engine::{Completion, Sampling};
+use poncho_api::{Completion, Finish, Finished, Sampling};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -12,7 +12,6 @@ use super::item::Item;
 use super::tools;
 use super::turn::Truncation;
 use super::types::{ReasoningConfig, ResponseRequestBody, TextConfig, TextFormat, ToolBody};
-use crate::chat::reply::{Finish, Finished};
 use crate::dialects::shared::PonchoFacts;
 use crate::http::body::Object;
 use crate::http::error::{ApiError, Family};

@@ -8,8 +8,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::item::Item;
-use crate::chat::fair_lru::FairLru;
 use crate::http::auth::Owner;
+use poncho_kinds::FairLru;
 
 /// How much is kept.
 #[derive(Debug, Clone, Copy)]

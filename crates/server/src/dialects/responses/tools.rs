@@ -8,11 +8,11 @@ use serde_json::Value;
 
 use super::namespace::{NAMESPACE, joined};
 use super::types::ToolBody;
-use crate::chat::turn::{Choice, Tool};
 use crate::dialects::openai::convert::function_tool;
 use crate::dialects::openai::types::FunctionDefinition;
 use crate::http::body::Object;
 use crate::http::error::ApiError;
+use poncho_api::{Choice, Tool};
 
 /// The functions that the model may call.
 pub(crate) fn tools(bodies: &[Object<ToolBody>]) -> Result<Vec<Tool>, ApiError> {

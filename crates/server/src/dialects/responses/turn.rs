@@ -3,17 +3,13 @@
 //! Called by `create`. Every refusal names the field as this API calls it, also where the engine knows it by another
 //! name.
 
-use poncho_engine::calls::request::MAX_TOP_LOGPROBS;
-use poncho_engine::{EngineError, Mode};
+use poncho_api::{ANY_OBJECT, ChatTurn, EngineError, Generate, MAX_TOP_LOGPROBS, Request};
 use serde_json::Value;
 
 use super::tools;
 use super::types::{ResponseRequestBody, TextFormat};
-use crate::chat::turn::ANY_OBJECT;
-use crate::chat::turn::{ChatTurn, Generation, Prepared, prepare_chat};
 use crate::dialects::openai::convert::{generation, object_text, template_kwargs};
 use crate::http::error::ApiError;
-use crate::models::served::ServedModel;
 
 /// What the API lets a response include.
 const INCLUDABLE: [&str; 8] = [
@@ -119,25 +115,27 @@ pub(crate) fn logprobs(body: &ResponseRequestBody) -> Option<u8> {
 pub(crate) fn chat_turn(
     body: &ResponseRequestBody,
     messages: Vec<Value>,
-    base: &Generation,
-) -> Result<ChatTurn, ApiError> {
+    base: &Request,
+    truncation: Truncation,
+) -> Result<Generate, ApiError> {
     let tools = tools::tools(body.tools.as_deref().unwrap_or_default())?;
     let mut generation = generation(&body.shared(), base)?;
     generation.logprobs = logprobs(body);
     let effort = body.reasoning.as_ref().and_then(|reasoning| reasoning.effort.as_deref());
     let (thinking, template_kwargs) = template_kwargs(body.chat_template_kwargs.as_ref(), effort)?;
     let format = body.text.as_ref().and_then(|text| text.format.as_deref());
-    Ok(ChatTurn {
+    generation.thinking = thinking;
+    let turn = ChatTurn {
         messages,
         choice: tools::tool_choice(body.tool_choice.as_ref(), &tools)?,
         tools,
         parallel_calls: body.parallel_tool_calls.unwrap_or(true),
         json_schema: format.map(schema).transpose()?.flatten(),
         template_kwargs,
-        reply_start: String::new(),
-        thinking,
-        generation,
-    })
+        drops_oldest: truncation == Truncation::Auto,
+        ..ChatTurn::default()
+    };
+    Ok(Generate::chat(turn, generation))
 }
 
 fn schema(format: &TextFormat) -> Result<Option<String>, ApiError> {
@@ -159,74 +157,10 @@ fn schema(format: &TextFormat) -> Result<Option<String>, ApiError> {
     }
 }
 
-/// Makes a request out of a turn, with as much of the conversation as is wanted and fits.
-pub(crate) fn prepare(model: &ServedModel, mut turn: ChatTurn, truncation: Truncation) -> Result<Prepared, ApiError> {
-    let limit = model.limits().longest_prompt(Mode::Complete);
-    // `None` for an error that a shorter conversation would have too.
-    let fits = |prepared: &Result<Prepared, ApiError>| match prepared {
-        Ok(prepared) => Some(prepared.request.tokens.len() <= limit),
-        Err(ApiError::Engine(EngineError::PromptTooLarge { .. })) => Some(false),
-        Err(_) => None,
-    };
-    let whole = prepare_chat(model, &turn).map_err(in_this_api);
-    if truncation == Truncation::Disabled || fits(&whole) != Some(false) {
-        return whole;
-    }
-    let (system, starts) = turn_starts(&turn.messages);
-    let messages = std::mem::take(&mut turn.messages);
-    let mut from = |start: usize| {
-        let kept = messages.iter().take(system).chain(messages.iter().skip(start));
-        turn.messages = kept.cloned().collect();
-        prepare_chat(model, &turn).map_err(in_this_api)
-    };
-    // The fewest turns that must go: shorter conversations fit whenever longer ones do.
-    let (mut low, mut high) = (0, starts.len());
-    let mut best = None;
-    while low < high {
-        let middle = low.midpoint(high);
-        let prepared = from(starts.get(middle).copied().unwrap_or(system));
-        match fits(&prepared) {
-            Some(true) => {
-                best = Some(prepared);
-                high = middle;
-            }
-            Some(false) => low = middle + 1,
-            None => return prepared,
-        }
-    }
-    // Not even the last turn fits: the error says so, with the numbers.
-    best.unwrap_or(whole)
-}
-
-/// How many system messages come first, and where the user's turns after the first one start.
-fn turn_starts(messages: &[Value]) -> (usize, Vec<usize>) {
-    let role = |message: &Value| message.get("role").and_then(Value::as_str).map(str::to_owned);
-    let system = messages.iter().take_while(|message| role(message).as_deref() == Some("system")).count();
-    let users = messages.iter().enumerate().skip(system + 1);
-    let starts = users.filter(|(_, message)| role(message).as_deref() == Some("user")).map(|(at, _)| at);
-    (system, starts.collect())
-}
-
 /// The same error with this API's name for the field.
 pub(crate) fn in_this_api(error: ApiError) -> ApiError {
     match error {
         ApiError::Engine(EngineError::GrammarInvalid { reason }) => ApiError::field("text.format", reason),
         other => other.renamed("messages", "input"),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn only_whole_turns_are_left_out() {
-        let roles = ["system", "user", "assistant", "tool", "assistant", "user", "assistant", "user"];
-        let messages: Vec<Value> = roles.iter().map(|role| json!({"role": role})).collect();
-        assert_eq!(turn_starts(&messages), (1, vec![5, 7]));
-        assert_eq!(turn_starts(&messages[1..2]), (0, vec![]));
-        assert_eq!(turn_starts(&[]), (0, vec![]));
     }
 }

@@ -7,7 +7,7 @@ use std::fs;
 /// Leaves room for compute buffers, the cache in memory and everything else on the machine.
 const SHARE_PERCENT: u64 = 80;
 
-/// How much memory the loaded models may take together, by the estimate of [`poncho_engine::Footprint`].
+/// How much memory the loaded models may take together, by the estimate of [`poncho_api::Footprint`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum MemoryBudget {
     /// Four fifths of the machine's memory, or of what its control group allows.

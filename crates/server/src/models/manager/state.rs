@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use poncho_engine::{EmbeddingCost, Engine, Model, Phase as ModelPhase};
+use poncho_api::{Node, NodeModel, Phase as ModelPhase};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -36,7 +36,7 @@ impl LoadProgress {
 
 pub(super) enum Phase {
     Loading { outcome: watch::Receiver<Outcome>, progress: Arc<LoadProgress> },
-    Ready(Model),
+    Ready(Arc<dyn NodeModel>),
     Unloading,
 }
 
@@ -56,8 +56,6 @@ pub(super) struct Entry {
     pub(super) bytes: u64,
     /// What the context for embeddings takes at most, once one was asked for.
     pub(super) embedding_bytes: u64,
-    /// What such a context costs, once somebody looked.
-    pub(super) embedding_cost: Option<EmbeddingCost>,
     /// Whether the bytes count against the budget; not yet while a load waits for room.
     pub(super) is_counted: bool,
     /// Requests that run or wait for the load.
@@ -96,7 +94,7 @@ pub(super) struct Leaving {
     pub(super) id: String,
     pub(super) load: u64,
     /// Dropped where blocking is fine: the last handle waits for the worker.
-    pub(super) model: Model,
+    pub(super) model: Arc<dyn NodeModel>,
 }
 
 /// How a load can get its room.
@@ -137,28 +135,27 @@ impl State {
     }
 
     /// Takes over what the program around loaded, and forgets what it unloaded.
-    pub(super) fn follow(&mut self, engine: &Engine) {
+    pub(super) fn follow(&mut self, node: &dyn Node) {
         self.entries.retain(|_, entry| match &entry.phase {
             // The registry forgets a model at once; its worker takes a moment to stop.
-            Phase::Ready(model) => engine.get(model.id()).is_ok() && model.status().phase != ModelPhase::Stopped,
+            Phase::Ready(model) => node.has_model(&model.report().id) && model.status().phase != ModelPhase::Stopped,
             Phase::Loading { .. } | Phase::Unloading => true,
         });
-        for model in engine.models() {
-            if !self.entries.contains_key(model.id()) {
-                let bytes = model.info().size_bytes;
+        for model in node.models() {
+            if !self.entries.contains_key(&model.report().id) {
+                let bytes = model.report().info.size_bytes;
                 self.take_over(model, bytes, None);
             }
         }
     }
 
     /// Adds a model that is loaded already; one that the library knows may go when it is not used.
-    pub(super) fn take_over(&mut self, model: Model, bytes: u64, known: Option<Known>) {
-        let id = model.id().to_owned();
+    pub(super) fn take_over(&mut self, model: Arc<dyn NodeModel>, bytes: u64, known: Option<Known>) {
+        let id = model.report().id.clone();
         let entry = Entry {
             load: self.next_load(),
             bytes,
             embedding_bytes: 0,
-            embedding_cost: None,
             is_counted: true,
             users: 0,
             last_used: self.next_use(),

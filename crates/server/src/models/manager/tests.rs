@@ -6,12 +6,13 @@ use std::path::PathBuf;
 use std::sync::Condvar;
 use std::time::Duration;
 
+use poncho_api::ChatSettings;
 use poncho_cache::{Cache, CacheConfig};
 use poncho_engine::backend::stub::{StubBackend, StubCall, StubFaults};
 use poncho_engine::backend::{
     Backend, ContextOptions, HostBuffer, LoadError, MemoryKind, Model as BackendModel, ModelOptions,
 };
-use poncho_engine::{FingerprintSource, ModelConfig};
+use poncho_engine::{Engine, FingerprintSource, Host, ModelConfig};
 
 use super::*;
 use crate::models::library::LibraryError;
@@ -127,12 +128,14 @@ impl Bench {
         let engine = Arc::new(Engine::new(Arc::new(GatedBackend { stub, gate: gate.clone() }), cache));
         let library: Option<Arc<dyn ModelLibrary>> = Some(Arc::new(Shelf::new(sizes)));
         let settings = ManagerSettings { library, budget, keep_alive };
-        let manager = Arc::new(Manager::start(Arc::clone(&engine), settings).await);
+        let node = Arc::new(Host::new(Arc::clone(&engine), ChatSettings::default()));
+        let manager = Arc::new(Manager::start(node, settings).await);
         Self { manager, engine, gate, faults }
     }
 
-    fn found(&self, id: &str) -> Found {
-        Found::new(self.manager.library().unwrap().find(id).unwrap().unwrap()).unwrap()
+    async fn found(manager: &Manager, id: &str) -> Found {
+        let model = manager.library().unwrap().find(id).unwrap().unwrap();
+        Found::new(&*manager.shared.node, model).await.unwrap()
     }
 
     async fn hold(&self, id: &str) -> Result<Held, ApiError> {
@@ -140,12 +143,16 @@ impl Bench {
     }
 
     async fn hold_for(&self, id: &str, keep_alive: Option<KeepAlive>) -> Result<Held, ApiError> {
-        Ok(self.manager.acquire(id, Some(self.found(id)), keep_alive).await?.expect("it is in the library"))
+        let found = Self::found(&self.manager, id).await;
+        Ok(self.manager.acquire(id, Some(found), keep_alive).await?.expect("it is in the library"))
     }
 
     fn spawn(&self, id: &'static str) -> JoinHandle<Result<Held, ApiError>> {
-        let (manager, found) = (Arc::clone(&self.manager), self.found(id));
-        tokio::spawn(async move { Ok(manager.acquire(id, Some(found), None).await?.expect("it is in the library")) })
+        let manager = Arc::clone(&self.manager);
+        tokio::spawn(async move {
+            let found = Self::found(&manager, id).await;
+            Ok(manager.acquire(id, Some(found), None).await?.expect("it is in the library"))
+        })
     }
 
     fn loaded(&self) -> Vec<String> {
@@ -175,7 +182,7 @@ async fn many_requests_share_one_load() {
     assert!(matches!(bench.manager.in_memory()[0].place, Place::Loading(_)));
     bench.gate.open();
     for waiter in waiters {
-        assert_eq!(waiter.await.unwrap().unwrap().model.id(), "a");
+        assert_eq!(waiter.await.unwrap().unwrap().model.report().id, "a");
     }
     assert_eq!(bench.gate.loads(), 1);
 }
@@ -317,21 +324,21 @@ async fn a_request_may_say_how_long() {
 #[tokio::test(start_paused = true)]
 async fn what_the_program_around_loaded_stays_and_what_the_library_knows_may_go() {
     let bench = Bench::new(None, KeepAlive::Forever).await;
-    let (outside, known) = (ModelConfig::new("outside", "stub"), bench.found("a").model);
+    let (outside, known) = (ModelConfig::new("outside", "stub"), Bench::found(&bench.manager, "a").await.model);
     let fingerprint = FingerprintSource::FastUnsafe([1; 32]);
     bench.engine.load(ModelConfig { fingerprint, ..outside }).unwrap();
-    load_model(&bench.engine, &known, &mut |_, _| {}).unwrap();
+    bench.engine.load_model(known.load(), &mut |_, _| {}).unwrap();
     let settings = ManagerSettings {
         library: bench.manager.library().cloned(),
         budget: Some(310),
         keep_alive: KeepAlive::For(SECOND),
     };
-    let manager = Manager::start(Arc::clone(&bench.engine), settings).await;
+    let manager = Manager::start(Arc::clone(&bench.manager.shared.node), settings).await;
     assert!(manager.in_memory().iter().all(|listed| listed.expires.is_none()), "both were there from the start");
     let zero = Some(KeepAlive::For(Duration::ZERO));
     drop(manager.acquire("outside", None, zero).await.unwrap().unwrap());
     assert_eq!(manager.unload("outside").await, Unloaded::Kept);
-    drop(manager.acquire("big", Some(bench.found("big")), None).await.unwrap().unwrap());
+    drop(manager.acquire("big", Some(Bench::found(&manager, "big").await), None).await.unwrap().unwrap());
     assert_eq!(bench.loaded(), ["big", "outside"], "a made room");
     assert!(manager.acquire("nobody", None, None).await.unwrap().is_none());
     // What it unloads is forgotten, also while nobody asks.

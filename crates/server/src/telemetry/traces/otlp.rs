@@ -23,8 +23,8 @@ pub(super) fn body(spans: &[Span]) -> Value {
 
 fn span(span: &Span) -> Value {
     let mut out = json!({
-        "traceId": poncho_cache::to_hex(&span.trace),
-        "spanId": poncho_cache::to_hex(&span.id),
+        "traceId": poncho_api::to_hex(&span.trace),
+        "spanId": poncho_api::to_hex(&span.id),
         "name": span.name,
         "kind": match span.kind { SpanKind::Internal => 1, SpanKind::Server => 2 },
         "startTimeUnixNano": nanos(span.from),
@@ -33,7 +33,7 @@ fn span(span: &Span) -> Value {
         "status": if span.is_error { json!({"code": 2}) } else { json!({}) },
     });
     if let (Some(parent), Some(fields)) = (span.parent, out.as_object_mut()) {
-        fields.insert("parentSpanId".to_owned(), poncho_cache::to_hex(&parent).into());
+        fields.insert("parentSpanId".to_owned(), poncho_api::to_hex(&parent).into());
     }
     out
 }

@@ -9,55 +9,12 @@ use std::sync::Arc;
 
 use llama_cpp_sys_4 as sys;
 
-use crate::backend::llama::model::ModelHandle;
+use crate::backend::grammar::gbnf::{Characters, Gbnf, Machine, PartialCharacter, StateId, Triggers, Written};
+use crate::backend::llama::handle::ModelHandle;
+use crate::backend::llama::pieces::Pieces;
 use crate::backend::{Candidate, Grammar, GrammarError, GrammarOptions, Token};
-use crate::grammar::gbnf::{Characters, Gbnf, Machine, PartialCharacter, StateId, Triggers, Written};
 
-/// The text of every token, with that of control tokens.
-pub(in crate::backend::llama) struct Pieces {
-    bytes: Vec<u8>,
-    /// Where each token's text ends.
-    ends: Vec<usize>,
-    is_eog: Vec<bool>,
-}
-
-impl Pieces {
-    pub(in crate::backend::llama) fn read(handle: &ModelHandle) -> Self {
-        let mut pieces = Self { bytes: Vec::new(), ends: Vec::new(), is_eog: Vec::new() };
-        let mut buffer = vec![0u8; 64];
-        for token in (0..handle.n_vocab()).filter_map(|token| handle.checked_token(token)) {
-            let mut written = piece(handle, token, &mut buffer);
-            if written < 0 {
-                buffer.resize(usize::try_from(written.unsigned_abs()).unwrap_or(0), 0);
-                written = piece(handle, token, &mut buffer);
-            }
-            let text = usize::try_from(written).ok().and_then(|len| buffer.get(..len));
-            pieces.bytes.extend_from_slice(text.unwrap_or_default());
-            pieces.ends.push(pieces.bytes.len());
-            // SAFETY: the vocabulary is valid and the token is one of it.
-            pieces.is_eog.push(unsafe { sys::llama_vocab_is_eog(handle.vocab(), token) });
-        }
-        pieces
-    }
-
-    fn text(&self, token: Token) -> Option<&[u8]> {
-        let token = usize::try_from(token).ok()?;
-        let start = token.checked_sub(1).map_or(Some(0), |before| self.ends.get(before).copied())?;
-        self.bytes.get(start..*self.ends.get(token)?)
-    }
-
-    fn is_eog(&self, token: Token) -> bool {
-        usize::try_from(token).ok().and_then(|token| self.is_eog.get(token)).copied().unwrap_or(false)
-    }
-}
-
-fn piece(handle: &ModelHandle, token: sys::llama_token, buffer: &mut [u8]) -> i32 {
-    let len = i32::try_from(buffer.len()).unwrap_or(i32::MAX);
-    // SAFETY: the token is one of the vocabulary and the buffer has `len` bytes.
-    unsafe { sys::llama_token_to_piece(handle.vocab(), token, buffer.as_mut_ptr().cast(), len, 0, true) }
-}
-
-/// Why a grammar allows nothing any more.
+/// Why a grammar no longer allows anything.
 #[derive(Clone, Copy)]
 enum Over {
     Stuck,

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use llama_cpp_sys_4 as sys;
 
 use crate::backend::llama::chat::schema::c_text;
+use crate::backend::llama::handle::ModelHandle;
 use crate::backend::llama::log;
-use crate::backend::llama::model::ModelHandle;
 use crate::backend::{Candidate, Grammar, GrammarError, GrammarOptions, GrammarTrigger, Token};
 
 /// A grammar in progress, as llama.cpp has it.

@@ -35,32 +35,32 @@ impl Default for RenderLimits {
 
 /// Renders with tools of type `T`, each of which serves one render at a time.
 pub(in crate::backend::llama) struct Renders<T> {
-    shared: Arc<Shared<T>>,
+    shared: Arc<RenderPool<T>>,
 }
 
-struct Shared<T> {
+struct RenderPool<T> {
     limits: RenderLimits,
-    state: Mutex<State<T>>,
+    state: Mutex<RenderState<T>>,
     /// A render ended.
     ended: Condvar,
 }
 
-struct State<T> {
+struct RenderState<T> {
     idle: HashMap<String, Vec<T>>,
     running: usize,
     /// Given-up renders that still run, by template.
     given_up: HashMap<String, usize>,
 }
 
-impl<T> Shared<T> {
-    fn state(&self) -> MutexGuard<'_, State<T>> {
+impl<T> RenderPool<T> {
+    fn state(&self) -> MutexGuard<'_, RenderState<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// A running render; tells the others when it ends, however it ends.
 struct Running<T> {
-    shared: Arc<Shared<T>>,
+    shared: Arc<RenderPool<T>>,
     name: String,
     tool: Option<T>,
     /// Changed under the lock of the state only.
@@ -104,8 +104,8 @@ impl<T> Drop for Running<T> {
 
 impl<T: Send + 'static> Renders<T> {
     pub(in crate::backend::llama) fn new(limits: RenderLimits) -> Self {
-        let state = State { idle: HashMap::new(), running: 0, given_up: HashMap::new() };
-        Self { shared: Arc::new(Shared { limits, state: Mutex::new(state), ended: Condvar::new() }) }
+        let state = RenderState { idle: HashMap::new(), running: 0, given_up: HashMap::new() };
+        Self { shared: Arc::new(RenderPool { limits, state: Mutex::new(state), ended: Condvar::new() }) }
     }
 
     /// Renders with the template of that name, which `build` reads if no read one is idle.

@@ -15,7 +15,7 @@ use serde_json::Value;
 use crate::backend::chat::{ChatToolCall, PromptPart};
 use crate::backend::llama::chat::render::{RenderLimits, Renders};
 use crate::backend::llama::chat::schema::{last_error, nesting, sized_bytes, sized_text};
-use crate::backend::llama::model::ModelHandle;
+use crate::backend::llama::handle::ModelHandle;
 use crate::backend::llama::text::deep::on_deep_stack_at_once;
 use crate::backend::llama::text::runs::SHALLOW;
 use crate::backend::{

@@ -52,7 +52,7 @@ impl<'a> Chain<'a> {
     pub(in crate::backend::llama) fn pieces(&self) -> Result<Vec<IoSlice<'_>>, StateError> {
         let lines = |section: &KvShape| section.tensors.iter().map(|tensor| 1 + tensor.rows.lines().0).sum::<usize>();
         let lines: usize = self.shape.attention.iter().map(lines).sum();
-        let mut pieces = Pieces(Vec::with_capacity((lines + self.shape.attention.len() * 2) * self.links.len() + 2));
+        let mut pieces = IoPieces(Vec::with_capacity((lines + self.shape.attention.len() * 2) * self.links.len() + 2));
         pieces.push(&self.header);
         for (index, section) in self.shape.attention.iter().enumerate() {
             self.section(index, section, &mut pieces)?;
@@ -61,7 +61,7 @@ impl<'a> Chain<'a> {
         Ok(pieces.0)
     }
 
-    fn section<'b>(&'b self, index: usize, section: &'b KvShape, pieces: &mut Pieces<'b>) -> Result<(), StateError> {
+    fn section<'b>(&'b self, index: usize, section: &'b KvShape, pieces: &mut IoPieces<'b>) -> Result<(), StateError> {
         pieces.push(&self.counts);
         let links = || self.links.iter().filter_map(|link| Some((link, link.segment.sections.get(index)?)));
         for (link, view) in links() {
@@ -88,9 +88,9 @@ impl<'a> Chain<'a> {
     }
 }
 
-struct Pieces<'a>(Vec<IoSlice<'a>>);
+struct IoPieces<'a>(Vec<IoSlice<'a>>);
 
-impl<'a> Pieces<'a> {
+impl<'a> IoPieces<'a> {
     fn push(&mut self, bytes: &'a [u8]) {
         if !bytes.is_empty() {
             self.0.push(IoSlice::new(bytes));

@@ -91,7 +91,7 @@ pub(in crate::backend::llama) unsafe fn set_pieces(
 ) -> Result<usize, String> {
     debug_assert!(pieces.iter().all(|piece| !piece.is_empty()), "the other side counts on it");
     let (room, size) = (scratch.as_mut_ptr(), scratch.len());
-    let (read, reason) = told(|reason| {
+    let (read, reason) = with_reason(|reason| {
         // SAFETY: the caller vouches for the context and the sequence; a slice of `IoSlice` is one of `iovec`, the pieces borrow their
         // bytes for the call, the scratch memory has the given length, and exceptions are caught on the other side.
         unsafe { poncho_state_set_pieces(context.as_ptr(), seq, 0, pieces.as_ptr(), pieces.len(), room, size, reason) }
@@ -105,7 +105,7 @@ pub(in crate::backend::llama) unsafe fn set_pieces(
 /// The context is alive, and nobody else uses it meanwhile.
 pub(in crate::backend::llama) unsafe fn update_memory(context: NonNull<sys::llama_context>) -> Result<(), String> {
     // SAFETY: by the caller; exceptions are caught on the other side.
-    let (done, reason) = told(|reason| unsafe { poncho_memory_update(context.as_ptr(), reason) });
+    let (done, reason) = with_reason(|reason| unsafe { poncho_memory_update(context.as_ptr(), reason) });
     if done { Ok(()) } else { Err(reason) }
 }
 
@@ -127,7 +127,7 @@ impl<'a> StateView<'a> {
         seq: sys::llama_seq_id,
     ) -> Result<Self, String> {
         // SAFETY: by the caller; exceptions are caught on the other side.
-        let (state, reason) = told(|reason| unsafe { poncho_state_open(context.as_ptr(), seq, 0, reason) });
+        let (state, reason) = with_reason(|reason| unsafe { poncho_state_open(context.as_ptr(), seq, 0, reason) });
         NonNull::new(state).map(|state| Self { state, _context: PhantomData }).ok_or(reason)
     }
 
@@ -154,7 +154,7 @@ impl<'a> StateView<'a> {
             }
         }
         let wanted: usize = ranges.iter().map(|range| range.size).sum();
-        let (copied, reason) = told(|reason| {
+        let (copied, reason) = with_reason(|reason| {
             let (state, place) = (self.state.as_ptr(), out.as_mut_ptr());
             // SAFETY: the state is open and its context unchanged since then; every range was found to lie inside `out`, and they
             // are in the order that the other side expects.
@@ -172,15 +172,15 @@ impl Drop for StateView<'_> {
 }
 
 /// Makes a call that may tell why it refused: in the reason it is given, or before in the library's log.
-fn told<T>(call: impl FnOnce(Reason) -> T) -> (T, String) {
+fn with_reason<T>(call: impl FnOnce(Reason) -> T) -> (T, String) {
     let mut text = [0_u8; 256];
     let reason = Reason { text: text.as_mut_ptr().cast(), size: text.len() };
     let (value, logged) = log::collect(|| call(reason));
-    let told = CStr::from_bytes_until_nul(&text).unwrap_or_default().to_string_lossy();
-    let reason = match (logged.as_str(), told.is_empty()) {
+    let with_reason = CStr::from_bytes_until_nul(&text).unwrap_or_default().to_string_lossy();
+    let reason = match (logged.as_str(), with_reason.is_empty()) {
         (_, true) => logged,
-        (log::NO_REASON, false) => told.into_owned(),
-        (_, false) => format!("{logged}; {told}"),
+        (log::NO_REASON, false) => with_reason.into_owned(),
+        (_, false) => format!("{logged}; {with_reason}"),
     };
     (value, reason)
 }

@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 
 use llama_cpp_sys_4 as sys;
 
-use crate::backend::llama::model::ModelHandle;
+use crate::backend::llama::handle::ModelHandle;
 use crate::backend::llama::text::deep::on_deep_stack;
 use crate::backend::llama::text::runs::{RunLimits, SHALLOW};
 use crate::backend::llama::text::split::{self, Vocabulary};
@@ -22,14 +22,14 @@ const MAX_TEXT: usize = 1 << 30;
 pub(in crate::backend::llama) struct Tokenizer {
     handle: Arc<ModelHandle>,
     limits: RunLimits,
-    kind: Kind,
+    kind: TokenizerKind,
     /// Learned from all tokens at the first long text.
     reach: OnceLock<Reach>,
 }
 
 /// How a vocabulary turns bytes into tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum TokenizerKind {
     /// Every byte of a text is in one of its tokens.
     Bytes,
     /// Every word gives a token at least, however long it is.
@@ -57,15 +57,15 @@ impl Tokenizer {
         let vocab_type = unsafe { sys::llama_vocab_type(handle.vocab()) };
         let (limits, kind) = match vocab_type {
             sys::LLAMA_VOCAB_TYPE_BPE => match (model, pre) {
-                (Some("gemma4"), _) => (RunLimits::none(), Kind::Bytes),
+                (Some("gemma4"), _) => (RunLimits::none(), TokenizerKind::Bytes),
                 // These change the text before they cut it.
-                (Some("gpt2"), Some("soprano" | "nemotron-3.5-embed")) => (RunLimits::of(pre), Kind::Other),
-                (Some("gpt2"), _) => (RunLimits::of(pre), Kind::Bytes),
-                _ => (RunLimits::of(Some("")), Kind::Other),
+                (Some("gpt2"), Some("soprano" | "nemotron-3.5-embed")) => (RunLimits::of(pre), TokenizerKind::Other),
+                (Some("gpt2"), _) => (RunLimits::of(pre), TokenizerKind::Bytes),
+                _ => (RunLimits::of(Some("")), TokenizerKind::Other),
             },
-            sys::LLAMA_VOCAB_TYPE_SPM | sys::LLAMA_VOCAB_TYPE_RWKV => (RunLimits::none(), Kind::Bytes),
-            sys::LLAMA_VOCAB_TYPE_WPM => (RunLimits::none(), Kind::Words),
-            _ => (RunLimits::none(), Kind::Other),
+            sys::LLAMA_VOCAB_TYPE_SPM | sys::LLAMA_VOCAB_TYPE_RWKV => (RunLimits::none(), TokenizerKind::Bytes),
+            sys::LLAMA_VOCAB_TYPE_WPM => (RunLimits::none(), TokenizerKind::Words),
+            _ => (RunLimits::none(), TokenizerKind::Other),
         };
         Self { handle, limits, kind, reach: OnceLock::new() }
     }
@@ -97,8 +97,8 @@ impl Tokenizer {
     pub(in crate::backend::llama) fn least_tokens(&self, text: &str) -> usize {
         let is_space = |byte: &&u8| matches!(byte, b'\t'..=b'\r' | b' ');
         match self.kind {
-            Kind::Other => 0,
-            Kind::Bytes => {
+            TokenizerKind::Other => 0,
+            TokenizerKind::Bytes => {
                 let reach = self.reach();
                 if !reach.is_complete {
                     return 0;
@@ -106,8 +106,8 @@ impl Tokenizer {
                 let swallowed = if reach.strips { text.as_bytes().iter().filter(is_space).count() } else { 0 };
                 text.len().saturating_sub(swallowed).div_ceil(reach.longest.max(1))
             }
-            Kind::Words if self.reach().has_spaces => 0,
-            Kind::Words => {
+            TokenizerKind::Words if self.reach().has_spaces => 0,
+            TokenizerKind::Words => {
                 let words = text.split(|character: char| character.is_ascii_whitespace());
                 words.filter(|word| word.bytes().any(|byte| byte.is_ascii_alphanumeric())).count()
             }

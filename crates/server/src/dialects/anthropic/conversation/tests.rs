@@ -1,6 +1,6 @@
 //! How messages and blocks become a conversation, and what is refused.
 
-use poncho_engine::SigningKey;
+use poncho_api::SigningKey;
 use serde_json::{Value, json};
 
 use super::super::signature::sign;

@@ -14,7 +14,7 @@ fn body(fields: &Value) -> MessagesBody {
 }
 
 fn read(fields: &Value) -> Asked {
-    asked(&body(fields), None, &Generation::default()).unwrap_or_else(|error| panic!("{fields}: {error}"))
+    asked(&body(fields), None, &Request::default()).unwrap_or_else(|error| panic!("{fields}: {error}"))
 }
 
 const TOOL: &str = r#"{"name": "weather", "description": "Tells it", "input_schema": {"type": "object", "properties": {"z": {}, "a": {}}}}"#;
@@ -27,23 +27,25 @@ fn tool() -> Value {
 fn sampling_and_limits_are_taken_over() {
     let fields = json!({"temperature": 1, "top_p": 0.5, "top_k": 7, "stop_sequences": ["a", "b"], "session_id": "s",
         "seed": 3, "min_p": 0.1, "metadata": {"user_id": "u"}, "service_tier": "auto", "cache_control": {"type": "ephemeral"}});
-    let generation = read(&fields).turn.generation;
-    assert_eq!((generation.max_tokens, generation.prefill_only), (Some(64), false));
+    let generation = read(&fields).generate.request;
+    assert_eq!((generation.max_tokens, generation.mode), (Some(64), Mode::Complete));
     assert_eq!(generation.stop, ["a", "b"]);
     let sampling = &generation.sampling;
     assert_eq!((sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed), (1.0, 0.5, 7, Some(3)));
     assert_eq!(generation.session_id.as_deref(), Some("s"));
-    assert!(read(&json!({"max_tokens": 0})).turn.generation.prefill_only, "zero tokens only warm the cache");
+    let warming = read(&json!({"max_tokens": 0})).generate.request;
+    assert_eq!(warming.mode, Mode::PrefillOnly, "zero tokens only warm the cache");
 }
 
 #[test]
 fn tools_keep_their_order_inside() {
     let text = format!(r#"{{"messages": [{{"role": "user", "content": "x"}}], "tools": [{TOOL}]}}"#);
-    let turn = asked(&parse(text.as_bytes()).unwrap(), None, &Generation::default()).unwrap().turn;
+    let turn =
+        asked(&parse(text.as_bytes()).unwrap(), None, &Request::default()).unwrap().generate.turn().unwrap().clone();
     let expected = r#"{"type":"function","function":{"name":"weather","description":"Tells it","parameters":{"type": "object", "properties": {"z": {}, "a": {}}}}}"#;
     assert_eq!((turn.tools[0].name.as_str(), turn.tools[0].json.as_str()), ("weather", expected));
     let custom = json!({"type": "custom", "name": "f", "input_schema": {}, "cache_control": {"type": "ephemeral"}});
-    assert_eq!(read(&json!({"tools": [custom]})).turn.tools[0].name, "f");
+    assert_eq!(read(&json!({"tools": [custom]})).generate.turn().unwrap().clone().tools[0].name, "f");
 }
 
 #[test]
@@ -56,10 +58,10 @@ fn choices_have_four_forms() {
         (json!({"type": "auto", "disable_parallel_tool_use": false}), Choice::Auto, true),
     ];
     for (choice, expected, parallel) in cases {
-        let turn = read(&json!({"tools": [tool()], "tool_choice": choice})).turn;
+        let turn = read(&json!({"tools": [tool()], "tool_choice": choice})).generate.turn().unwrap().clone();
         assert_eq!((turn.choice, turn.parallel_calls), (expected, parallel), "{choice}");
     }
-    assert_eq!(read(&json!({})).turn.choice, Choice::Auto);
+    assert_eq!(read(&json!({})).generate.turn().unwrap().clone().choice, Choice::Auto);
 }
 
 #[test]
@@ -75,25 +77,26 @@ fn thinking_is_off_unless_it_is_asked_for() {
     ];
     for (thinking, expected, budget, display) in cases {
         let asked = read(&json!({"thinking": thinking}));
-        assert_eq!((asked.turn.thinking, asked.display), (expected, display), "{thinking}");
-        assert_eq!(asked.turn.generation.thinking_budget, budget, "{thinking}");
+        assert_eq!((asked.generate.request.thinking, asked.display), (expected, display), "{thinking}");
+        assert_eq!(asked.generate.request.thinking_budget, budget, "{thinking}");
     }
     let begun = json!([{"role": "user", "content": "x"}, {"role": "assistant", "content": "It"}]);
-    let begun = read(&json!({"thinking": {"type": "adaptive"}, "messages": begun})).turn;
-    assert_eq!((begun.thinking, begun.reply_start.as_str()), (Thinking::Off, "It"));
+    let begun = read(&json!({"thinking": {"type": "adaptive"}, "messages": begun})).generate;
+    assert_eq!((begun.request.thinking, begun.turn().unwrap().reply_start.as_str()), (Thinking::Off, "It"));
 }
 
 #[test]
 fn forms_and_effort_reach_the_template() {
     let format = json!({"type": "json_schema", "schema": {"type": "null"}});
     for fields in [json!({"output_config": {"format": format}}), json!({"output_format": format})] {
-        assert_eq!(read(&fields).turn.json_schema.as_deref(), Some(r#"{"type":"null"}"#));
+        assert_eq!(read(&fields).generate.turn().unwrap().clone().json_schema.as_deref(), Some(r#"{"type":"null"}"#));
     }
     for (effort, known) in [("low", "low"), ("high", "high"), ("max", "high")] {
-        let kwargs = read(&json!({"output_config": {"effort": effort}})).turn.template_kwargs;
+        let kwargs =
+            read(&json!({"output_config": {"effort": effort}})).generate.turn().unwrap().clone().template_kwargs;
         assert_eq!(kwargs, format!(r#"{{"reasoning_effort":"{known}"}}"#));
     }
-    assert_eq!(read(&json!({"output_config": {}})).turn.template_kwargs, "");
+    assert_eq!(read(&json!({"output_config": {}})).generate.turn().unwrap().clone().template_kwargs, "");
 }
 
 #[test]
@@ -129,13 +132,13 @@ fn what_cannot_be_is_refused_by_name() {
         (json!({"messages": begun, "tools": [tool()], "tool_choice": {"type": "any"}}), "messages"),
     ];
     for (fields, field) in cases {
-        let said = asked(&body(&fields), None, &Generation::default()).unwrap_err().to_string();
+        let said = asked(&body(&fields), None, &Request::default()).unwrap_err().to_string();
         assert!(said.starts_with(&format!("{field}: ")), "{fields}: {said}");
     }
     let said = asked(
         &body(&json!({"tools": [{"type": "web_search_20250305", "name": "web_search"}]})),
         None,
-        &Generation::default(),
+        &Request::default(),
     );
     assert!(said.unwrap_err().to_string().contains("web_search"), "the tool is named");
 }

@@ -157,7 +157,7 @@ fn schemas_at_their_bounds_become_grammars_that_can_be_used() {
         ("patterns", json!({"anyOf": vec![json!({"pattern": "^(([a-z]{1,40}){1,40}x?){1,40}$"}); 100]})),
     ];
     for (name, schema) in schemas {
-        crate::grammar::schema::check(&schema, &mut crate::grammar::schema::Used::default())
+        crate::backend::grammar::schema::check(&schema, &mut crate::backend::grammar::schema::Used::default())
             .unwrap_or_else(|error| panic!("{name}: {error}"));
         let began = std::time::Instant::now();
         let text = json_schema_to_grammar(&schema.to_string()).unwrap();

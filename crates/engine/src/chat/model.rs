@@ -1,0 +1,113 @@
+//! A model in conversation: the engine's model, and what one call brings to it.
+//!
+//! Made by the host for each call. It stands for the engine's model wherever one is wanted. `Conversations` is what all
+//! calls of a host share; it must never hold the state of a single request.
+
+use std::collections::HashMap;
+use std::ops::Deref;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use poncho_api::{HygieneRule, Privacy, Tenant};
+use poncho_cache::OwnerId;
+
+use crate::backend::{ChatPrompt, ChatRequest};
+use crate::chat::preparing::client_left;
+use crate::chat::replay::Replay;
+use crate::config::Exactness;
+use crate::error::EngineError;
+use crate::model::Model;
+
+/// A model's fingerprint, and the template that stands for its own.
+type TemplateKey = ([u8; 32], Option<String>);
+
+/// What all conversations share.
+pub(crate) struct Conversations {
+    /// What models wrote, put back verbatim.
+    pub(crate) replay: Replay,
+    /// The rules that are on.
+    pub(crate) hygiene: Vec<HygieneRule>,
+    /// Whether a template knows tools, by the model's fingerprint and the template that stands for its own: probed once.
+    knows_tools: Mutex<HashMap<TemplateKey, bool>>,
+}
+
+impl Conversations {
+    pub(crate) fn new(replay: Replay, hygiene: Vec<HygieneRule>) -> Self {
+        Self { replay, hygiene, knows_tools: Mutex::default() }
+    }
+}
+
+/// See the module.
+#[derive(Clone)]
+pub(crate) struct ChatModel {
+    model: Model,
+    conversations: Arc<Conversations>,
+    /// The chat template that stands for the model's own.
+    template: Option<String>,
+    /// Who asks, where keys tell callers apart.
+    tenant: Option<Tenant>,
+}
+
+impl ChatModel {
+    pub(crate) fn new(
+        model: Model,
+        conversations: Arc<Conversations>,
+        template: Option<String>,
+        tenant: Option<Tenant>,
+    ) -> Self {
+        Self { model, conversations, template, tenant }
+    }
+
+    /// Who asks.
+    pub(crate) fn tenant(&self) -> Option<Tenant> {
+        self.tenant
+    }
+
+    /// The one tenant whose conversations may be looked at; `None` where all are one caller's.
+    pub(crate) fn private_to(&self) -> Option<OwnerId> {
+        self.tenant.filter(|tenant| tenant.privacy != Privacy::Open).map(|tenant| tenant.id)
+    }
+
+    /// Whether a prompt may depend on nothing but its request.
+    pub(crate) fn is_exact(&self, asked: bool) -> bool {
+        asked || self.config().exactness == Exactness::Always
+    }
+
+    /// Renders messages with the model's template, or with the one that stands for it.
+    pub(crate) fn apply_chat_template(&self, request: &ChatRequest) -> Result<ChatPrompt, EngineError> {
+        if client_left() {
+            return Err(EngineError::Cancelled);
+        }
+        match &self.template {
+            None => self.model.apply_chat_template(request),
+            Some(template) => {
+                let template_override = Some(template.clone());
+                self.model.apply_chat_template(&ChatRequest { template_override, ..request.clone() })
+            }
+        }
+    }
+
+    /// Whether the template knows tools; `probe` looks, the first time.
+    pub(crate) fn knows_tools(&self, probe: impl FnOnce(&Self) -> bool) -> bool {
+        let known = || self.conversations.knows_tools.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (self.namespace().fingerprint, self.template.clone());
+        let answer = known().get(&key).copied();
+        answer.unwrap_or_else(|| {
+            let found = probe(self);
+            known().insert(key, found);
+            found
+        })
+    }
+
+    /// What all conversations share.
+    pub(crate) fn conversations(&self) -> &Arc<Conversations> {
+        &self.conversations
+    }
+}
+
+impl Deref for ChatModel {
+    type Target = Model;
+
+    fn deref(&self) -> &Model {
+        &self.model
+    }
+}

@@ -1,0 +1,261 @@
+//! One loaded model as the api offers it.
+//!
+//! Cheap to make: a handle of the model and what all conversations share. A full queue refuses before a prompt is
+//! rendered; prompts are prepared on a few blocking threads; replies are read straight from the worker's channel.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use poncho_api::{
+    AdapterId, AdapterInfo, Capabilities, ChatTurn, EngineError, Explained, Footprint, Generate, Input, ModelFiles,
+    ModelReport, NodeModel, Prompt, Rendered, ReplyStream, Request, SessionInfo, SpecialText, StatusReport, Tenant,
+    TokenizeMode, Verified,
+};
+
+use super::capabilities::capabilities;
+use super::explain::explain;
+use super::reports;
+use crate::chat::model::{ChatModel, Conversations};
+use crate::chat::preparing::{blocking, client_left, preparing};
+use crate::chat::prompt::{embedding_input, most_counted, prompt_tokens};
+use crate::chat::reply::Reply;
+use crate::chat::truncation::prepare_fitting;
+use crate::chat::turn::{self, Prepared, ReplyForm, prepare_chat, submit};
+use crate::files::footprint::footprint;
+use crate::model::Model;
+use crate::shared::queue_place::QueuePlace;
+
+/// See the module.
+#[derive(Clone)]
+pub(super) struct Hosted {
+    model: Model,
+    conversations: Arc<Conversations>,
+}
+
+impl Hosted {
+    pub(super) fn new(model: Model, conversations: Arc<Conversations>) -> Self {
+        Self { model, conversations }
+    }
+
+    /// The model as one call sees it.
+    fn for_call(&self, template: Option<String>, tenant: Option<Tenant>) -> ChatModel {
+        ChatModel::new(self.model.clone(), Arc::clone(&self.conversations), template, tenant)
+    }
+
+    /// Runs a call of the model that may wait for its worker or a disk.
+    async fn call<T: Send + 'static>(
+        &self,
+        doing: &'static str,
+        work: impl FnOnce(&Model) -> Result<T, EngineError> + Send + 'static,
+    ) -> Result<T, EngineError> {
+        let model = self.model.clone();
+        blocking(doing, move || work(&model)).await
+    }
+
+    /// Makes a request out of a prompt.
+    fn prepare(&self, prompt: &Prompt, request: &Request) -> Result<Prepared, EngineError> {
+        let mut prepared = match prompt {
+            Prompt::Chat(turn) => self.prepare_turn(turn, request)?,
+            other => {
+                let tokens = prompt_tokens(&self.model, other, self.model.limits().context)?;
+                Prepared { request: Request { tokens, ..request.clone() }, form: ReplyForm::default() }
+            }
+        };
+        if !request.tokens.is_empty() {
+            go_on(&self.model, &request.tokens, &mut prepared.request);
+        }
+        Ok(prepared)
+    }
+
+    fn prepare_turn(&self, turn: &ChatTurn, request: &Request) -> Result<Prepared, EngineError> {
+        let model = self.for_call(turn.template.clone(), request.tenant);
+        if turn.needs_thinking && !capabilities(&model).thinking {
+            return Err(EngineError::Unsupported { what: "thinking".to_owned() });
+        }
+        if turn.drops_oldest { prepare_fitting(&model, turn, request) } else { prepare_chat(&model, turn, request) }
+    }
+
+    fn start(&self, prompts: Vec<Generate>, places: Vec<QueuePlace>) -> Result<Vec<ReplyStream>, EngineError> {
+        let mut places = places.into_iter();
+        let mut replies = Vec::new();
+        for Generate { prompt, request, replies: count, in_pieces, call_prefix } in prompts {
+            let mut prepared = self.prepare(&prompt, &request)?;
+            if client_left() {
+                return Err(EngineError::Cancelled);
+            }
+            prepared.form.in_pieces = in_pieces;
+            prepared.form.call_prefix = call_prefix;
+            for stream in submit(&self.model, &prepared, count, &mut places)? {
+                let reply = Reply::new(self.model.clone(), stream, prepared.form.clone());
+                replies.push(Box::pin(reply) as ReplyStream);
+            }
+        }
+        Ok(replies)
+    }
+
+    fn rendered(&self, prompt: &Generate) -> Result<Rendered, EngineError> {
+        match &prompt.prompt {
+            Prompt::Chat(turn) => {
+                let model = self.for_call(turn.template.clone(), prompt.request.tenant);
+                let turn::Rendered { prompt, tokens, boundaries } = turn::render(&model, turn, &prompt.request)?;
+                Ok(Rendered { text: prompt.text, tokens, boundaries })
+            }
+            other => {
+                let tokens = prompt_tokens(&self.model, other, most_counted(&self.model))?;
+                Ok(Rendered { text: String::new(), tokens, boundaries: Vec::new() })
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl NodeModel for Hosted {
+    fn report(&self) -> &ModelReport {
+        self.model.report()
+    }
+
+    fn status(&self) -> StatusReport {
+        self.model.status()
+    }
+
+    fn is_file_changed(&self) -> bool {
+        self.model.is_file_changed()
+    }
+
+    async fn look_at_file(&self) -> bool {
+        if !self.model.is_file_look_due() {
+            return self.model.is_file_changed();
+        }
+        self.call("looked at a file", |model| Ok(model.look_at_file())).await.unwrap_or(false)
+    }
+
+    async fn files(&self) -> ModelFiles {
+        self.call("looked at a file", |model| Ok(reports::files(&model.config().model))).await.unwrap_or_default()
+    }
+
+    async fn footprint(&self) -> Footprint {
+        self.call("looked at a model", |model| Ok(footprint(model.config()))).await.unwrap_or_default()
+    }
+
+    async fn generate(&self, prompts: Vec<Generate>) -> Result<Vec<ReplyStream>, EngineError> {
+        // A full queue refuses before anything is done for the request.
+        let count = prompts.iter().map(|prompt| usize::try_from(prompt.replies).unwrap_or(usize::MAX));
+        let count = count.fold(0, usize::saturating_add);
+        let places = (0..count).map(|_| self.model.reserve()).collect::<Result<Vec<_>, _>>()?;
+        let hosted = self.clone();
+        preparing("prepared the prompt", move || hosted.start(prompts, places)).await
+    }
+
+    async fn render(&self, prompt: Generate) -> Result<Rendered, EngineError> {
+        let hosted = self.clone();
+        preparing("rendered a prompt", move || hosted.rendered(&prompt)).await
+    }
+
+    async fn explain(&self, prompt: Generate) -> Result<Explained, EngineError> {
+        let hosted = self.clone();
+        preparing("explained a prompt", move || {
+            let tokens = hosted.rendered(&prompt)?.tokens;
+            let model = hosted.for_call(None, prompt.request.tenant);
+            Ok(explain(&model, &tokens, prompt.request.exact))
+        })
+        .await
+    }
+
+    async fn tokenize(&self, text: String, mode: TokenizeMode) -> Result<Vec<u32>, EngineError> {
+        let model = self.model.clone();
+        preparing("tokenized", move || model.tokenize_within(&text, mode, most_counted(&model))).await
+    }
+
+    async fn detokenize(&self, tokens: Vec<u32>, special: SpecialText) -> Result<String, EngineError> {
+        let model = self.model.clone();
+        preparing("detokenized", move || Ok(model.detokenize(&tokens, special))).await
+    }
+
+    async fn token_bytes(&self, tokens: Vec<u32>) -> Result<Vec<Vec<u8>>, EngineError> {
+        let model = self.model.clone();
+        preparing("detokenized", move || Ok(tokens.iter().map(|token| model.token_bytes(*token)).collect())).await
+    }
+
+    async fn embedding_inputs(&self, inputs: Vec<Input>, truncates: bool) -> Result<Vec<Vec<u32>>, EngineError> {
+        self.call("tokenized the inputs", move |model| {
+            let tokens = |(at, input): (usize, &Input)| {
+                // Nobody reads what comes of it.
+                if client_left() {
+                    return Err(EngineError::Cancelled);
+                }
+                embedding_input(model, input, truncates).map_err(|error| error.in_field(format!("[{at}]")))
+            };
+            inputs.iter().enumerate().map(tokens).collect()
+        })
+        .await
+    }
+
+    async fn embedding_bytes(&self, longest: usize) -> u64 {
+        self.call("looked at a model", move |model| Ok(model.embedding_bytes(longest))).await.unwrap_or(0)
+    }
+
+    async fn embed(&self, inputs: Vec<Vec<u32>>, normalises: bool) -> Result<Vec<Vec<f32>>, EngineError> {
+        self.model.start_embedding(inputs, normalises)?.ready().await
+    }
+
+    async fn capabilities(&self, template: Option<String>) -> Capabilities {
+        let model = self.for_call(template, None);
+        let none = Capabilities { embedding: false, tools: false, thinking: false, insert: false };
+        blocking("described a model", move || Ok(capabilities(&model))).await.unwrap_or(none)
+    }
+
+    async fn chat_template(&self) -> Option<String> {
+        self.call("described a model", |model| Ok(model.chat_template())).await.ok().flatten()
+    }
+
+    async fn sessions(&self) -> Result<Vec<SessionInfo>, EngineError> {
+        self.call("listed the sessions", Model::sessions).await
+    }
+
+    async fn end_session(&self, name: &str) -> Result<bool, EngineError> {
+        let name = name.to_owned();
+        self.call("ended a session", move |model| model.end_session(&name)).await
+    }
+
+    async fn verify(&self, prefix: Vec<u32>, draft: Vec<u32>) -> Result<Verified, EngineError> {
+        self.call("verified a draft", move |model| model.verify(prefix, draft)).await
+    }
+
+    async fn draft(&self, prefix: Vec<u32>, count: usize) -> Result<Vec<u32>, EngineError> {
+        self.call("drafted", move |model| model.draft(prefix, count)).await
+    }
+
+    async fn load_adapter(&self, path: &Path) -> Result<AdapterId, EngineError> {
+        let path = path.to_owned();
+        self.call("loaded an adapter", move |model| model.load_adapter(&path)).await
+    }
+
+    async fn unload_adapter(&self, id: AdapterId) -> Result<(), EngineError> {
+        self.call("unloaded an adapter", move |model| model.unload_adapter(id)).await
+    }
+
+    async fn set_adapter_scale(&self, id: AdapterId, scale: f32) -> Result<(), EngineError> {
+        self.call("scaled an adapter", move |model| model.set_adapter_scale(id, scale)).await
+    }
+
+    async fn adapters(&self) -> Result<Vec<AdapterInfo>, EngineError> {
+        self.call("listed the adapters", Model::adapters).await
+    }
+
+    async fn evict(&self) -> Result<usize, EngineError> {
+        self.call("saved the sessions", Model::evict).await
+    }
+}
+
+/// Puts the tokens of an earlier reply before a prompt.
+fn go_on(model: &Model, before: &[u32], request: &mut Request) {
+    let bos = model.info().special.bos;
+    // Only the start of a text has the mark for it.
+    let skipped = usize::from(bos.is_some() && request.tokens.first().copied() == bos);
+    let new = request.tokens.get(skipped..).unwrap_or_default();
+    request.tokens = [before, new].concat();
+    for hint in &mut request.boundary_hints {
+        *hint = (*hint + before.len()).saturating_sub(skipped);
+    }
+}

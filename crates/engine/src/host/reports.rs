@@ -1,0 +1,136 @@
+//! Reports for the api, made of what cache, files and file system say.
+//!
+//! Called by the host. Everything that reads a file blocks, so callers run it off the async threads.
+
+use std::path::Path;
+
+use poncho_api::{
+    CacheReport, Counter, ModelFile, ModelFiles, ModelOptions, OwnerId, PressureReport, RowPage, RowReport, TierHealth,
+    TierReport,
+};
+use poncho_cache::{Cache, RowInfo};
+use poncho_gguf::{self as gguf, Keep, Metadata};
+use serde_json::{Number, Value};
+
+/// Has a place of its own in the report.
+const CHAT_TEMPLATE: &str = "tokenizer.chat_template";
+
+/// The cache at this moment.
+pub(super) fn cache(cache: &Cache) -> CacheReport {
+    let snapshot = cache.counters();
+    let counters =
+        snapshot.described().map(|(name, help, value)| Counter { name: name.to_owned(), help: help.to_owned(), value });
+    let health = cache.health();
+    let tiers = snapshot.tiers().map(|(tier, bytes, rows)| {
+        let health = health.iter().find(|health| health.tier == tier);
+        let health = health.map(|health| TierHealth { off: health.off.clone(), slow: health.slow.clone() });
+        TierReport { tier, bytes, quota: cache.config().quota(tier), rows, health }
+    });
+    CacheReport {
+        counters: counters.collect(),
+        tiers: tiers.collect(),
+        rows: cache.len(),
+        pinned_rows: cache.pinned_rows(),
+        write_queue: cache.queue_depth(),
+        index_bytes: cache.index_bytes(),
+        pressure: pressure(cache),
+    }
+}
+
+fn pressure(cache: &Cache) -> PressureReport {
+    let report = cache.pressure().report();
+    PressureReport {
+        on: cache.pressure().is_enabled(),
+        samples: report.samples,
+        evictions: report.evictions,
+        held_back: report.held_back,
+        last_sample: report.last_sample.map(|sample| (sample.used, sample.total)),
+        last_action: report.last_action.map(|action| (action.wanted, action.freed)),
+        last_error: report.last_error.map(|error| error.to_string()),
+    }
+}
+
+/// Some rows by key, of all owners or of one.
+pub(super) fn rows(cache: &Cache, owner: Option<OwnerId>, offset: usize, limit: usize) -> RowPage {
+    let all = owner.map_or_else(|| cache.rows(), |owner| cache.rows_of(owner));
+    RowPage { total: all.len(), rows: all.into_iter().skip(offset).take(limit).map(row).collect() }
+}
+
+fn row(row: RowInfo) -> RowReport {
+    RowReport {
+        key: row.key,
+        parent: row.meta.parent,
+        fingerprint: row.meta.namespace.fingerprint,
+        tokens: row.meta.token_count,
+        start: row.meta.start,
+        children: row.children,
+        tiers: row.tiers,
+        pending: row.pending,
+        bytes: row.bytes,
+        hits: row.meta.hits,
+        created: row.meta.created,
+        last_used: row.meta.last_used,
+        reason: row.meta.reason,
+    }
+}
+
+/// What a model file says of itself.
+pub(super) fn model_file(path: &Path, longest_array: usize) -> ModelFile {
+    let mut file = ModelFile::default();
+    for (key, value) in Metadata::open(path, &Keep::arrays_up_to(longest_array)).unwrap_or_default() {
+        match &value {
+            gguf::Value::Text(text) if key == CHAT_TEMPLATE => file.chat_template = Some(text.lossy().into_owned()),
+            _ if key.starts_with(CHAT_TEMPLATE) => {}
+            value => drop(file.metadata.insert(key, value_json(value))),
+        }
+    }
+    file
+}
+
+fn value_json(value: &gguf::Value) -> Value {
+    match value {
+        gguf::Value::U8(value) => (*value).into(),
+        gguf::Value::I8(value) => (*value).into(),
+        gguf::Value::U16(value) => (*value).into(),
+        gguf::Value::I16(value) => (*value).into(),
+        gguf::Value::U32(value) => (*value).into(),
+        gguf::Value::I32(value) => (*value).into(),
+        gguf::Value::U64(value) => (*value).into(),
+        gguf::Value::I64(value) => (*value).into(),
+        // By way of its shortest text, so that 1e-5 does not become 0.000009999999747378752.
+        gguf::Value::F32(value) => value.to_string().parse().ok().and_then(Number::from_f64).into(),
+        gguf::Value::F64(value) => Number::from_f64(*value).into(),
+        gguf::Value::Bool(value) => (*value).into(),
+        gguf::Value::Text(value) => value.lossy().into(),
+        // Longer than any text of a model.
+        gguf::Value::LongText(_) => Value::Null,
+        gguf::Value::Array(array) => array.values.iter().map(value_json).collect(),
+    }
+}
+
+/// The files of a loaded model.
+pub(super) fn files(options: &ModelOptions) -> ModelFiles {
+    let paths = std::iter::once(&options.path).chain(&options.split_paths);
+    let found: Vec<std::fs::Metadata> = paths.filter_map(|path| std::fs::metadata(path).ok()).collect();
+    ModelFiles {
+        bytes: found.iter().filter(|file| file.is_file()).map(std::fs::Metadata::len).sum(),
+        modified: found.iter().filter_map(|file| file.modified().ok()).max(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn values_keep_their_type_and_their_short_form() {
+        assert_eq!(value_json(&gguf::Value::F32(1e-5)).to_string(), "0.00001");
+        assert_eq!(value_json(&gguf::Value::F32(f32::NAN)), Value::Null);
+        let values = vec![gguf::Value::I8(-1), gguf::Value::I8(2)];
+        let array = gguf::Array { element: gguf::Kind::I8, count: 2, values };
+        assert_eq!(value_json(&gguf::Value::Array(Box::new(array))), json!([-1, 2]));
+        assert_eq!(value_json(&gguf::Value::U64(u64::MAX)), json!(u64::MAX));
+    }
+}

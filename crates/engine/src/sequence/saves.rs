@@ -1,0 +1,97 @@
+//! The saves of requests that run: at the end of the prompt, at its boundaries, every now and then, and at the end.
+//!
+//! Called between two ticks, never during one. A save that fails costs the next request some time and nothing else.
+
+use poncho_cache::{Key, SaveReason};
+
+use crate::sequence::slots::Slots;
+use crate::sequence::task::{End, Task};
+use crate::sequence::tasks::{TaskId, Tasks};
+use crate::shared::Shared;
+use crate::state::save::Boundary;
+
+/// Where the prefill of a model that cannot be cut pauses for a save.
+pub(crate) fn pauses(slots: &Slots, shared: &Shared, task: &Task) -> Vec<usize> {
+    let memory = slots.memory();
+    if memory.can_cut() || !memory.has_partial() {
+        return Vec::new();
+    }
+    let prompt = task.prompt_len;
+    let mut pauses = slots.policy().resumable_boundaries(prompt, &task.request.boundary_hints);
+    if pauses.is_empty() {
+        pauses = slots.policy().cold_boundaries(prompt);
+    }
+    if let Some(grid) = shared.grid_of(&task.request) {
+        pauses.push(prompt);
+        pauses.iter_mut().for_each(|pause| *pause = grid.floor(*pause));
+        pauses.sort_unstable();
+        pauses.dedup();
+    }
+    pauses.retain(|pause| *pause > task.n_past() && *pause < prompt);
+    pauses
+}
+
+/// Makes the saves that are due between two ticks.
+pub(crate) fn save_due(slots: &mut Slots, tasks: &mut Tasks, shared: &Shared) {
+    for place in 0..tasks.len() {
+        let id = tasks.nth(place);
+        let task = tasks.get(id);
+        if matches!(task.end, Some(End::Failed(_))) {
+            continue;
+        }
+        let n_past = task.n_past();
+        let since = n_past.saturating_sub(task.last_save.max(task.prompt_len));
+        if !task.prompt_saved && n_past >= task.prompt_len {
+            save_prompt(slots, tasks, shared, id);
+        } else if task.is_prefilling() && task.stops.contains(&n_past) && task.last_save < n_past {
+            save(slots, tasks.get_mut(id), shared, n_past, SaveReason::Cold);
+        } else if task.end.is_none() && !task.request.exact && slots.policy().continued_due(since) {
+            save(slots, tasks.get_mut(id), shared, n_past, SaveReason::Continued);
+        }
+    }
+}
+
+/// The prompt is computed: saves its boundaries and its end, with the logits.
+fn save_prompt(slots: &mut Slots, tasks: &mut Tasks, shared: &Shared, id: TaskId) {
+    let task = tasks.get_mut(id);
+    task.prompt_saved = true;
+    let (prompt, read) = (task.prompt_len, task.read);
+    if read >= prompt || slots.policy().gates().cold_min_tokens as usize > prompt {
+        return;
+    }
+    // An exact state can be resumed at every boundary of the grid before its end.
+    if slots.can_cut() && !task.request.exact {
+        let boundaries = slots.policy().cold_boundaries(prompt);
+        for boundary in boundaries.into_iter().filter(|boundary| *boundary > read && *boundary < prompt) {
+            save(slots, task, shared, boundary, SaveReason::Cold);
+        }
+    }
+    save(slots, task, shared, prompt, SaveReason::Cold);
+}
+
+/// Saves the first `count` tokens of a request. Returns the key of the row if the cache has it.
+#[expect(clippy::expect_used, reason = "a broken invariant must be loud; the supervisor contains it")]
+pub(crate) fn save(
+    slots: &mut Slots,
+    task: &mut Task,
+    shared: &Shared,
+    count: usize,
+    reason: SaveReason,
+) -> Option<Key> {
+    let grid = shared.grid_of(&task.request);
+    let count = task.savable(count, grid);
+    // A state that cannot be cut is saved as it is or not at all.
+    if count == 0 || (count != task.n_past() && !slots.can_cut()) {
+        return None;
+    }
+    task.last_save = task.last_save.max(count);
+    slots.save(&Boundary {
+        seq: task.seq(),
+        tokens: task.tokens.get(..count).expect("invariant: a boundary lies within the tokens of its request"),
+        namespace: task.namespace,
+        logits: task.logits_at(count),
+        reason,
+        grid,
+        tenant: task.request.tenant,
+    })
+}

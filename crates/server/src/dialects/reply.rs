@@ -1,0 +1,97 @@
+//! A reply on its way to a client: the engine's events, with the time they took and the limit of the request.
+//!
+//! Made by `shared.rs`, read by the dialects piece by piece or to its end. It owns the engine's stream: dropping it
+//! cancels the request.
+
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use poncho_api::{Delta, Finished, ReplyStream, Started};
+
+use crate::http::error::ApiError;
+use crate::telemetry::timing::ReplyTimes;
+
+/// What a dialect gets.
+pub(crate) enum ReplyEvent {
+    /// The request is being worked on; comes first, or not at all.
+    Started(Started),
+    /// Something to tell.
+    Delta(Delta),
+    /// It ended.
+    Done(Box<Finished>),
+    /// It failed.
+    Failed(ApiError),
+}
+
+/// See the module.
+pub(crate) struct Reply {
+    stream: ReplyStream,
+    times: ReplyTimes,
+    time_limit: Option<Duration>,
+    ended: bool,
+}
+
+impl Reply {
+    pub(crate) fn new(stream: ReplyStream, times: ReplyTimes, time_limit: Option<Duration>) -> Self {
+        Self { stream, times, time_limit, ended: false }
+    }
+
+    /// The next event that a client hears of; `None` after the last.
+    pub(crate) async fn next(&mut self) -> Option<ReplyEvent> {
+        while !self.ended {
+            match self.wait().await {
+                Ok(poncho_api::ReplyEvent::Started(started)) => {
+                    self.times.started();
+                    return Some(ReplyEvent::Started(started));
+                }
+                Ok(poncho_api::ReplyEvent::Delta(delta)) => {
+                    self.times.tokens(delta.tokens.len());
+                    if !delta.is_silent() {
+                        return Some(ReplyEvent::Delta(delta));
+                    }
+                }
+                Ok(poncho_api::ReplyEvent::Done(finished)) => {
+                    self.ended = true;
+                    self.times.tokens(finished.rest.tokens.len());
+                    self.times.finished(&finished.completion);
+                    return Some(ReplyEvent::Done(finished));
+                }
+                Ok(poncho_api::ReplyEvent::Cancelled(completion)) => {
+                    self.ended = true;
+                    self.times.finished(&completion);
+                    return Some(ReplyEvent::Failed(ApiError::Cancelled));
+                }
+                Ok(poncho_api::ReplyEvent::Failed(error)) => return Some(self.fail(error.into())),
+                Err(error) => return Some(self.fail(error)),
+            }
+        }
+        None
+    }
+
+    /// Waits for the whole reply.
+    pub(crate) async fn finish(mut self) -> Result<Finished, ApiError> {
+        loop {
+            match self.next().await {
+                Some(ReplyEvent::Done(finished)) => return Ok(*finished),
+                Some(ReplyEvent::Failed(error)) => return Err(error),
+                Some(ReplyEvent::Started(_) | ReplyEvent::Delta(_)) => {}
+                None => return Err(ApiError::Internal { doing: "read a reply" }),
+            }
+        }
+    }
+
+    async fn wait(&mut self) -> Result<poncho_api::ReplyEvent, ApiError> {
+        let gone = ApiError::Cancelled;
+        let Some(limit) = self.time_limit else { return self.stream.next().await.ok_or(gone) };
+        match tokio::time::timeout_at(self.times.arrived() + limit, self.stream.next()).await {
+            Ok(event) => event.ok_or(gone),
+            Err(_) => Err(ApiError::Timeout { limit }),
+        }
+    }
+
+    fn fail(&mut self, error: ApiError) -> ReplyEvent {
+        self.ended = true;
+        self.times.failed(&error);
+        ReplyEvent::Failed(error)
+    }
+}
