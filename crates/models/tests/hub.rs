@@ -87,7 +87,7 @@ fn what_a_hub_refuses_is_told_with_advice_and_without_the_token() {
     let mut without = with_token.clone();
     without.hub_token = None;
     for (text, options, expected) in [
-        ("hf:o/none", &without, "put an access token into HF_TOKEN"),
+        ("hf:o/none", &without, "set HF_TOKEN to an access token"),
         ("hf:o/gated", &with_token, "accept the model's terms"),
         ("hf:o/r:Q2_K", &with_token, "it has m-Q8_0.gguf, m Q4_K_M.gguf"),
         ("hf:o/odd", &with_token, "check HF_ENDPOINT"),

@@ -170,13 +170,13 @@ fn refusals_are_told_apart() {
     let place = Place::new();
     for (path, expected) in [
         ("/404.gguf", "does not exist (HTTP 404)"),
-        ("/401.gguf", "put an access token into HF_TOKEN"),
+        ("/401.gguf", "set HF_TOKEN to an access token"),
         ("/403.gguf", "HTTP 403"),
         ("/500.gguf", "answered HTTP 500; try again later"),
         ("/page.gguf", "an HTML page"),
         ("/short.gguf", "cut short"),
         ("/lora.gguf", "LoRA adapter"),
-        ("/huge.gguf", "are free; free some space"),
+        ("/huge.gguf", "are available; free some space"),
         ("/loop.gguf", "cannot be reached"),
     ] {
         let refused = pull(&place, &server.url(path)).unwrap_err();
