@@ -62,7 +62,7 @@ impl ChatModel {
         self.tenant
     }
 
-    /// The one tenant whose conversations may be looked at; `None` where all are one caller's.
+    /// The one tenant with conversations that may be looked at; `None` where all are one caller's.
     pub(crate) fn private_to(&self) -> Option<OwnerId> {
         self.tenant.filter(|tenant| tenant.privacy != Privacy::Open).map(|tenant| tenant.id)
     }
