@@ -9,7 +9,7 @@ use crate::tidy::{Finding, Tree};
 const MAX_SIBLINGS: usize = 15;
 
 /// Folders that the rule does not cover yet, with everything below them. The aim is an empty list.
-const NOT_YET: &[&str] = &["crates/cli/tests", "crates/engine/tests", "crates/server/tests"];
+const NOT_YET: &[&str] = &[];
 
 pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     check_without(tree, tree.exempt(NOT_YET))

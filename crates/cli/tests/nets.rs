@@ -1,0 +1,4 @@
+//! Nets for changes: a cache folder of an earlier build, and interfaces as text.
+
+pub(crate) mod fixture;
+pub(crate) mod snapshots;

@@ -1,0 +1,7 @@
+//! Conversations: tools, hygiene, replay, sessions.
+
+pub(crate) mod generic_tools;
+pub(crate) mod hygiene;
+pub(crate) mod replay;
+pub(crate) mod sessions;
+pub(crate) mod tools;

@@ -1,0 +1,5 @@
+//! Models that are loaded, made and fetched.
+
+pub(crate) mod loading;
+pub(crate) mod ollama_library;
+pub(crate) mod pulling;

@@ -1,0 +1,5 @@
+//! Servers that end, are overloaded, or lose a worker.
+
+pub(crate) mod life;
+pub(crate) mod overload;
+pub(crate) mod worker_death;
