@@ -140,7 +140,9 @@ fn marks(template: &str) -> Vec<Mark> {
 /// A model with a template, loaded under its name.
 fn load(engine: &Engine, kind: ModelKind, name: &str, template: &str) -> Model {
     let chat = ChatSpec { template: template.to_owned(), marks: marks(template) };
-    let spec = ModelSpec { chat: Some(chat), n_layers: 2, width: 32, n_ctx_train: 32768, ..ModelSpec::tiny(kind) };
+    // Tests in other processes use the same templates, and each removes its file: no two may share one.
+    let n_ctx_train = 32768 + std::process::id() % 4096;
+    let spec = ModelSpec { chat: Some(chat), n_layers: 2, width: 32, n_ctx_train, ..ModelSpec::tiny(kind) };
     let path = path_of(&ModelSpec { head_size: if kind == ModelKind::Hybrid { 32 } else { 64 }, ..spec }).unwrap();
     let context = ContextOptions { n_ctx: 16384, n_seq_max: 2, threads: Some(1), ..ContextOptions::default() };
     let config = ModelConfig { context, ..ModelConfig::new(name, &path) };

@@ -56,21 +56,21 @@ impl Way {
     /// The file and the function of the test.
     fn test(self) -> (&'static str, &'static str) {
         match self {
-            Self::Shell => ("crates/cli/tests/snippets/shell.rs", "every_line_for_the_shell_works"),
-            Self::Comparison => ("crates/cli/tests/snippets/comparison.rs", "the_comparison_runs_as_it_is_written"),
-            Self::Trace => ("crates/cli/tests/snippets/shell.rs", "the_traces_that_are_shown_can_be_replayed"),
-            Self::PonchoSettings => ("crates/cli/tests/snippets/settings.rs", "settings_of_poncho_are_accepted"),
-            Self::ClientSettings => ("crates/cli/tests/snippets/settings.rs", "settings_of_clients_can_be_read"),
+            Self::Shell => ("crates/cli/tests/documents/snippets/shell.rs", "every_line_for_the_shell_works"),
+            Self::Comparison => ("crates/cli/tests/documents/snippets/comparison.rs", "the_comparison_runs_as_it_is_written"),
+            Self::Trace => ("crates/cli/tests/documents/snippets/shell.rs", "the_traces_that_are_shown_can_be_replayed"),
+            Self::PonchoSettings => ("crates/cli/tests/documents/snippets/settings.rs", "settings_of_poncho_are_accepted"),
+            Self::ClientSettings => ("crates/cli/tests/documents/snippets/settings.rs", "settings_of_clients_can_be_read"),
             Self::SdkProgram => ("tests/clients/documents.py", "run_programs"),
-            Self::CacheCommands => ("crates/cli/tests/documents.rs", "every_example_of_the_guide_prints_what_it_shows"),
-            Self::ChatCommands => ("crates/cli/tests/chat_guide.rs", "every_command_of_the_guide_prints_what_it_shows"),
+            Self::CacheCommands => ("crates/cli/tests/documents/documents.rs", "every_example_of_the_guide_prints_what_it_shows"),
+            Self::ChatCommands => ("crates/cli/tests/documents/chat_guide.rs", "every_command_of_the_guide_prints_what_it_shows"),
             Self::Conversation => {
-                ("crates/cli/tests/chat_guide.rs", "the_conversation_of_the_guide_goes_as_it_is_shown")
+                ("crates/cli/tests/documents/chat_guide.rs", "the_conversation_of_the_guide_goes_as_it_is_shown")
             }
             Self::ModelCommands => {
-                ("crates/cli/tests/models_document.rs", "every_example_of_the_guide_to_models_prints_what_it_shows")
+                ("crates/cli/tests/documents/models_document.rs", "every_example_of_the_guide_to_models_prints_what_it_shows")
             }
-            Self::RustExample => ("crates/cli/tests/guides.rs", "code_in_the_guides_is_the_code_of_the_examples"),
+            Self::RustExample => ("crates/cli/tests/documents/guides.rs", "code_in_the_guides_is_the_code_of_the_examples"),
         }
     }
 

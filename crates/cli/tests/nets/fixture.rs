@@ -81,7 +81,7 @@ struct Reply {
 }
 
 fn folder_of(kind: ModelKind) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixture").join(kind.name())
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/nets/fixture").join(kind.name())
 }
 
 /// Small layers: a row needs 512 tokens, and four folders of them must stay small.

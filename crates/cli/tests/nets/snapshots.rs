@@ -42,5 +42,5 @@ fn the_help_of_every_command_equals_its_snapshot() {
 #[test]
 fn the_printed_reference_is_the_document() {
     let printed = run(poncho().args(["config", "--reference"]));
-    assert_data_eq!(printed.good(), file!["../../../docs/configuration.md": Text].raw());
+    assert_data_eq!(printed.good(), file!["../../../../docs/configuration.md": Text].raw());
 }
