@@ -1,14 +1,13 @@
 //! The turns that are remembered, bounded, with a share for every owner.
 //!
-//! Filled by `replay.rs` while a server runs and by `journal.rs` from the file, in the same order: the same lines always
+//! Filled by `kept.rs` while a server runs and by `journal.rs` from the file, in the same order: the same lines always
 //! leave the same turns. It must never depend on anything else, or a restart would change prompts.
 
 use std::sync::Arc;
 
 use poncho_cache::OwnerId;
 
-use super::TextKey;
-use super::record::{CallTurn, Name, Record, TextTurn};
+use super::record::{CallTurn, Name, Record, TextKey, TextTurn};
 use poncho_kinds::FairLru;
 
 /// Turns of each kind that are remembered; a long agent session makes a few hundred.
@@ -32,7 +31,7 @@ impl<T> Clone for Kept<T> {
     }
 }
 
-/// Whose a turn is, where several keys come in.
+/// The owner of a turn, where there are several keys.
 type Share = Option<[u8; OwnerId::LENGTH]>;
 
 /// Turns of one kind.
@@ -72,7 +71,7 @@ impl Shelves {
         }
     }
 
-    /// Forgets a turn whose line could not be written.
+    /// Forgets a turn after its line could not be written.
     pub(super) fn take_back(&mut self, name: &Name, line: u64) {
         match name {
             Name::Call(key) if self.calls.peek(key).is_some_and(|kept| kept.line == line) => {
