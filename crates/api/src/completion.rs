@@ -40,9 +40,9 @@ impl fmt::Display for FinishReason {
 /// Tokens that came out of the cache and tokens that were computed and may be found there next time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct CacheDelta {
-    /// Tokens whose state was already there.
+    /// Tokens with a state that was already cached.
     pub read: usize,
-    /// Tokens whose state was computed: the rest of the prompt and the reply.
+    /// Tokens with a state that was computed: the rest of the prompt and the reply.
     pub created: usize,
 }
 

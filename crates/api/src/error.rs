@@ -169,7 +169,7 @@ pub enum EngineError {
         /// How long the tick had run.
         waited: Duration,
     },
-    /// The model's file is not the one that was loaded any more.
+    /// The model's file is no longer the one that was loaded.
     #[error("the file of {model} was changed while the model was loaded; load the model again")]
     FileChanged {
         /// The model.
@@ -222,7 +222,7 @@ impl EngineError {
 }
 
 impl From<RequestError> for EngineError {
-    /// A prompt that is too long has one spelling, whoever noticed it.
+    /// A prompt that is too long is always the same error, regardless of where it was detected.
     fn from(error: RequestError) -> Self {
         match error {
             RequestError::PromptTooLong { tokens, limit } => Self::PromptTooLong { tokens, limit },

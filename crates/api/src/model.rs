@@ -1,6 +1,6 @@
 //! What a loaded model is and does: facts, limits, status, sessions, adapters.
 //!
-//! Made by the engine, read by whoever serves or watches models. Plain owned data; a report never changes.
+//! Made by the engine, read by code that serves or watches models. Plain owned data; a report never changes.
 
 use std::path::PathBuf;
 use std::time::SystemTime;
@@ -69,7 +69,7 @@ pub struct SpecialTokens {
     pub fill: Option<FillTokens>,
 }
 
-/// The marks of a prompt whose middle is missing: `prefix`, the text before, `suffix`, the text after, `middle`.
+/// The marks of a prompt with a gap to fill: `prefix`, the text before, `suffix`, the text after, `middle`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FillTokens {
     /// Before the text that comes before the gap.

@@ -18,8 +18,8 @@ pub const MAX_STOPS: usize = 64;
 pub const MAX_STOP_BYTES: usize = 1024;
 /// The most alternatives that a client of any family may ask for.
 pub const MAX_TOP_LOGPROBS: u8 = 20;
-/// Session names are kept in memory and in logs. More than the 256 bytes that clients of a server may use: it puts before
-/// them whose they are.
+/// Session names are kept in memory and in logs. More than the 256 bytes that clients of a server may use, because the
+/// server puts the owner before them.
 pub const MAX_SESSION_BYTES: usize = 320;
 
 /// What is asked of the engine.
@@ -53,7 +53,7 @@ pub struct Sampling {
     pub temperature: f32,
     /// Only the `top_k` most likely tokens; 0 takes all.
     pub top_k: u32,
-    /// The smallest set of tokens whose probabilities reach this sum; 1 takes all.
+    /// Sample from the smallest set of tokens with at least this total probability; 1 takes all.
     pub top_p: f32,
     /// Only tokens at least this likely relative to the best one; 0 takes all.
     pub min_p: f32,
@@ -160,7 +160,7 @@ pub struct Request {
     pub stop: Vec<String>,
     /// A constraint on the reply.
     pub grammar: Option<Grammar>,
-    /// Report the log probability of each token and of so many alternatives.
+    /// Report the log probability of each token and of this number of alternatives.
     pub logprobs: Option<u8>,
     /// The caller's name for a sequence that stays pinned after the request.
     pub session_id: Option<String>,
@@ -178,9 +178,9 @@ pub struct Request {
     pub boundary_hints: Vec<usize>,
     /// Go on when the model says that it is done.
     pub ignore_eos: bool,
-    /// Whose it is; `None` where nobody tells callers apart.
+    /// The tenant that sent it; `None` where callers are not distinguished.
     pub tenant: Option<Tenant>,
-    /// Control tokens whose text belongs to the reply (a template's tool-call tokens); the others yield no text.
+    /// Control tokens that are part of the reply's text (a template's tool-call tokens); the others yield no text.
     pub shown_tokens: Vec<u32>,
 }
 

@@ -17,7 +17,7 @@ fn in_home(home: &Path, words: &[&str]) -> Command {
     command
 }
 
-/// A command whose model runs in its own process.
+/// A command that runs the model in its own process.
 fn own(home: &Path, words: &[&str]) -> Command {
     let mut command = in_home(home, words);
     command.args(["--local", "--threads", "1", "--cache-dir"]).arg(home.join("kv"));

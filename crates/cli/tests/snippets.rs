@@ -1,8 +1,8 @@
 //! Every fenced block of every document is run by a named test, or stands in `not_run.toml` with its reason.
 //!
 //! `Way` lists the tests; each takes its blocks from `blocks_of`, so a block that has a way is run by construction. The
-//! test below fails for a block that has neither, for an entry of the table that fits no block, and for a way whose
-//! test is gone.
+//! test below fails for a block that has neither, for an entry of the table that fits no block, and for a way
+//! without a test.
 
 mod block;
 mod comparison;
@@ -141,7 +141,7 @@ fn complaints(blocks: &[Block], table: &[NotRun]) -> Vec<String> {
             complaints.push(format!("not_run.toml: {fitting} blocks of {document} begin `{opens}`; it must be one"));
         }
         if reason.split_whitespace().count() < 2 {
-            complaints.push(format!("not_run.toml: `{reason}` is no reason for {document}, `{opens}`"));
+            complaints.push(format!("not_run.toml: `{reason}` is not a reason for {document}, `{opens}`"));
         }
     }
     complaints
@@ -180,5 +180,5 @@ fn a_block_without_a_way_and_a_stale_entry_are_found() {
     let found = complaints(&blocks, &[entry("a -> c", "")]);
     assert!(found[0].starts_with("docs/x.md:1: no test runs this block of kind `text`"), "{found:?}");
     assert!(found[1].contains("0 blocks of docs/x.md begin `a -> c`"), "{found:?}");
-    assert!(found.len() == 3 && found[2].contains("is no reason"), "{found:?}");
+    assert!(found.len() == 3 && found[2].contains("is not a reason"), "{found:?}");
 }

@@ -42,7 +42,7 @@ impl<K> Default for Share<K> {
 }
 
 impl<O: Copy + Ord, K: Clone + Eq + Hash, V> FairLru<O, K, V> {
-    /// An empty one that holds so many values, and so many bytes of them.
+    /// An empty cache with a limit on the number of values and on their bytes.
     #[must_use]
     pub fn new(most: usize, most_bytes: usize) -> Self {
         let (entries, shares) = (HashMap::new(), BTreeMap::new());

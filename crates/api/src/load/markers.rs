@@ -1,6 +1,6 @@
 //! Thinking and tool-call markers that a model declares, as token sequences.
 //!
-//! Part of a model's configuration and of a request; the engine tells by them which part of a reply a token belongs to.
+//! Part of a model's configuration and of a request; they show the engine which part of a reply a token belongs to.
 
 use serde::{Deserialize, Serialize};
 
