@@ -42,7 +42,7 @@ impl<K> Default for Share<K> {
 }
 
 impl<O: Copy + Ord, K: Clone + Eq + Hash, V> FairLru<O, K, V> {
-    /// An empty cache with a limit on the number of values and on their bytes.
+    /// An empty map that holds at most `most` values and `most_bytes` bytes of them.
     #[must_use]
     pub fn new(most: usize, most_bytes: usize) -> Self {
         let (entries, shares) = (HashMap::new(), BTreeMap::new());
