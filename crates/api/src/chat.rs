@@ -55,7 +55,7 @@ pub struct Normalised {
 pub enum HygieneRule {
     /// A line of the system prompt that is an HTTP-like header about billing or attribution is left out.
     BillingHeader,
-    /// Hours, minutes and seconds in a line of the system prompt that tells the date or the time are blanked.
+    /// Hours, minutes and seconds in a line of the system prompt that states the date or the time are blanked.
     Clock,
     /// Tools are sorted by name.
     ToolOrder,
@@ -91,7 +91,7 @@ impl HygieneRule {
                 "You are a coding agent.",
             ),
             Self::Clock => (
-                "blanks the time of day in a line of the system prompt that tells the date or the time",
+                "blanks the time of day in a line of the system prompt that states the date or the time",
                 "Today is 2025-11-15, the time is 06:42:55.",
                 "Today is 2025-11-15, the time is --:--:--.",
             ),

@@ -125,7 +125,7 @@ pub trait NodeModel: Send + Sync {
     /// A prompt as the model would read it. It may be longer than the context, up to a few times.
     async fn render(&self, prompt: Generate) -> Result<Rendered, EngineError>;
 
-    /// Why a prompt is found in the cache or not. Where tenants are told apart, as if the asking one's rows were all.
+    /// Why a prompt is found in the cache or not. With several tenants, only the caller's own rows count.
     async fn explain(&self, prompt: Generate) -> Result<Explained, EngineError>;
 
     /// The tokens of a text, which may be longer than the context, up to a few times.

@@ -18,7 +18,7 @@ pub struct SigningKey {
 }
 
 impl SigningKey {
-    /// A key from secret bytes of any length; no bytes are no secret.
+    /// A key from secret bytes of any length; `None` if there are none.
     #[must_use]
     pub fn new(secret: &[u8]) -> Option<Self> {
         if secret.is_empty() {

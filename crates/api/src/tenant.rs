@@ -1,4 +1,4 @@
-//! Whose a request is, and what it may learn and share with the requests of others.
+//! The tenant of a request, and what the request may learn from and share with those of others.
 //!
 //! A server with API keys gives every request its key's tenant; a program without tenants leaves it out. Plain data. The
 //! name is a digest that the caller makes: it must never be the key itself.
@@ -12,13 +12,13 @@ pub enum Privacy {
     /// There are no others: rows are noted as its own, and nothing is hidden from it.
     #[default]
     Open,
-    /// States are shared, and a request is told of the tenant's own ones only.
+    /// States are shared, but a request learns about the tenant's own ones only.
     Discreet,
     /// Nothing is shared: the tenant's states have a namespace of their own.
     Isolated,
 }
 
-/// Whose a request is.
+/// The tenant of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Tenant {
     /// The name under which its rows are known.
@@ -28,7 +28,7 @@ pub struct Tenant {
 }
 
 impl Tenant {
-    /// Whether a request is told of the tenant's own states only.
+    /// Whether a request learns about the tenant's own states only.
     #[must_use]
     pub fn is_discreet(&self) -> bool {
         self.privacy == Privacy::Discreet

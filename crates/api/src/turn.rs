@@ -128,7 +128,7 @@ impl Tool {
 pub struct ChatTurn {
     /// In OpenAI's shape, checked.
     pub messages: Vec<Value>,
-    /// Tools that the model is told of.
+    /// Tools that the model may call.
     pub tools: Vec<Tool>,
     /// Which of them it may call.
     pub choice: Choice,

@@ -18,7 +18,7 @@ fn peer(folder: &Path) -> Served {
     Served::start_command(&mut command, folder)
 }
 
-/// How a peer that is no good answers a chat completion.
+/// How a faulty peer answers a chat completion.
 #[derive(Clone, Copy)]
 enum Fault {
     Error,

@@ -1,7 +1,7 @@
 //! The documents: every example runs, every name exists.
 
+pub(crate) mod cache_guide;
 pub(crate) mod chat_guide;
-pub(crate) mod documents;
 pub(crate) mod guides;
 pub(crate) mod manual;
 pub(crate) mod models_document;

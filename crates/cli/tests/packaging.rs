@@ -1,5 +1,5 @@
 //! What is packed and installed.
 
+pub(crate) mod deployment;
 pub(crate) mod packaged_files;
-pub(crate) mod packaging;
 pub(crate) mod self_contained;

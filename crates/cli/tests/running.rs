@@ -49,7 +49,7 @@ pub(crate) fn without_settings(program: impl AsRef<OsStr>) -> Command {
             command.env_remove(name);
         }
     }
-    // The settings of whoever runs the tests must not reach them.
+    // The developer's own settings must not reach the tests.
     command.env("XDG_CONFIG_HOME", "/nonexistent");
     // No folder of models: the user's own must not be touched.
     command.env("XDG_DATA_HOME", "/nonexistent");

@@ -2,6 +2,6 @@
 
 pub(crate) mod bad_input;
 pub(crate) mod crafted;
-pub(crate) mod serving;
+pub(crate) mod named_models;
 pub(crate) mod stopping;
 pub(crate) mod strange_files;

@@ -1,4 +1,4 @@
-//! Shared by the tests of the binary: starting it, and a cache folder whose rows and keys are the same every time.
+//! Shared by the tests of the binary: starting it, and a cache folder with the same rows and keys every time.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -134,7 +134,7 @@ pub(crate) fn row_path(folder: &Path, key: &Key) -> PathBuf {
     poncho_cache::row_path(folder, key)
 }
 
-/// Turns one bit of a file round, so many bytes before its end.
+/// Flips one bit of a file, `before_end` bytes before its end.
 pub(crate) fn damage(path: &Path, before_end: usize) {
     let mut bytes = std::fs::read(path).unwrap();
     let at = bytes.len() - before_end;

@@ -1,4 +1,4 @@
-//! A run of so many ticks on the stub, for counting instructions.
+//! A run of a fixed number of ticks on the stub, for counting instructions.
 //!
 //! `scripts/count_instructions.sh` runs it twice under callgrind with different lengths and subtracts, which leaves what one
 //! tick costs. Alone, as `make bench` runs it, it prints the time of a tick. The stub computes next to nothing, so what is

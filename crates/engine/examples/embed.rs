@@ -12,7 +12,7 @@ use poncho_engine::backend::llama::LlamaBackend;
 use poncho_engine::backend::{ChatRequest, ContextOptions};
 use poncho_engine::{Completion, Model, ModelConfig, Request, StreamEvent};
 
-/// Loads a model whose rows are kept in a folder, at most 10 GiB of them.
+/// Loads a model and keeps its rows in a folder, at most 10 GiB of them.
 pub(crate) fn load(model: &Path, folder: &Path) -> Result<Model, Box<dyn Error>> {
     let cache = Arc::new(Cache::open(CacheConfig::on_disk(folder, 10 << 30))?);
     let context = ContextOptions { n_ctx: 4096, n_seq_max: 2, ..ContextOptions::default() };

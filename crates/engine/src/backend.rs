@@ -114,7 +114,7 @@ pub trait Model: Send + Sync {
     /// Turns a JSON schema into a GBNF grammar text.
     ///
     /// # Errors
-    /// [`GrammarError`] for a text that is no JSON or a schema that cannot be expressed.
+    /// [`GrammarError`] for a text that is not JSON or a schema that cannot be expressed.
     fn json_schema_to_grammar(&self, schema: &str) -> Result<String, GrammarError>;
 
     /// Renders messages and tools with the model's chat template.

@@ -4,6 +4,7 @@
 
 pub(crate) mod delta;
 pub(crate) mod hygiene;
+pub(crate) mod kept;
 pub(crate) mod message_ends;
 pub(crate) mod model;
 pub(crate) mod preparing;

@@ -23,9 +23,9 @@ use poncho_api::{
 };
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
+use crate::chat::kept::KeptTurns;
 use crate::chat::model::Conversations;
 use crate::chat::preparing::blocking;
-use crate::chat::replay::Replay;
 use crate::error::EngineError;
 use crate::files::footprint::footprint;
 use crate::model::Model;
@@ -43,7 +43,7 @@ impl Host {
     /// Offers the models of an engine. Reads the turns that an earlier host kept, if the settings name a file.
     #[must_use]
     pub fn new(engine: Arc<Engine>, settings: ChatSettings) -> Self {
-        let replay = Replay::open(settings.replay_file.as_deref(), settings.replay);
+        let replay = KeptTurns::open(settings.replay_file.as_deref(), settings.replay);
         Self { engine, conversations: Arc::new(Conversations::new(replay, settings.hygiene)) }
     }
 

@@ -192,7 +192,7 @@ impl Model {
         self.shared().watch.look().is_some()
     }
 
-    /// Refuses work whose results would be those of other weights.
+    /// Refuses work that would compute with other weights.
     fn check_file(&self) -> Result<(), EngineError> {
         let watch = &self.shared().watch;
         if watch.is_changed() || (watch.is_due() && watch.look().is_some()) {
@@ -290,7 +290,7 @@ impl Model {
         text
     }
 
-    /// The text of some tokens; bytes that are no UTF-8 become U+FFFD.
+    /// The text of some tokens; bytes that are not UTF-8 become U+FFFD.
     #[must_use]
     pub fn detokenize(&self, tokens: &[u32], special: SpecialText) -> String {
         let mut bytes = Vec::new();
@@ -360,7 +360,7 @@ impl Model {
     /// The rules of a JSON schema in llama.cpp's notation, starting from `root`; for building larger grammars.
     ///
     /// # Errors
-    /// It is no schema, or one that cannot be turned into rules.
+    /// It is not a schema, or it cannot be turned into rules.
     pub fn json_schema_to_grammar(&self, schema: &str) -> Result<String, EngineError> {
         schema::check_text(schema, &mut schema::Used::default()).map_err(|error| bad_schema(&error))?;
         let rules = self.shared().model.json_schema_to_grammar(schema);
@@ -392,7 +392,7 @@ impl Model {
         self.enter(self.reserve()?, request, grammar)
     }
 
-    /// Hands a request to the worker whose place was reserved, and takes the place. A request that is refused leaves it.
+    /// Hands a request to the worker and uses up the reserved place. A request that is refused leaves the place reserved.
     ///
     /// # Errors
     /// The request is wrong in itself or its grammar does not compile.

@@ -124,7 +124,7 @@ fn an_abort_meant_for_a_stuck_call_does_not_reach_the_next_embedding() {
     assert_eq!(bench.model.embed(inputs(3), false).unwrap().len(), 3);
     bench.faults.on_decode(1, DecodeFault::Hang);
     let stuck = bench.model.embed(inputs(3), false);
-    assert!(matches!(stuck, Err(EngineError::Watchdog { .. })), "its caller is told too: {stuck:?}");
+    assert!(matches!(stuck, Err(EngineError::Watchdog { .. })), "its caller gets the error too: {stuck:?}");
     assert_eq!(bench.model.embed(inputs(3), false).unwrap().len(), 3);
     let request = greedy(&prompt(1, 20), 10);
     assert_eq!(

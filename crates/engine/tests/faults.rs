@@ -127,7 +127,7 @@ fn a_decode_that_fails_costs_only_the_requests_in_its_batch() {
                 rows.sort_unstable();
                 rows.dedup();
                 assert_eq!(failed, vec![EngineError::Decode { code }; rows.len()], "{kind:?} {tick}");
-                assert_eq!(bench.faults.counts().contexts, 1, "once is no reason to build a new context");
+                assert_eq!(bench.faults.counts().contexts, 1, "one failure is not a reason to build a new context");
                 assert_serves(&bench, kind);
             }
         }
@@ -262,7 +262,7 @@ fn a_request_that_ends_as_it_starts_takes_nobody_with_it() {
     assert_serves(&bench, MemoryKind::Recurrent);
 }
 
-/// A model whose sequences share few cells.
+/// A model with few cells for all its sequences.
 fn cramped(kind: MemoryKind) -> Bench {
     let config = roomy();
     let context = ContextOptions { n_ctx: 128, n_cells: Some(128), ..config.context.clone() };

@@ -55,7 +55,7 @@ impl Said {
 /// The prompt of every scripted reply.
 const PROMPT: &str = "<|im_start|>user\nGo on.<|im_end|>\n<|im_start|>assistant\n";
 
-/// Sends a request to a model whose most likely reply is this one.
+/// Sends a request to a model that most likely gives this reply.
 fn say(config: ModelConfig, reply: &str, request: Request) -> Said {
     let backend = StubBackend::new(MemoryKind::Attention).with_reply(&request.tokens, &words(reply));
     let bench = bench_with(config, &backend, &memory_cache());

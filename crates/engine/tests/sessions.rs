@@ -139,7 +139,7 @@ fn a_request_that_waits_for_its_parent_holds_nobody_up() {
     assert_eq!(bench.model.complete(parent).unwrap().finish_key, Some(key));
     assert_eq!(waiting.wait().unwrap().generated, solo(MemoryKind::Attention, &orphan).generated);
     assert_idle(&bench);
-    // One that still waits when the model goes is told so.
+    // One that still waits when the model is unloaded gets an error.
     let never = Request { parent_key: Some(bench.model.key_of(&prompt(8, 30))), ..orphan };
     let waiting = bench.model.submit(never).unwrap();
     bench.model.shut_down().unwrap();

@@ -1,4 +1,4 @@
-//! Requests that begin alike and run at the same time: what they share is read once, whoever of them leaves or fails, and
+//! Requests that begin alike and run at the same time: what they share is read once, even if one of them leaves or fails, and
 //! each says what it says alone.
 
 use poncho_engine::backend::MemoryKind;

@@ -14,7 +14,7 @@ use poncho_engine::{Exactness, FinishReason, ModelConfig, Request, RestoreRule};
 use crate::stub::{Bench, KINDS, LONG, assert_idle, assert_serves, bench_with, eventually, roomy, roomy_with, solo};
 use crate::support::{greedy, prompt};
 
-/// A cache whose rows are in files only, and the hand that stalls them.
+/// A cache with rows in files only, and the file system that stalls them.
 fn files() -> (Arc<Cache>, FaultFs) {
     let fs = FaultFs::new(Arc::new(MemoryFs::new()));
     let gates = Gates { evict_save_timeout_ms: 50, ..Gates::default() };

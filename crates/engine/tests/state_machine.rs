@@ -98,7 +98,7 @@ impl Oracle {
     }
 }
 
-/// A request whose end nobody has seen yet.
+/// A request that has not ended yet, as far as the test has seen.
 struct Open {
     stream: Stream,
     request: Request,

@@ -1,4 +1,4 @@
-//! A worker that dies or hangs is replaced: its requests are told why, the next ones are served, other models go on.
+//! A worker that dies or hangs is replaced: its requests get the reason, the next ones are served, other models go on.
 
 use std::io::Write;
 use std::time::Duration;
@@ -90,7 +90,7 @@ fn a_context_that_cannot_be_made_is_tried_again() {
     bench.model.complete(greedy(&prompt(1, 20), 5)).unwrap_err();
     let request = greedy(&prompt(2, 20), 5);
     let served = loop {
-        // Requests that meet a context that fails are told so too.
+        // Requests on a failing context get an error too.
         match bench.model.complete(request.clone()) {
             Ok(done) => break done,
             Err(error) => assert!(matches!(error, EngineError::WorkerDied { .. }), "{error:?}"),

@@ -41,7 +41,7 @@ pub(crate) fn stub_model(memory: MemoryKind, cache: &Arc<Cache>) -> (Model, Stub
     (model, backend)
 }
 
-/// A greedy request for so many tokens.
+/// A greedy request for up to `max_tokens` tokens.
 pub(crate) fn greedy(tokens: &[u32], max_tokens: u32) -> Request {
     Request {
         max_tokens: Some(max_tokens),
@@ -51,7 +51,7 @@ pub(crate) fn greedy(tokens: &[u32], max_tokens: u32) -> Request {
     }
 }
 
-/// A prompt of so many byte tokens that differs by number.
+/// A prompt of `count` byte tokens that differs by number.
 pub(crate) fn prompt(number: u32, count: usize) -> Vec<u32> {
     (0..u32::try_from(count).unwrap())
         .map(|position| (position * 31 + number * 101 + position * position) % 250)

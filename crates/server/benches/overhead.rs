@@ -26,7 +26,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Runtime;
 
 const ROUNDS: usize = 400;
-/// Tokens of a reply whose tokens are timed.
+/// Tokens of a reply with per-token timing.
 const REPLY: u32 = 256;
 const CLIENTS: usize = 8;
 /// Requests of each client in a round of throughput.
@@ -54,7 +54,7 @@ fn main() {
 }
 
 struct Bench<'r> {
-    /// Of the server, and of whoever calls the engine directly.
+    /// Of the server, and of direct calls to the engine.
     runtime: &'r Runtime,
     /// Of the clients, on this thread.
     clients: &'r Runtime,

@@ -1,8 +1,8 @@
 //! A server of a stub model on a free port: prints its address, serves until SIGTERM, ends with exit code 0.
 //!
-//! With a number as its argument it has a context of so many tokens, and a model that says what it is told to say. Run
+//! With a number as its argument it has a context of that many tokens, and a model that follows a script. Run
 //! by tests/clients/run.py, which checks the OpenAPI document against it and lets many clients stream from it, and by
-//! tests/clients/agents.py, whose clients have prompts of a hundred thousand bytes, each of them a token. The model
+//! tests/clients/agents.py, with prompts of a hundred thousand bytes, each of them a token. The model
 //! computes nothing, so whatever takes time or memory here is the server's. Not part of the binary.
 
 use std::error::Error;

@@ -2,25 +2,29 @@
 //!
 //! Built by the command line or a Rust program. Its debug form never shows a key.
 
+mod endpoint;
+mod keep_alive;
+mod memory;
+mod uploads;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::http::origin::is_origin;
-use crate::http::uploads::UploadRules;
-use crate::models::keep_alive::KeepAlive;
-use crate::models::library::ModelLibrary;
-use crate::models::manager::budget::MemoryBudget;
-use crate::telemetry::traces::export::Endpoint;
+use crate::library::ModelLibrary;
+pub(crate) use endpoint::Endpoint;
+pub use keep_alive::KeepAlive;
+pub use memory::MemoryBudget;
+pub use uploads::UploadRules;
 
 /// Everything that can be set. `ServerConfig::default()` is right for a private server on the loopback.
 #[derive(Clone)]
 pub struct ServerConfig {
     /// Keys of which a client must send one; empty asks for none.
     pub keys: Vec<String>,
-    /// Further keys, whose holders may see and evict what all keys have stored, and read the metrics.
+    /// Further keys. A client with one of them may see and evict what all keys have stored, and read the metrics.
     pub admin_keys: Vec<String>,
     /// Give each key a namespace of its own: nothing is shared between keys, not even the time that a hit saves.
     pub isolate_keys: bool,
@@ -49,7 +53,7 @@ pub struct ServerConfig {
     /// How long a client may take to send the body of a request.
     pub body_timeout: Duration,
     /// How long a client may leave what is written to it unread. After that its request is cancelled and its connection
-    /// closed; any byte that it takes begins the time anew.
+    /// closed; any byte that it reads restarts the time.
     pub write_timeout: Duration,
     /// How long a request may take; `None` for as long as it needs.
     pub request_timeout: Option<Duration>,
@@ -59,7 +63,7 @@ pub struct ServerConfig {
     pub shutdown_grace: Duration,
     /// Names, without a port, that a server on the loopback without keys answers to besides those of the loopback.
     pub allowed_hosts: Vec<String>,
-    /// Origins, such as `https://chat.example`, whose pages may use this server; none by default.
+    /// Origins of pages that may use this server, such as `https://chat.example`; none by default.
     pub cors: Vec<String>,
     /// The address of an OpenTelemetry collector that takes traces as OTLP over plain HTTP; `None` makes no traces.
     pub otlp_endpoint: Option<String>,
@@ -164,7 +168,9 @@ pub enum ConfigError {
         reason: &'static str,
     },
     /// Something that no browser sends as its origin.
-    #[error("{origin:?} is no origin of a page; write it as https://chat.example, in lower case and without a path")]
+    #[error(
+        "{origin:?} is not an origin of a page; write it as https://chat.example, in lower case and without a path"
+    )]
     Origin {
         /// As it was given.
         origin: String,
@@ -227,6 +233,16 @@ pub fn check_bind(address: SocketAddr, keys: &[String], force: bool) -> Result<(
         return Ok(());
     }
     Err(ConfigError::OpenBind { address })
+}
+
+/// Whether a text is what browsers send as an origin: a scheme, a host, maybe a port, nothing more.
+pub(crate) fn is_origin(text: &str) -> bool {
+    let Some((scheme, host)) = text.split_once("://") else { return false };
+    let is_plain = |text: &str, also: &[u8]| {
+        !text.is_empty()
+            && text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || also.contains(&byte))
+    };
+    is_plain(scheme, b"-+.") && is_plain(host, b"-_.:[]")
 }
 
 #[cfg(test)]

@@ -3,13 +3,9 @@
 pub(crate) mod app;
 pub(crate) mod auth;
 pub(crate) mod body;
-pub(crate) mod error;
 pub(crate) mod ndjson;
 pub(crate) mod origin;
-pub(crate) mod request_id;
-pub(crate) mod router;
-pub(crate) mod scope;
-pub(crate) mod serve;
+pub(crate) mod reply;
 pub(crate) mod sse;
 pub(crate) mod token_list;
 pub(crate) mod uploads;

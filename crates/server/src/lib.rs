@@ -1,7 +1,7 @@
 //! Poncho's HTTP server: the endpoints of OpenAI, Anthropic and Ollama, health, metrics and a few of its own over
 //! [`poncho_api`].
 //!
-//! [`serve`] runs it on a listener until it is told to stop; [`check_bind`] says whether an address may be used.
+//! [`serve`] runs it on a listener until shutdown is requested; [`check_bind`] says whether an address may be used.
 //! Request text becomes plain data for the engine here and its events become JSON here; no inference state and no C++
 //! live in this crate, and nothing that a client sends ever becomes a path.
 //!
@@ -40,9 +40,9 @@
 //! Anthropic's messages take the same fields beside Anthropic's own. The three input figures of their `usage` add up to
 //! the tokens of the prompt: `cache_read_input_tokens` had their state already, `cache_creation_input_tokens` were
 //! computed and stored, `input_tokens` were computed and not stored, because the prompt is too short to be worth a row.
-//! A stream's `message_start` already tells what was read and expects all of the rest to be stored; `message_delta` has
-//! the final figures. Where `thinking` is not asked for, the model is told not to think and what it thinks all the same
-//! is not shown, so that the first block is the text.
+//! A stream's `message_start` already reports what was read and expects all of the rest to be stored; `message_delta` has
+//! the final figures. Where `thinking` is not asked for, the prompt asks the model not to think, and any thinking is
+//! hidden, so that the first block is the text.
 //!
 //! Ollama's generate and chat take `session_id` and `poncho` too; the object comes with the last line. Their options
 //! have the model's defaults as well. Two things differ from Ollama: `num_ctx` of a request is ignored, because a context
@@ -52,18 +52,24 @@
 //! A request that names a model of the library ([`ModelLibrary`]) which is not loaded loads it, within a memory budget;
 //! models that were loaded so go when nobody used them for [`ServerConfig::keep_alive`], with their state saved.
 
+mod blocking;
 mod config;
 mod dialects;
+mod error;
 mod http;
+mod library;
 mod models;
+mod owner;
+mod request_id;
+mod responses;
+mod router;
+mod serve;
 mod telemetry;
+mod texts;
 
-pub use config::{ConfigError, ServerConfig, check_bind};
-pub use http::serve::serve;
-pub use http::uploads::UploadRules;
-pub use models::keep_alive::KeepAlive;
-pub use models::library::{
+pub use config::{ConfigError, KeepAlive, MemoryBudget, ServerConfig, UploadRules, check_bind};
+pub use library::{
     LibraryError, LibraryFacts, LibraryModel, ModelDefaults, ModelLibrary, PullStep, Recipe, UploadLimits,
 };
-pub use models::manager::budget::MemoryBudget;
 pub use models::registry_library::{ModelSettings, RegistryLibrary};
+pub use serve::serve;

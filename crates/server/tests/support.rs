@@ -103,7 +103,7 @@ impl Answer {
         blocks.map(|block| block.strip_prefix("data: ").unwrap_or_else(|| panic!("{block:?}")).to_owned()).collect()
     }
 
-    /// The events of a stream whose events have names, which their data repeat.
+    /// The events of a stream with named events; their data repeat the names.
     pub(crate) fn named_events(&self) -> Vec<Value> {
         assert_eq!(self.headers["content-type"], "text/event-stream", "{}", self.text);
         let blocks = self.text.split("\n\n").filter(|block| !block.is_empty() && !block.starts_with(':'));
@@ -137,7 +137,7 @@ impl Server {
         Self::start_with_tokens(setup, &[], "").await
     }
 
-    /// A server whose model also says `reply` after exactly these tokens.
+    /// A server with a model that also says `reply` after exactly these tokens.
     pub(crate) async fn start_with_tokens(setup: Setup, prompt: &[u32], reply: &str) -> Self {
         let mut backend = StubBackend::new(setup.memory).with_template(setup.template);
         if !prompt.is_empty() {
@@ -182,7 +182,7 @@ impl Server {
         Self::start(Setup::default()).await
     }
 
-    /// A server whose model answers one user message.
+    /// A server with a model that answers one user message.
     pub(crate) async fn saying(user: &str, reply: &str) -> Self {
         Self::start(Setup { replies: vec![(rendered(user), reply.to_owned())], ..Setup::default() }).await
     }

@@ -43,7 +43,7 @@ pub enum PrefillChunk {
     /// A quarter of the batch, at least 64.
     #[default]
     Default,
-    /// So many.
+    /// This number of tokens.
     Tokens(NonZeroUsize),
     /// As many as fit.
     Unlimited,

@@ -49,7 +49,7 @@ mod tests {
         assert_eq!(known.common(&[1, 2, 9, 9, 9]), 3);
         assert_eq!(known.common(&[1, 2, 3, 4]), 4, "a prompt sent twice is not new");
         assert_eq!(known.common(&[1, 2]), 2, "a shorter one neither");
-        assert_eq!(known.common(&[2, 3, 4]), 0, "the middle of a prompt is no prefix");
+        assert_eq!(known.common(&[2, 3, 4]), 0, "the middle of a prompt is not a prefix");
         assert_eq!(known.common(&[]), 0);
     }
 }

@@ -5,7 +5,7 @@
 use poncho_terminal::printable_line;
 use serde::{Deserialize, Serialize};
 
-/// A model that expires in this year or later stays for ever.
+/// A model that expires in this year or later stays loaded indefinitely.
 const FOREVER: &str = "2200";
 
 /// The answer of the server.

@@ -70,7 +70,7 @@ fn ask(address: SocketAddr) -> io::Result<String> {
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     write!(stream, "GET /api/hygiene HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")?;
-    // The head of our own answers is far shorter; another program may send for ever.
+    // The head of our own answers is far shorter; another program may send indefinitely.
     let mut head = Vec::new();
     let _ = stream.take(4096).read_to_end(&mut head);
     Ok(String::from_utf8_lossy(&head).into_owned())

@@ -82,7 +82,7 @@ fn a_folder_of_another_server_is_broken_and_names_it() {
     assert!(finding["fact"].as_str().unwrap().contains(&std::process::id().to_string()), "{finding}");
     drop(owner);
     let (_, finding) = examine(folder.path(), &[], "cache lock");
-    assert_eq!(finding, Value::Null, "nobody holds it any more");
+    assert_eq!(finding, Value::Null, "the lock is released");
 }
 
 #[test]

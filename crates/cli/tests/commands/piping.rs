@@ -17,7 +17,7 @@ fn in_home(home: &Path, words: &[&str]) -> Command {
     command
 }
 
-/// A command whose model runs in its own process.
+/// A command that runs the model in its own process.
 fn own(home: &Path, words: &[&str]) -> Command {
     let mut command = in_home(home, words);
     command.args(["--local", "--threads", "1", "--cache-dir"]).arg(home.join("kv"));
@@ -153,7 +153,7 @@ fn loaded_models_are_listed_and_unloaded() {
     assert_eq!(stopped.good(), "unloaded smollm2:135m\n");
     assert_eq!(fake.posted.recv().unwrap(), ("/api/models/unload".to_owned(), json!({"model": "smollm2:135m"})));
     let unknown = run(&mut in_home(home.path(), &["ps", "--url", &fake.url]));
-    assert!(unknown.failed().contains("does not know /api/ps"));
+    assert!(unknown.failed().contains("has no /api/ps"));
 }
 
 #[test]

@@ -47,7 +47,7 @@ fn one_turned_bit_in_a_payload_is_named() {
 fn torn_misnamed_and_orphaned_rows_are_named() {
     let folder = tempfile::tempdir().unwrap();
     let prepared = prepare(folder.path());
-    // A header that is cut off, a file under another name, and a row whose parent is gone.
+    // A header that is cut off, a file under another name, and a row without its parent.
     let torn = row_path(folder.path(), &prepared.branch);
     std::fs::OpenOptions::new().write(true).open(&torn).unwrap().set_len(50).unwrap();
     let misnamed = row_path(folder.path(), &poncho_cache::Key::from_bytes([0xee; 32]));

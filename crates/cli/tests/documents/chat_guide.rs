@@ -8,7 +8,7 @@ use std::process::Command;
 
 use poncho_testkit::{ModelKind, model_path};
 
-use crate::documents::documents::{Example, examples, matches};
+use crate::documents::cache_guide::{Example, examples, matches};
 use crate::documents::snippets::{Way, blocks_of};
 use crate::served::Served;
 use crate::support::{Run, run};
@@ -56,7 +56,7 @@ fn the_conversation_of_the_guide_goes_as_it_is_shown() {
     let [block] = &blocks[..] else { panic!("one conversation: {blocks:?}") };
     let mut lines = block.body.lines();
     let command = lines.next().unwrap().strip_prefix("$ poncho ").unwrap();
-    // Whoever serves at the default address of this machine is left alone.
+    // A server at the default address of this machine is left alone.
     let words: Vec<&str> = command.split_whitespace().chain(["--local", "--threads", "1"]).collect();
     let mut terminal = Terminal::open(&words, home.path());
     let mut shown = Vec::new();

@@ -5,7 +5,7 @@
 use std::fs;
 
 use crate::commands::models::{at_home, place};
-use crate::documents::documents::{Example, assert_prints, examples};
+use crate::documents::cache_guide::{Example, assert_prints, examples};
 use crate::documents::snippets::{Way, blocks_of};
 use crate::support::run;
 

@@ -94,7 +94,7 @@ fn a_taken_port_is_named_with_the_way_out() {
     // Nobody answers there: the question whether it is a Poncho must end by itself.
     let message = refused(serve_command(&folder.path().join("kv")).args(["--port", &port]));
     says(&message, &[&format!("127.0.0.1:{port}"), "another program listens there", "ss -ltnp", "--port"]);
-    assert!(!folder.path().join("kv").exists(), "found out before anything is opened");
+    assert!(!folder.path().join("kv").exists(), "detected before anything is opened");
 }
 
 #[test]

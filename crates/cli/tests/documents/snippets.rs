@@ -1,8 +1,8 @@
 //! Every fenced block of every document is run by a named test, or stands in `not_run.toml` with its reason.
 //!
 //! `Way` lists the tests; each takes its blocks from `blocks_of`, so a block that has a way is run by construction. The
-//! test below fails for a block that has neither, for an entry of the table that fits no block, and for a way whose
-//! test is gone.
+//! test below fails for a block that has neither, for an entry of the table that fits no block, and for a way
+//! without a test.
 
 mod block;
 mod comparison;
@@ -57,20 +57,35 @@ impl Way {
     fn test(self) -> (&'static str, &'static str) {
         match self {
             Self::Shell => ("crates/cli/tests/documents/snippets/shell.rs", "every_line_for_the_shell_works"),
-            Self::Comparison => ("crates/cli/tests/documents/snippets/comparison.rs", "the_comparison_runs_as_it_is_written"),
-            Self::Trace => ("crates/cli/tests/documents/snippets/shell.rs", "the_traces_that_are_shown_can_be_replayed"),
-            Self::PonchoSettings => ("crates/cli/tests/documents/snippets/settings.rs", "settings_of_poncho_are_accepted"),
-            Self::ClientSettings => ("crates/cli/tests/documents/snippets/settings.rs", "settings_of_clients_can_be_read"),
+            Self::Comparison => {
+                ("crates/cli/tests/documents/snippets/comparison.rs", "the_comparison_runs_as_it_is_written")
+            }
+            Self::Trace => {
+                ("crates/cli/tests/documents/snippets/shell.rs", "the_traces_that_are_shown_can_be_replayed")
+            }
+            Self::PonchoSettings => {
+                ("crates/cli/tests/documents/snippets/settings.rs", "settings_of_poncho_are_accepted")
+            }
+            Self::ClientSettings => {
+                ("crates/cli/tests/documents/snippets/settings.rs", "settings_of_clients_can_be_read")
+            }
             Self::SdkProgram => ("tests/clients/documents.py", "run_programs"),
-            Self::CacheCommands => ("crates/cli/tests/documents/documents.rs", "every_example_of_the_guide_prints_what_it_shows"),
-            Self::ChatCommands => ("crates/cli/tests/documents/chat_guide.rs", "every_command_of_the_guide_prints_what_it_shows"),
+            Self::CacheCommands => {
+                ("crates/cli/tests/documents/cache_guide.rs", "every_example_of_the_guide_prints_what_it_shows")
+            }
+            Self::ChatCommands => {
+                ("crates/cli/tests/documents/chat_guide.rs", "every_command_of_the_guide_prints_what_it_shows")
+            }
             Self::Conversation => {
                 ("crates/cli/tests/documents/chat_guide.rs", "the_conversation_of_the_guide_goes_as_it_is_shown")
             }
-            Self::ModelCommands => {
-                ("crates/cli/tests/documents/models_document.rs", "every_example_of_the_guide_to_models_prints_what_it_shows")
+            Self::ModelCommands => (
+                "crates/cli/tests/documents/models_document.rs",
+                "every_example_of_the_guide_to_models_prints_what_it_shows",
+            ),
+            Self::RustExample => {
+                ("crates/cli/tests/documents/guides.rs", "code_in_the_guides_is_the_code_of_the_examples")
             }
-            Self::RustExample => ("crates/cli/tests/documents/guides.rs", "code_in_the_guides_is_the_code_of_the_examples"),
         }
     }
 
@@ -141,7 +156,7 @@ fn complaints(blocks: &[Block], table: &[NotRun]) -> Vec<String> {
             complaints.push(format!("not_run.toml: {fitting} blocks of {document} begin `{opens}`; it must be one"));
         }
         if reason.split_whitespace().count() < 2 {
-            complaints.push(format!("not_run.toml: `{reason}` is no reason for {document}, `{opens}`"));
+            complaints.push(format!("not_run.toml: `{reason}` is not a reason for {document}, `{opens}`"));
         }
     }
     complaints
@@ -180,5 +195,5 @@ fn a_block_without_a_way_and_a_stale_entry_are_found() {
     let found = complaints(&blocks, &[entry("a -> c", "")]);
     assert!(found[0].starts_with("docs/x.md:1: no test runs this block of kind `text`"), "{found:?}");
     assert!(found[1].contains("0 blocks of docs/x.md begin `a -> c`"), "{found:?}");
-    assert!(found.len() == 3 && found[2].contains("is no reason"), "{found:?}");
+    assert!(found.len() == 3 && found[2].contains("is not a reason"), "{found:?}");
 }

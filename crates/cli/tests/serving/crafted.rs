@@ -458,7 +458,7 @@ fn no_changed_model_kills_the_process_that_tries_it() {
             if status.signal().is_some() || !matches!(status.code(), Some(0 | 1)) {
                 let last: Vec<&str> = said.lines().rev().take(2).collect();
                 let death = format!("{kind:?} {seed}: {changes}: {status}: {last:?}");
-                // A long run tells at once.
+                // A long run reports at once.
                 eprintln!("{death}");
                 deaths.push(death);
             }

@@ -20,7 +20,7 @@ pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
 fn a_second_signal_does_not_wait_for_requests_in_flight() {
     let folder = tempfile::tempdir().unwrap();
     let mut served = Served::start(folder.path());
-    // A request whose body never ends is in flight until its time is up, a minute from now.
+    // A request with an endless body is in flight until its time is up, a minute from now.
     let mut open = TcpStream::connect(served.address).unwrap();
     open.write_all(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 900\r\n\r\n{").unwrap();
     let in_flight = |served: &Served| {

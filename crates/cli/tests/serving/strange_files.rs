@@ -1,5 +1,5 @@
-//! FIFOs in the places of files, and rows that others could read: no command waits for the ones, and the others are told and
-//! closed.
+//! FIFOs in the places of files, and rows that others could read: no command waits for a FIFO, and such rows are reported
+//! and closed.
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
@@ -46,7 +46,7 @@ fn run_bounded(command: &mut Command, until: Option<&str>) -> Run {
     Run { code: status.code(), stdout: reader.join().unwrap(), stderr: messages }
 }
 
-/// Hardening 16: `ls`, `stat`, `show`, `verify` and the start of a server waited for ever.
+/// Hardening 16: `ls`, `stat`, `show`, `verify` and the start of a server waited forever.
 #[test]
 fn a_fifo_under_a_rows_name_hangs_no_command_and_no_server() {
     let folder = tempfile::tempdir().unwrap();
@@ -95,7 +95,7 @@ fn a_fifo_given_as_a_model_is_refused_at_once() {
     }
 }
 
-/// Hardening 5: `doctor` tells what others may read, `cache verify` too, and with `--repair` it closes all of it.
+/// Hardening 5: `doctor` reports what others may read, `cache verify` too, and with `--repair` it closes all of it.
 #[test]
 fn rows_that_others_may_read_are_told_and_closed_by_the_repair() {
     let folder = tempfile::tempdir().unwrap();

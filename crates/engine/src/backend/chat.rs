@@ -93,7 +93,7 @@ pub struct ChatPrompt {
     pub grammar_lazy: bool,
     /// What wakes a lazy grammar.
     pub grammar_triggers: Vec<GrammarTrigger>,
-    /// Special tokens whose text the parser needs to see: detokenize them with `SpecialText::Render`.
+    /// Special tokens that the parser needs to see as text: detokenize them with `SpecialText::Render`.
     pub preserved_tokens: Vec<String>,
     /// Further stop strings.
     pub stops: Vec<String>,

@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-/// What holds the bytes: plain memory here, page-locked memory in a GPU backend.
+/// The memory behind the bytes: plain memory here, page-locked memory in a GPU backend.
 pub trait HostMemory: AsRef<[u8]> + AsMut<[u8]> + Send + Sync + 'static {
     /// Whether a device can copy from and to it without a detour.
     fn is_page_locked(&self) -> bool;

@@ -19,7 +19,7 @@
 //! | anything else | partial = the whole state | set it whole |
 //!
 //! A range is packed by copying its bytes alone out of the sequence's state, and rows that follow each other are set as one state
-//! whose pieces lie where the rows do: `io.rs` reads and writes states in pieces. Setting a state empties its sequence.
+//! with pieces that lie where the rows do: `io.rs` reads and writes states in pieces. Setting a state empties its sequence.
 //! With unified KV what comes later is therefore set through a scratch sequence (`seq_cp` marks cells, it copies nothing); with
 //! split KV `seq_cp` between sequences copies a whole stream, so a chain is set at once.
 #![expect(unsafe_code, reason = "llama.cpp is a C++ library; every call into it is here and nowhere else")]
@@ -119,7 +119,7 @@ impl Backend for LlamaBackend {
 mod tests {
     use super::*;
 
-    /// Hardening 7: what changes the arithmetic is told.
+    /// Hardening 7: settings that change the arithmetic are reported.
     #[test]
     fn the_build_names_version_compiler_and_kernels() {
         let build = LlamaBackend.build();

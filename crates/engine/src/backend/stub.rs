@@ -44,7 +44,7 @@ pub use chat::StubTemplate;
 pub use echo::PLAIN_REPLY;
 pub use faults::{DecodeFault, StubCall, StubCounts, StubFaults};
 
-/// The stub. Every model it loads has the same memory kind; the path tells models apart.
+/// The stub. Every model it loads has the same memory kind; the path distinguishes models.
 #[derive(Clone, Debug)]
 pub struct StubBackend {
     memory: MemoryKind,
@@ -58,7 +58,7 @@ pub struct StubBackend {
 }
 
 impl StubBackend {
-    /// A stub whose models have this memory kind.
+    /// A stub for models of this memory kind.
     #[must_use]
     pub fn new(memory: MemoryKind) -> Self {
         let (replies, metadata, template) = (Vec::new(), BTreeMap::new(), StubTemplate::default());

@@ -46,7 +46,7 @@ impl EventSender {
     }
 }
 
-/// All streams of a model whose requests have not ended, so that somebody can have the last word if the worker cannot.
+/// The streams of all unfinished requests of a model, so that the last event can be sent even if the worker cannot.
 #[derive(Debug, Default)]
 pub(crate) struct Streams {
     open: Mutex<HashMap<RequestId, EventSender>>,
@@ -70,7 +70,7 @@ impl Streams {
         true
     }
 
-    /// Closes a stream: whoever gets the sender sends the last event. `None` if somebody has got it already.
+    /// Closes a stream: the caller that gets the sender sends the last event. `None` if another one already has it.
     pub(crate) fn close(&self, id: RequestId) -> Option<EventSender> {
         self.lock().remove(&id)
     }

@@ -1,4 +1,4 @@
-//! Where messages end in a prompt: hints for models whose state can be resumed at saved places only.
+//! Where messages end in a prompt: hints for models with a state that can be resumed at saved places only.
 //!
 //! Called by `turn.rs` after the prompt was rendered. A message's end is found by rendering the conversation up to it
 //! and looking how far the tokens agree with the whole prompt, which is right for any template. Stretches of a prompt
@@ -31,7 +31,7 @@ pub(crate) fn hints(
     found
 }
 
-/// A rendered prompt of so many tokens, to compare others with.
+/// A rendered prompt and its tokens, to compare others with.
 pub(crate) fn whole<'a>(
     model: &'a Model,
     prompt: &'a ChatPrompt,
@@ -183,7 +183,7 @@ mod tests {
         longer.push(part("</u>", false));
         assert_eq!(common(&whole, &longer), Some(1 + 3 + 5 + 7 + 5 + 4));
         assert_eq!(common(&whole, &whole), Some(28));
-        assert_eq!(common(&whole, &whole[..2]), Some(9), "the end of a prompt is no difference");
+        assert_eq!(common(&whole, &whole[..2]), Some(9), "the end of a prompt is not a difference");
         assert_eq!(common(&whole, &[]), Some(0));
         assert_eq!(common(&whole, &[part("x", false)]), Some(1), "only the opening token");
     }

@@ -11,8 +11,8 @@ use poncho_api::{HygieneRule, Privacy, Tenant};
 use poncho_cache::OwnerId;
 
 use crate::backend::{ChatPrompt, ChatRequest};
+use crate::chat::kept::KeptTurns;
 use crate::chat::preparing::client_left;
-use crate::chat::replay::Replay;
 use crate::config::Exactness;
 use crate::error::EngineError;
 use crate::model::Model;
@@ -23,7 +23,7 @@ type TemplateKey = ([u8; 32], Option<String>);
 /// What all conversations share.
 pub(crate) struct Conversations {
     /// What models wrote, put back verbatim.
-    pub(crate) replay: Replay,
+    pub(crate) replay: KeptTurns,
     /// The rules that are on.
     pub(crate) hygiene: Vec<HygieneRule>,
     /// Whether a template knows tools, by the model's fingerprint and the template that stands for its own: probed once.
@@ -31,7 +31,7 @@ pub(crate) struct Conversations {
 }
 
 impl Conversations {
-    pub(crate) fn new(replay: Replay, hygiene: Vec<HygieneRule>) -> Self {
+    pub(crate) fn new(replay: KeptTurns, hygiene: Vec<HygieneRule>) -> Self {
         Self { replay, hygiene, knows_tools: Mutex::default() }
     }
 }
@@ -62,7 +62,7 @@ impl ChatModel {
         self.tenant
     }
 
-    /// The one tenant with conversations that may be looked at; `None` where all are one caller's.
+    /// The one tenant with access to the conversations of this call; `None` where there is only one caller.
     pub(crate) fn private_to(&self) -> Option<OwnerId> {
         self.tenant.filter(|tenant| tenant.privacy != Privacy::Open).map(|tenant| tenant.id)
     }

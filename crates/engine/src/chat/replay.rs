@@ -1,152 +1,36 @@
 //! Exact replay: what the model sampled for a turn is put back token by token when the client sends the turn again.
 //!
-//! Clients send a turn back as JSON. Rendered anew it rarely has the tokens that the model wrote (spaces in arguments, the
-//! order of keys, a word cut in another way), and from the first other token on nothing is found in the cache. So turns
-//! with tool calls are kept under their unguessable id and text turns under everything that came before them. `turn.rs`
-//! asks here while it renders a request that need not be exact, `reply.rs` tells what was written. A turn that the client
-//! changed in any way is never replayed, nor one of another API key, and no fault of the file reaches a client.
-//!
-//! The same request must get the same prompt before and after a restart. So a turn is put back only once it is in the
-//! file, and what is forgotten for want of room depends on the order of the file's lines alone.
+//! Clients send a turn back as JSON. Rendered again, it rarely has the tokens that the model wrote (spaces in arguments,
+//! the order of keys, a word cut in another way), and the cache has no match from the first different token on. So turns
+//! with tool calls are kept under their unguessable id, and text turns under everything that came before them
+//! (`kept.rs`). `turn.rs` calls this module while it renders a request that need not be exact; `reply.rs` reports what was
+//! written. A turn that the client changed in any way is never replayed, nor one of another API key.
 
 mod aligned;
-mod journal;
-mod record;
 mod said;
-mod shelves;
 mod splice;
 
-use std::borrow::Borrow;
-use std::hash::Hash;
-use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::Arc;
 
-use poncho_api::{ChatOutput, Completion, FinishReason, ReplayScope, SpecialText};
-use poncho_cache::OwnerId;
+use poncho_api::{ChatOutput, Completion, FinishReason, SpecialText};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use journal::{Journal, Line};
-pub(crate) use record::CallTurn;
-use record::{Record, TextTurn};
 use said::Said;
-use shelves::{Shelf, Shelves};
 pub(crate) use splice::{Check, Scene, splice};
 
+use crate::chat::kept::{CallTurn, TextKey};
 use crate::chat::model::ChatModel;
 
-/// How long a request waits for the line of a turn that it sends back; after that the turn is forgotten for good.
-const PATIENCE: Duration = Duration::from_secs(5);
-
-/// Names a text turn: the model, whose it is, every token before it, and its text.
-type TextKey = [u8; 32];
-
-/// See the module.
-pub(crate) struct Replay {
-    shelves: Arc<Mutex<Shelves>>,
-    journal: Option<Journal>,
-    scope: ReplayScope,
-}
-
-impl Replay {
-    /// Reads what an earlier server kept at that path; without one nothing outlives this one.
-    pub(crate) fn open(path: Option<&Path>, scope: ReplayScope) -> Self {
-        let shelves: Arc<Mutex<Shelves>> = Arc::default();
-        let journal = path.map(|path| Journal::open(path.to_owned(), Arc::clone(&shelves)));
-        Self { shelves, journal, scope }
-    }
-
-    fn shelves(&self) -> MutexGuard<'_, Shelves> {
-        self.shelves.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// What the model wrote for this message, if it is one of its own and nobody changed it.
-    fn find_calls(&self, model: &ChatModel, message: &Value, before: &Said) -> Option<Arc<CallTurn>> {
-        if self.scope == ReplayScope::Nothing {
-            return None;
-        }
-        let calls = message.get("tool_calls")?.as_array()?;
-        let ids = || calls.iter().filter_map(|call| call.get("id")?.as_str());
-        let by_id = || self.find(|shelves| &mut shelves.calls, ids().next()?);
-        let turn = by_id().or_else(|| self.find(|shelves| &mut shelves.calls, before.key(ids()).as_str()))?;
-        let is_own = turn.owner == model.private_to().map(|owner| *owner.as_bytes());
-        (is_own && turn.fingerprint == model.namespace().fingerprint && turn.is_told_by(message)).then_some(turn)
-    }
-
-    fn find_text(&self, key: &TextKey) -> Option<Arc<TextTurn>> {
-        if self.scope != ReplayScope::All {
-            return None;
-        }
-        self.find(|shelves| &mut shelves.texts, key)
-    }
-
-    fn has_texts(&self) -> bool {
-        self.scope == ReplayScope::All && !self.shelves().texts.is_empty()
-    }
-
-    /// A kept turn, once it is in the file. One that does not get there in time is forgotten, in the file too.
-    fn find<K, Q, T>(&self, shelf: impl Fn(&mut Shelves) -> &mut Shelf<K, T>, key: &Q) -> Option<Arc<T>>
-    where
-        K: Borrow<Q> + Clone + Eq + Hash,
-        Q: Hash + Eq + ?Sized,
-        Arc<T>: Into<Record>,
-    {
-        let mut shelves = self.shelves();
-        let kept = shelf(&mut shelves).peek(key).cloned()?;
-        let Some(journal) = &self.journal else {
-            shelf(&mut shelves).touch(key);
-            return Some(kept.turn);
-        };
-        if !journal.is_written(kept.line) {
-            drop(shelves);
-            journal.wait_for(kept.line, PATIENCE);
-            shelves = self.shelves();
-            let still = shelf(&mut shelves).peek(key).is_some_and(|now| now.line == kept.line);
-            if !still || !journal.is_written(kept.line) {
-                let record: Record = kept.turn.into();
-                if let Some(name) = record.name().filter(|_| still) {
-                    shelf(&mut shelves).remove(key);
-                    journal.forget(name);
-                }
-                return None;
-            }
-        }
-        // Moved to the end in memory and in the file alike, and so rarely that it costs nothing.
-        if shelf(&mut shelves).is_old(key) && journal.append(Line::of(&kept.turn.clone().into())).is_some() {
-            shelf(&mut shelves).touch(key);
-        }
-        Some(kept.turn)
-    }
-
-    /// Remembers a turn, in memory and in the file in the same order. A turn that the file has no place for is not
-    /// remembered at all.
-    fn keep(&self, record: Record) {
-        let line = Line::of(&record);
-        let bytes = line.bytes();
-        let mut shelves = self.shelves();
-        let number = match &self.journal {
-            Some(journal) => journal.append(line),
-            None => Some(0),
-        };
-        match number {
-            Some(number) => shelves.put(record, bytes, number),
-            None => tracing::debug!("a turn is not kept: too many wait to be written"),
-        }
-    }
-
-    fn keep_calls(&self, turn: CallTurn) {
-        if turn.key().is_some() && self.scope != ReplayScope::Nothing {
-            self.keep(Record::Call(Arc::new(turn)));
-        }
-    }
-
-    fn keep_text(&self, text: TextKey, tokens: &[u32], owner: Option<OwnerId>) {
-        if self.scope == ReplayScope::All {
-            let owner = owner.map(|owner| *owner.as_bytes());
-            self.keep(Record::Text(Arc::new(TextTurn { text, tokens: tokens.to_vec(), owner })));
-        }
-    }
+/// The tokens that the model wrote for this message, if the message is the model's own and unchanged.
+fn find_calls(model: &ChatModel, message: &Value, before: &Said) -> Option<Arc<CallTurn>> {
+    let kept = &model.conversations().replay;
+    let calls = message.get("tool_calls")?.as_array()?;
+    let ids = || calls.iter().filter_map(|call| call.get("id")?.as_str());
+    let by_id = || kept.find_call(ids().next()?);
+    let turn = by_id().or_else(|| kept.find_call(&before.key(ids())))?;
+    let is_own = turn.owner == model.private_to().map(|owner| *owner.as_bytes());
+    (is_own && turn.fingerprint == model.namespace().fingerprint && turn.is_told_by(message)).then_some(turn)
 }
 
 /// Everything about a prompt that is needed to keep the reply to it.
@@ -169,8 +53,8 @@ impl Recording {
         Self { model: model.clone(), opening: opening.to_owned(), before, said }
     }
 
-    /// Keeps a reply that ended by itself. `output` has the ids that the client was told; `own_ids` says that none of
-    /// them was written by the model: those could be guessed, so they do not name a turn alone.
+    /// Keeps a reply that ended by itself. `output` has the ids that the client got. `own_ids` says that the
+    /// server made all of them: an id that a model wrote could be guessed, so it does not name a turn alone.
     pub(crate) fn keep(&self, output: &ChatOutput, own_ids: bool, completion: &Completion) {
         if completion.finish_reason != FinishReason::Stop || completion.stop_sequence.is_some() {
             return;
@@ -186,7 +70,13 @@ impl Recording {
         }
         let replay = &self.model.conversations().replay;
         if !output.tool_calls.is_empty() {
-            let mut turn = CallTurn::new(&self.model, output, &self.opening, tokens);
+            let mut turn = CallTurn::new(
+                self.model.namespace().fingerprint,
+                self.model.private_to(),
+                output,
+                &self.opening,
+                tokens,
+            );
             turn.before = Some(self.before.clone().finalize().into());
             if !own_ids {
                 turn.said = Some(self.said.key(turn.ids.iter().map(String::as_str)));
@@ -201,7 +91,7 @@ impl Recording {
     }
 }
 
-/// The model, and whose conversation it is where several keys come in.
+/// Starts a hash with the model and, where there are several keys, the owner of the conversation.
 fn begin(model: &ChatModel) -> Sha256 {
     let mut hash = Sha256::new_with_prefix(model.namespace().fingerprint);
     if let Some(owner) = model.private_to() {

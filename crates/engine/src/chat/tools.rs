@@ -64,7 +64,7 @@ fn is_about_calls(message: &Value) -> bool {
     calls || message.get("role").and_then(Value::as_str) == Some("tool")
 }
 
-/// A template knows tools if it tells the model of them and calls can be read back: by a grammar and a parser of its
+/// A template knows tools if it lists them for the model and calls can be read back: by a grammar and a parser of its
 /// own, or because it writes calls as the generic format does.
 fn template_knows_tools(model: &ChatModel) -> bool {
     let without = ChatRequest { messages_json: PROBE_MESSAGES.to_owned(), ..ChatRequest::default() };

@@ -1,7 +1,7 @@
 //! How much memory a model takes: its weights and the cells of its context, worked out from the file and the settings
 //! before anything is loaded; and what the second context for embeddings takes, if one is made.
 //!
-//! Used by whoever keeps several models within a budget. It is an estimate: the compute buffers of the first context are
+//! Used by callers that keep several models within a budget. It is an estimate: the compute buffers of the first context are
 //! not in it (they do not grow with its length), and a windowed model is counted as if it kept every position. A file that
 //! cannot be read counts nothing; loading it says why.
 
@@ -57,7 +57,7 @@ impl EmbeddingCost {
         }
     }
 
-    /// Bytes of a context with so many rows; see [`crate::Model::embedding_rows`].
+    /// Bytes of a context with this number of rows; see [`crate::Model::embedding_rows`].
     #[must_use]
     pub fn bytes(self, rows: u32) -> u64 {
         let rows = u64::from(rows);

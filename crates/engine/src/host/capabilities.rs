@@ -1,7 +1,7 @@
 //! What a model can do, as its file and its template show.
 //!
-//! Asked by the host. A template is rendered with a tool that no template knows: if its name comes out, the model hears
-//! of tools. It blocks, so callers run it off the async threads.
+//! Asked by the host. A template is rendered with a tool that no template knows: if its name comes out, the template
+//! passes tools on to the model. It blocks, so callers run it off the async threads.
 
 use poncho_api::Capabilities;
 

@@ -16,7 +16,7 @@ const SHOWN: usize = 24;
 const FIRST_WORDS: usize = 8;
 /// Tokens looked at on each side for the line around a place: it is rarely longer, and the prompt may be a book.
 const REACH: usize = 128;
-/// So many tokens in a row that come back further on are no accident.
+/// A run of this number of tokens that recurs further on is not a coincidence.
 const RUN: usize = 8;
 
 /// The answer for one prompt. Where keys tell callers apart it is that of a cache which holds the caller's rows alone.

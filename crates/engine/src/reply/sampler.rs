@@ -30,8 +30,8 @@ use number::Random;
 use penalty::Penalties;
 pub use scan::argmax;
 
-/// So many of the best candidates are shown to a grammar before all are: in a greedy stretch one of them nearly always
-/// fits, and they cost a hundredth of a vocabulary.
+/// The number of best candidates that a grammar checks before it checks all: in a greedy stretch one of them nearly
+/// always fits, and they cost a hundredth of a vocabulary.
 const SHORTLIST: usize = 512;
 
 /// How a token is chosen.
@@ -131,7 +131,7 @@ impl Sampler {
         Ok(())
     }
 
-    /// Whether the grammar allows nothing any more: the reply cannot go on.
+    /// Whether the grammar allows no further token: the reply cannot go on.
     #[must_use]
     pub fn is_stuck(&self) -> bool {
         self.stuck

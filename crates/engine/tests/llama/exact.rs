@@ -1,4 +1,4 @@
-//! Cold-exact replies on real llama.cpp: whatever was cached, wherever it lies and whoever else is served, an exact reply
+//! Cold-exact replies on real llama.cpp: whatever was cached, wherever it lies and whichever other requests run, an exact reply
 //! is the one of a freshly started, idle server with nothing cached, to the last bit of its log probabilities.
 
 use std::num::NonZeroUsize;

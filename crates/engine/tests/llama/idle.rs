@@ -56,7 +56,7 @@ fn a_state_is_carried_where_that_costs_nothing_or_nothing_could_keep_it() {
     }
 }
 
-/// Every conversation begins with the opening of the template. That is no reason to take the place of another one.
+/// Every conversation begins with the opening of the template. That is not a reason to take the place of another one.
 #[test]
 fn a_conversation_that_begins_alike_leaves_the_other_one_whole() {
     for kv in LAYOUTS {

@@ -51,7 +51,7 @@ fn bits(context: &dyn Context, row: usize) -> Vec<u32> {
     context.logits(row).unwrap().iter().map(|logit| logit.to_bits()).collect()
 }
 
-/// Reads tokens in chunks of so many; the logits after the last.
+/// Reads tokens in chunks of this size; returns the logits after the last.
 fn read(context: &mut dyn Context, tokens: &[u32], chunk: usize, seq: u32) -> Vec<u32> {
     let mut last = 0;
     for (number, part) in tokens.chunks(chunk).enumerate() {

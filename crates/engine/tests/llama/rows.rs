@@ -107,8 +107,8 @@ fn a_conversation_of_many_turns_stays_bit_for_bit_what_a_live_one_is() {
     }
 }
 
-/// The second conversation stores only what it does not share with the first, whose row is longer than that: the restore
-/// takes the shared part of it and no more.
+/// The second conversation stores only what it does not share with the first. The first one's row is longer than that: the
+/// restore takes the shared part of it and no more.
 #[test]
 fn a_conversation_that_parted_from_another_is_found_again_bit_for_bit() {
     for kind in KINDS {

@@ -19,7 +19,7 @@ fn always(config: ModelConfig) -> ModelConfig {
     ModelConfig { restore_rule: RestoreRule::Always, ..config }
 }
 
-/// A conversation of so many turns: 20 tokens from the user, 6 from the model. Each turn's prompt ends at a hint.
+/// A conversation of `turns` turns: 20 tokens from the user, 6 from the model. Each turn's prompt ends at a hint.
 fn converse(model: &Model, number: u32, turns: u32) -> (Vec<u32>, Vec<Completion>) {
     let mut tokens = prompt(number, 60);
     let mut replies = Vec::new();

@@ -1,13 +1,13 @@
 //! Vectors for the inputs of a client, common to the endpoints that embed.
 //!
 //! Used by `ollama/embed.rs` and `openai/embeddings.rs`. The engine computes one input at a time between the replies in
-//! flight; a client that goes away, or whose time is over, ends the work at once: what is not tokenized or computed by
-//! then never is.
+//! flight. When a client disconnects or its time limit passes, the work stops at once: the remaining inputs are neither
+//! tokenized nor computed.
 
 use poncho_api::{EngineError, Input, Mode};
 
+use crate::error::ApiError;
 use crate::http::app::SharedApp;
-use crate::http::error::ApiError;
 use crate::models::served::ServedModel;
 
 /// What is to be embedded.

@@ -11,7 +11,4 @@ pub(crate) mod generate;
 pub(crate) mod library;
 pub(crate) mod lines;
 pub(crate) mod models;
-pub(crate) mod names;
-pub(crate) mod options;
-pub(crate) mod template;
 pub(crate) mod types;

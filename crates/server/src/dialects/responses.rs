@@ -4,22 +4,18 @@
 //! chat turn out of a request, `compose` makes items and events out of a reply, `store` remembers. The handlers are in
 //! `create` and `stored`. Nothing here talks to the engine except through `Call`.
 //!
-//! What a model thinks is told as the content of a reasoning item (`reasoning_text`). If the request asks for a summary,
-//! the same text is told as the summary instead: local models write none of their own, and one text in two places
+//! Thinking is sent as the content of a reasoning item (`reasoning_text`). If the request asks for a summary,
+//! the same text is sent as the summary instead: local models write none of their own, and one text in two places
 //! would be read twice by the next turn. With `include: ["reasoning.encrypted_content"]` it also travels as an opaque
 //! text, because clients that keep the conversation themselves send back only that.
 
 mod compose;
 pub(crate) mod create;
 mod input;
-mod item;
 mod messages;
 mod namespace;
 mod object;
-mod store;
 pub(crate) mod stored;
 mod tools;
 mod turn;
 mod types;
-
-pub(crate) use store::ResponseStore;

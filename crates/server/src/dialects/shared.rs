@@ -1,24 +1,19 @@
-//! What the dialects do alike around a call: read its headers, start its replies, tell what the cache did for it.
+//! What the dialects do alike around a call: read its headers, start its replies, report what the cache did for it.
 //!
 //! Used by the folders of the dialects and by Poncho's own endpoints. Nothing here knows a field of a dialect.
 
 use axum::http::HeaderMap;
 use poncho_api::{Finished, Generate, Normalised};
 use serde::Serialize;
-use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-use crate::dialects::reply::Reply;
-
-use crate::dialects::poncho::sessions;
+use crate::error::ApiError;
 use crate::http::app::SharedApp;
-use crate::http::auth::Owner;
-use crate::http::error::ApiError;
+use crate::http::reply::Reply;
 use crate::models::served::ServedModel;
+use crate::owner::Owner;
+use crate::owner::scoped;
 use crate::telemetry::timing::ReplyTimes;
-
-/// Models that are looked for at the same time.
-static PLACES: Semaphore = Semaphore::const_new(8);
 
 /// The session that the headers name.
 pub(crate) fn session_header(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
@@ -37,9 +32,9 @@ pub(crate) fn poncho_header(headers: &HeaderMap) -> bool {
 pub(crate) struct PonchoFacts {
     /// How the prompt was found.
     pub(crate) hit: &'static str,
-    /// Tokens whose state was there.
+    /// Tokens that were read from the cache.
     pub(crate) read: usize,
-    /// Tokens whose state was computed.
+    /// Tokens that were computed.
     pub(crate) created: usize,
     pub(crate) prefill_ms: f64,
     /// The row that was saved at the end.
@@ -68,7 +63,7 @@ impl From<&Finished> for PonchoFacts {
 pub(crate) struct Origin {
     pub(crate) app: SharedApp,
     pub(crate) model: ServedModel,
-    /// Whose sessions it may name.
+    /// The owner of the sessions that it may name.
     pub(crate) owner: Owner,
     pub(crate) arrived: Instant,
 }
@@ -78,7 +73,7 @@ impl Origin {
     pub(crate) async fn start(&self, mut prompts: Vec<Generate>) -> Result<Vec<Reply>, ApiError> {
         for prompt in &mut prompts {
             let session = prompt.request.session_id.take();
-            prompt.request.session_id = session.map(|name| sessions::scoped(self.owner, &name)).transpose()?;
+            prompt.request.session_id = session.map(|name| scoped(self.owner, &name)).transpose()?;
         }
         let model = self.model.clone().asked_by(self.app.keys.tenant(self.owner));
         let streams = model.start(prompts).await?;
@@ -89,29 +84,4 @@ impl Origin {
         };
         Ok(streams.into_iter().map(reply).collect())
     }
-}
-
-/// Looks something up off the async threads. Only a few at a time; the others wait without a thread.
-pub(crate) async fn looking_up<T: Send + 'static>(
-    doing: &'static str,
-    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
-) -> Result<T, ApiError> {
-    let permit = PLACES.acquire().await.map_err(|_| ApiError::Internal { doing })?;
-    blocking(doing, move || {
-        let result = work();
-        drop(permit);
-        result
-    })
-    .await
-}
-
-/// Runs what may wait long, for a disk or a registry, off the async threads. It goes on when the client leaves.
-pub(crate) async fn blocking<T: Send + 'static>(
-    doing: &'static str,
-    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
-) -> Result<T, ApiError> {
-    // Log lines of the work belong to the request too.
-    let span = tracing::Span::current();
-    let work = move || span.in_scope(work);
-    tokio::task::spawn_blocking(work).await.map_err(|_| ApiError::Internal { doing })?
 }

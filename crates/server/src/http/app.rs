@@ -15,12 +15,11 @@ use poncho_api::Node;
 use tokio::sync::{Semaphore, watch};
 
 use crate::config::ServerConfig;
-use crate::dialects::responses::ResponseStore;
 use crate::http::auth::Keys;
 use crate::http::origin::Gate;
-use crate::http::uploads;
 use crate::models::names::Models;
 use crate::models::pulls::Pulls;
+use crate::responses::store::ResponseStore;
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::traces::export::Exporter;
 
@@ -41,7 +40,7 @@ pub(crate) struct App {
     pub(crate) pulls: Pulls,
     /// Files that may arrive at the same time.
     pub(crate) uploads: Semaphore,
-    /// Whose pages and names may come in.
+    /// The origins and host names that are allowed.
     pub(crate) gate: Gate,
     /// Where spans go, if somebody collects them.
     pub(crate) exporter: Option<Arc<Exporter>>,
@@ -63,7 +62,7 @@ impl App {
             keys: Keys::new(&config),
             metrics: Arc::default(),
             pulls: Pulls::default(),
-            uploads: uploads::places(&config.uploads),
+            uploads: Semaphore::new(config.uploads.at_once.min(Semaphore::MAX_PERMITS)),
             gate: Gate::new(&config, address),
             exporter,
             responses: ResponseStore::default(),

@@ -1,8 +1,8 @@
-//! API keys: one of them must come with every request but those to the open paths (`router.rs`: a probe, or a document
-//! that says nothing of this server), and it says whose the request is.
+//! API keys. Every request must carry one, except those to the open paths (`router.rs`: a probe, or a document that says
+//! nothing about this server). The key identifies the owner of the request.
 //!
 //! Keys are kept as digests of equal length and compared in constant time, all of them, so that neither the time nor
-//! the length tells anything. A key must never be logged or put into an error.
+//! the length leaks information. A key must never be logged or put into an error.
 
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, header};
@@ -13,13 +13,9 @@ use sha2::{Digest, Sha256};
 use subtle::{ConditionallySelectable, ConstantTimeEq};
 
 use crate::config::ServerConfig;
+use crate::error::ApiError;
 use crate::http::app::SharedApp;
-use crate::http::error::ApiError;
-
-/// Whose a request is: the place of its key in the list, from 1, or nobody's on a server without keys. What one has
-/// stored or named, another does not see. Nothing made from the key itself, so that it may stand in a log.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub(crate) struct Owner(pub(crate) Option<u64>);
+use crate::owner::Owner;
 
 /// The keys of a server; without any, everybody may come in.
 pub(crate) struct Keys {
@@ -58,12 +54,12 @@ impl Keys {
         !self.are_several() || self.get(owner).is_some_and(|known| known.is_admin)
     }
 
-    /// Refuses what tells of all keys at once. Where each has a namespace of its own, sums tell nothing about a text.
+    /// Refuses data that covers all keys. Where each key has a namespace of its own, sums reveal nothing about a text.
     pub(crate) fn check_sees_sums(&self, owner: Owner) -> Result<(), ApiError> {
         if self.sees_all(owner) || self.isolates { Ok(()) } else { Err(ApiError::AdminOnly) }
     }
 
-    /// What the engine is told about an owner.
+    /// The tenant that the engine gets for an owner.
     pub(crate) fn tenant(&self, owner: Owner) -> Option<Tenant> {
         let privacy = match (self.isolates, self.sees_all(owner)) {
             (true, _) => Privacy::Isolated,

@@ -16,8 +16,8 @@ use serde::Serialize;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserialize, DeserializeOwned, Deserializer, MapAccess, Visitor};
 
+use crate::error::{ApiError, Family};
 use crate::http::app::SharedApp;
-use crate::http::error::{ApiError, Family};
 use crate::http::origin::is_from_page;
 
 /// A struct that must come as an object; by itself serde would also take a list with its fields in order.
@@ -173,7 +173,7 @@ mod tests {
         assert!(said(br#"{"inner": [{}]}"#).starts_with("inner[0].number: missing field"));
         assert!(said(b"{}").starts_with("inner: missing field"));
         assert!(said(b"[[]]").starts_with("body: invalid type: sequence, expected an object"), "{}", said(b"[[]]"));
-        assert!(said(br#"{"inner": [[1]]}"#).starts_with("inner[0]: "), "fields in order are no object");
+        assert!(said(br#"{"inner": [[1]]}"#).starts_with("inner[0]: "), "a list of fields is not an object");
     }
 
     #[test]

@@ -12,8 +12,8 @@ use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream::{self, Stream};
 
-use crate::dialects::reply::{Reply, ReplyEvent};
-use crate::http::error::{ApiError, Family};
+use crate::error::{ApiError, Family};
+use crate::http::reply::{Reply, ReplyEvent};
 use poncho_api::{Delta, Finished};
 
 /// How a dialect writes the lines of its streams.

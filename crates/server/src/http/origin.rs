@@ -14,8 +14,8 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use crate::config::ServerConfig;
+use crate::error::ApiError;
 use crate::http::app::SharedApp;
-use crate::http::error::ApiError;
 
 /// What a page may send.
 const METHODS: &str = "GET, POST, DELETE, HEAD";
@@ -148,19 +148,10 @@ fn preflight(asked: &HeaderMap) -> Response {
     response
 }
 
-/// Whether a text is what browsers send as an origin: a scheme, a host, maybe a port, nothing more.
-pub(crate) fn is_origin(text: &str) -> bool {
-    let Some((scheme, host)) = text.split_once("://") else { return false };
-    let is_plain = |text: &str, also: &[u8]| {
-        !text.is_empty()
-            && text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || also.contains(&byte))
-    };
-    is_plain(scheme, b"-+.") && is_plain(host, b"-_.:[]")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::is_origin;
 
     #[test]
     fn only_names_of_the_loopback_and_allowed_ones_are_ours() {

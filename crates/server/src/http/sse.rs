@@ -12,15 +12,15 @@ use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream::{self, BoxStream, SelectAll, Stream, StreamExt};
 
-use crate::dialects::reply::{Reply, ReplyEvent};
-use crate::http::error::ApiError;
+use crate::error::ApiError;
+use crate::http::reply::{Reply, ReplyEvent};
 use poncho_api::{Delta, Finished, Started};
 
 /// An error that comes this early becomes the status of the response; a later one becomes an event, because by then the
 /// client should see that its request was taken.
 const STATUS_WAIT: Duration = Duration::from_millis(250);
 
-/// One event: its data, and its name in dialects whose events have names.
+/// One event: its data, and its name in dialects with named events.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Frame {
     pub(crate) event: Option<&'static str>,

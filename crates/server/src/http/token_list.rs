@@ -57,7 +57,7 @@ struct Token(u32);
 
 /// What a number must be.
 pub(crate) fn token_of<E: de::Error>(number: u64) -> Result<u32, E> {
-    u32::try_from(number).map_err(|_| E::custom("it is no token"))
+    u32::try_from(number).map_err(|_| E::custom("it is not a token"))
 }
 
 impl<'de> Deserialize<'de> for Token {
@@ -91,7 +91,7 @@ mod tests {
         let read = |text: &str| serde_json::from_str::<TokenList>(text);
         assert_eq!(read("[1, 2]").unwrap().0, [1, 2]);
         assert_eq!(read(&list(MOST_TOKENS)).unwrap().0.len(), MOST_TOKENS);
-        // What follows is not even read: it is no JSON.
+        // The rest is not even read: it is not JSON.
         let endless = list(MOST_TOKENS + 1).replace(']', ",{{{");
         assert!(read(&endless).unwrap_err().to_string().contains("more than 4194304 tokens"));
         for wrong in ["[-1]", "[1.5]", "[\"a\"]", "[4294967296]", "5", "[1, null]"] {

@@ -11,50 +11,16 @@ use std::time::Duration;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, header};
 use http_body_util::BodyExt;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout_at};
 
-use crate::dialects::shared::blocking;
+use crate::blocking::blocking;
+use crate::error::ApiError;
 use crate::http::app::SharedApp;
-use crate::http::error::ApiError;
-use crate::models::library::{ModelLibrary, UploadLimits};
+use crate::library::{ModelLibrary, UploadLimits};
 
 /// Pieces of an uploaded file that wait for the disk.
 const WAITING_PIECES: usize = 16;
-
-/// What clients that send files may take.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct UploadRules {
-    /// The most bytes of one file; 0 takes no files.
-    pub most_bytes: u64,
-    /// Files that may arrive at the same time.
-    pub at_once: usize,
-    /// How long one file may take. Between two pieces of it, [`ServerConfig::body_timeout`](crate::ServerConfig) counts.
-    pub time: Duration,
-    /// Bytes of the disk that an upload leaves free.
-    pub reserve: u64,
-    /// How often files are removed that nobody made a model of.
-    pub sweep_every: Duration,
-}
-
-impl Default for UploadRules {
-    fn default() -> Self {
-        Self {
-            // The largest single files that are in use, and some room.
-            most_bytes: 64 << 30,
-            at_once: 4,
-            // 64 GiB at 3 MiB a second.
-            time: Duration::from_secs(6 * 3600),
-            reserve: 1 << 30,
-            sweep_every: Duration::from_secs(600),
-        }
-    }
-}
-
-/// The places for files that arrive.
-pub(crate) fn places(rules: &UploadRules) -> Semaphore {
-    Semaphore::new(rules.at_once.min(Semaphore::MAX_PERMITS))
-}
 
 /// Takes a file that must have this hash.
 pub(crate) async fn receive(
@@ -112,7 +78,7 @@ async fn send_pieces(
     }
 }
 
-/// Waits until a moment, or for ever.
+/// Waits until a moment, or indefinitely.
 async fn within<F: Future>(until: Option<Instant>, future: F) -> Result<F::Output, tokio::time::error::Elapsed> {
     match until {
         Some(until) => timeout_at(until, future).await,
@@ -166,7 +132,8 @@ mod tests {
     use futures_util::stream;
 
     use super::*;
-    use crate::models::library::{LibraryError, LibraryModel};
+    use crate::config::UploadRules;
+    use crate::library::{LibraryError, LibraryModel};
 
     /// Counts its sweeps.
     #[derive(Default)]
@@ -204,7 +171,7 @@ mod tests {
         sweeping.abort();
     }
 
-    /// Hardening 10: a client that sent one byte in time, again and again, could go on for ever.
+    /// Hardening 10: a client that sent one byte in time, again and again, could go on forever.
     #[tokio::test(start_paused = true)]
     async fn an_upload_that_never_ends_is_given_up() {
         let drip = stream::unfold((), |()| async {

@@ -17,7 +17,7 @@ use tokio::time::{Sleep, sleep};
 
 /// A connection that can be given up together with what the system still holds of it.
 pub(crate) trait Abandon {
-    /// Nothing that was written need arrive any more.
+    /// Written data no longer has to arrive.
     fn abandon(&self);
 }
 

@@ -5,10 +5,10 @@
 
 use serde_json::{Value, json};
 
-use crate::dialects::ollama::options::Options;
-use crate::dialects::ollama::template::Template;
-use crate::http::error::ApiError;
-use crate::models::library::ModelDefaults;
+use crate::error::ApiError;
+use crate::library::ModelDefaults;
+use crate::models::options::Options;
+use crate::models::template::Template;
 use poncho_api::{ChatTurn, Request};
 
 /// See the module.

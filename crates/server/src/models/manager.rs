@@ -14,10 +14,10 @@ use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet, spawn_blocking};
 use tokio::time::Instant;
 
-use crate::http::error::ApiError;
+use crate::config::KeepAlive;
+use crate::error::ApiError;
+use crate::library::{LibraryModel, ModelLibrary};
 use crate::models::defaults::ServedDefaults;
-use crate::models::keep_alive::KeepAlive;
-use crate::models::library::{LibraryModel, ModelLibrary};
 
 pub(crate) mod budget;
 mod embedding;
@@ -126,7 +126,7 @@ impl Drop for Manager {
     }
 }
 
-/// What the manager is told.
+/// The settings of the manager.
 pub(crate) struct ManagerSettings {
     pub(crate) library: Option<Arc<dyn ModelLibrary>>,
     pub(crate) budget: Option<u64>,
@@ -175,7 +175,7 @@ impl Manager {
     }
 
     /// A model by its full name, loaded from `found` if it is not there; `None` if there is nothing to load it from.
-    /// Waits for a load that is under way; whoever stops waiting has no part in it any more.
+    /// Waits for a load that is under way; a caller that stops waiting gives up its share in it.
     pub(crate) async fn acquire(
         &self,
         id: &str,
@@ -184,7 +184,7 @@ impl Manager {
     ) -> Result<Option<Held>, ApiError> {
         loop {
             match self.shared.step(id, &mut found, keep_alive)? {
-                // A model whose file is another one now leaves, and the next step finds it gone. One that may not leave
+                // A model with a changed file leaves, and the next step finds it gone. One that may not leave
                 // refuses requests by itself.
                 Step::Use(held) => {
                     if held.model.is_file_changed() || !held.model.look_at_file().await {
@@ -256,9 +256,9 @@ impl Manager {
         listed.collect()
     }
 
-    /// Gives no model out any more and waits until every load and unload has ended, or until `end`.
+    /// Stops giving out models and waits until every load and unload has ended, or until `end`.
     pub(crate) async fn close(&self, end: Instant) {
-        // Waited for: whoever owns the engine may close its cache afterwards and open it again.
+        // Waited for: the owner of the engine may close its cache afterwards and open it again.
         if let Some(keeper) = self.take_keeper() {
             keeper.abort();
             let _ = keeper.await;
@@ -361,7 +361,7 @@ impl Shared {
         Ok(Step::Wait(Lease { shared: Arc::clone(self), id: id.to_owned(), load }, outcome))
     }
 
-    /// The model of a lease whose load ended well.
+    /// The model of a lease after its load succeeded.
     fn ready(&self, lease: Lease) -> Result<Held, ApiError> {
         let mut state = self.lock();
         let found = state.of_load(&lease.id, lease.load).and_then(|entry| match &entry.phase {
@@ -405,7 +405,7 @@ impl Shared {
             Ok(()) => tracing::info!(model = %id, "loaded"),
             Err(error) => tracing::warn!(model = %id, %error, "not loaded"),
         }
-        // Nobody may be waiting any more.
+        // Every waiter may have left.
         let _ = announce.send(Some(outcome));
         self.spawn_unloads(leaving);
         self.announce();
@@ -501,7 +501,7 @@ struct NewLoad {
     announce: watch::Sender<Outcome>,
 }
 
-/// Unloads models whose time is over, for as long as the manager lives.
+/// Unloads models after their keep-alive, for as long as the manager lives.
 async fn keep(shared: Arc<Shared>) {
     let mut change = shared.changes.subscribe();
     loop {

@@ -10,15 +10,15 @@ use std::sync::Arc;
 use poncho_api::{EngineError, Node, NodeModel, Phase};
 use tokio::time::Instant;
 
+use crate::blocking::{blocking, looking_up};
+use crate::config::KeepAlive;
 use crate::config::ServerConfig;
-use crate::dialects::ollama::names::other_form;
-use crate::dialects::shared::{blocking, looking_up};
-use crate::http::error::ApiError;
-use crate::http::request_id::unix_seconds;
-use crate::models::keep_alive::KeepAlive;
-use crate::models::library::LibraryModel;
+use crate::error::ApiError;
+use crate::library::LibraryModel;
 use crate::models::manager::{Found, InMemory, Manager, ManagerSettings, Unloaded};
 use crate::models::served::ServedModel;
+use crate::models::tags::other_form;
+use crate::request_id::unix_seconds;
 
 /// See the module.
 pub(crate) struct Models {
@@ -269,7 +269,7 @@ impl Models {
         self.manager.library().is_some() || self.node.models().iter().any(serves)
     }
 
-    /// Gives no model out any more; loads and unloads that are under way may end until `end`.
+    /// Stops giving out models; loads and unloads that are under way may end until `end`.
     pub(crate) async fn close(&self, end: Instant) {
         self.manager.close(end).await;
     }

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use tokio::sync::watch;
 
-use crate::models::library::{LibraryError, ModelLibrary, PullStep};
+use crate::library::{LibraryError, ModelLibrary, PullStep};
 
 /// Where a download stands.
 #[derive(Debug, Clone)]

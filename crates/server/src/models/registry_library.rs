@@ -14,11 +14,11 @@ use poncho_models::{
     RegistryError, Role, Sha256, Upload, ignore_progress,
 };
 
-use crate::dialects::ollama::names::other_form;
-use crate::models::defaults::{ServedDefaults, is_program};
-use crate::models::library::{
+use crate::library::{
     LibraryError, LibraryFacts, LibraryModel, ModelDefaults, ModelLibrary, PullStep, Recipe, UploadLimits,
 };
+use crate::models::defaults::{ServedDefaults, is_program};
+use crate::models::tags::other_form;
 
 /// How a model of the registry is loaded, by its name and its file.
 pub type ModelSettings = Box<dyn Fn(&str, &Path) -> ModelConfig + Send + Sync>;
@@ -42,7 +42,7 @@ impl RegistryLibrary {
         Self { registry, settings, files, pull_options, client_templates: false }
     }
 
-    /// Lets clients create models with Jinja templates. Such a template is a program whose steps nobody counts; those in
+    /// Lets clients create models with Jinja templates. Such a template is a program without a step limit; those in
     /// Go's notation have no loops and are always taken.
     #[must_use]
     pub fn with_client_templates(mut self, allowed: bool) -> Self {
@@ -95,7 +95,7 @@ impl RegistryLibrary {
         }
     }
 
-    /// A template that runs as a program comes from whoever runs the server, or is that of an installed model.
+    /// A template that runs as a program comes from the operator of the server, or is that of an installed model.
     fn check_template(&self, modelfile: &Modelfile) -> Result<(), LibraryError> {
         let Some(template) = modelfile.template.as_deref().filter(|template| is_program(template)) else {
             return Ok(());
@@ -127,7 +127,7 @@ impl RegistryLibrary {
         let refused = |message: String| LibraryError::Refused { message };
         if self.file(text).is_some() {
             let message =
-                format!("{text} was named on the command line and is no part of the registry; restart without it");
+                format!("{text} was named on the command line and is not part of the registry; restart without it");
             return Err(refused(message));
         }
         ModelName::parse(text).map_err(|error| refused(error.to_string()))

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use poncho_api::{Explained, Generate, ModelInfo, ModelLimits, NodeModel, Prompt, Rendered, ReplyStream, Tenant};
 
-use crate::http::error::ApiError;
+use crate::error::ApiError;
 use crate::models::defaults::ServedDefaults;
 use crate::models::manager::{Held, Known, Lease};
 

@@ -80,7 +80,7 @@ pub(crate) struct Measured<'r> {
     pub(crate) total: Duration,
 }
 
-/// What the page tells beside what was measured here.
+/// Figures of the page that are not measured here.
 pub(crate) struct Surroundings<'a> {
     pub(crate) cache: &'a CacheReport,
     pub(crate) models: &'a [Arc<dyn NodeModel>],

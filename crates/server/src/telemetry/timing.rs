@@ -1,7 +1,7 @@
 //! What a reply measures while it grows: when it was submitted, started, drawn, and how it ended.
 //!
 //! Owned by a `Reply`. Nothing is shared and nothing is locked before the end; then the metrics, one log line and the
-//! spans of the trace are written, once, also for a reply whose client went away. The log line has names and numbers,
+//! spans of the trace are written, once, also for a reply to a client that disconnected. The log line has names and numbers,
 //! never a word of a prompt or a reply.
 
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use std::time::Duration;
 use poncho_api::{Completion, FinishReason};
 use tokio::time::Instant;
 
-use crate::http::error::ApiError;
-use crate::http::scope::Scope;
+use crate::error::ApiError;
 use crate::telemetry::metrics::histogram::Histogram;
 use crate::telemetry::metrics::{Measured, Metrics, Outcome};
+use crate::telemetry::traces::scope::Scope;
 use crate::telemetry::traces::{Attribute, Step};
 
 /// See the module.

@@ -6,6 +6,8 @@
 
 pub(crate) mod export;
 mod otlp;
+pub(crate) mod scope;
+mod span;
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -14,6 +16,8 @@ use axum::http::HeaderMap;
 use tokio::time::Instant;
 
 use self::export::Exporter;
+pub(crate) use self::span::Attribute;
+use self::span::{Span, SpanKind};
 
 /// The parts of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,52 +45,6 @@ impl Step {
             Self::Decode => "decode",
         }
     }
-}
-
-/// A fact about a span.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Attribute {
-    key: &'static str,
-    value: AttributeValue,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum AttributeValue {
-    Text(String),
-    Number(i64),
-}
-
-impl Attribute {
-    pub(crate) fn text(key: &'static str, value: &str) -> Self {
-        Self { key, value: AttributeValue::Text(value.to_owned()) }
-    }
-
-    pub(crate) fn number(key: &'static str, value: i64) -> Self {
-        Self { key, value: AttributeValue::Number(value) }
-    }
-}
-
-/// Whom a span was made for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum SpanKind {
-    /// A step inside.
-    Internal,
-    /// The whole request.
-    Server,
-}
-
-/// A span that ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Span {
-    trace: [u8; 16],
-    id: [u8; 8],
-    parent: Option<[u8; 8]>,
-    name: String,
-    kind: SpanKind,
-    from: SystemTime,
-    until: SystemTime,
-    attributes: Vec<Attribute>,
-    is_error: bool,
 }
 
 /// The trace of a request that is being answered.
@@ -161,7 +119,7 @@ impl Trace {
 
 /// Ends the trace of a request when it is dropped: with the last byte of the answer, or when the client left.
 pub(crate) struct RequestSpan {
-    pub(crate) scope: Arc<crate::http::scope::Scope>,
+    pub(crate) scope: Arc<scope::Scope>,
     /// The method and the route.
     pub(crate) name: String,
     pub(crate) attributes: Vec<Attribute>,
@@ -193,14 +151,14 @@ impl Caller {
         let trace: [u8; 16] = digits(parts.next()?)?;
         let span: [u8; 8] = digits(parts.next()?)?;
         let [flags] = digits::<1>(parts.next()?)?;
-        // Later versions may append something; the first may not, and 255 is no version.
+        // Later versions may append something; the first may not, and 255 is not a version.
         let is_known = version != [255] && (version != [0] || parts.next().is_none());
         let is_named = trace != [0; 16] && span != [0; 8];
         (is_known && is_named).then_some(Self { trace, span, is_recorded: flags & 1 == 1 })
     }
 }
 
-/// Exactly so many bytes in lower-case hexadecimal digits.
+/// Exactly `N` bytes in lower-case hexadecimal digits.
 fn digits<const N: usize>(text: &str) -> Option<[u8; N]> {
     let is_lower = text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
     if text.len() != 2 * N || !is_lower {

@@ -49,7 +49,7 @@ async fn what_one_key_stored_another_does_not_find() {
         let error = &refused.json()["error"];
         assert_eq!((refused.status, &error["code"]), (404, &json!("response_not_found")), "{method} {path}");
         let unknown = two.send(method, &path.replace(&id, "resp_0"), json!({})).await;
-        assert_eq!(unknown.text.replace("resp_0", &id), refused.text, "nothing tells that it is there");
+        assert_eq!(unknown.text.replace("resp_0", &id), refused.text, "nothing reveals that it is there");
     }
     let previous = two.create(json!({"previous_response_id": id})).await;
     assert_eq!((previous.status, &previous.json()["error"]["code"]), (400, &json!("previous_response_not_found")));

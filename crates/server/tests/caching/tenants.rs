@@ -20,7 +20,7 @@ fn config(isolate_keys: bool) -> ServerConfig {
     ServerConfig { keys, admin_keys, isolate_keys, ..ServerConfig::default() }
 }
 
-/// A server whose cache is in memory, or in a folder.
+/// A server with a cache in memory, or in a folder.
 async fn server(folder: Option<&Path>, config: ServerConfig) -> Server {
     let setup = Setup::default();
     let backend = StubBackend::new(setup.memory).with_template(StubTemplate::Full);
@@ -243,7 +243,7 @@ async fn a_turn_is_replayed_only_for_the_key_that_it_was_written_for() {
     }
 }
 
-/// With one key, or none, everything is told as ever.
+/// With one key, or none, nothing is hidden.
 #[tokio::test]
 async fn a_single_key_hears_of_everything() {
     for keys in [Vec::new(), vec!["one".to_owned()]] {

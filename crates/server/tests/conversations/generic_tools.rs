@@ -1,4 +1,4 @@
-//! Tools on a model whose template ignores them: told in the system message, enforced by a grammar, parsed and streamed.
+//! Tools on a model with a template that ignores them: listed in the system message, enforced by a grammar, parsed and streamed.
 
 use poncho_engine::backend::stub::StubTemplate;
 use serde_json::{Value, json};
@@ -25,7 +25,7 @@ async fn server(body: &Value, reply: &str) -> Server {
     Server::start(Setup { replies: vec![(format!("<s>{prompt}"), reply.to_owned())], ..setup() }).await
 }
 
-/// A server that says something to a prompt whose markers are plain text, as they are in a system message.
+/// A server that says something to a prompt with plain text markers, as they are in a system message.
 async fn prompt_of(body: &Value) -> Value {
     Server::start(Setup { template: StubTemplate::WithoutTools, ..Setup::default() })
         .await

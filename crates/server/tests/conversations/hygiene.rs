@@ -1,4 +1,4 @@
-//! Prefix hygiene over the wire: what clients change on every request costs no cached token, and what was done is told.
+//! Prefix hygiene over the wire: what clients change on every request costs no cached token, and replies report what was done.
 
 use poncho_api::{ChatSettings, HygieneRule};
 use serde_json::{Value, json};

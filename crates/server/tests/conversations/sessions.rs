@@ -47,7 +47,7 @@ async fn server_with_two_keys() -> Server {
     Server::start(Setup { config, sequences: 16, ..Setup::default() }).await
 }
 
-/// How many sessions the engine holds, whoever they belong to.
+/// The number of sessions that the engine holds for all owners.
 async fn held(server: &Server) -> usize {
     let model = server.model();
     tokio::task::spawn_blocking(move || model.sessions().unwrap().len()).await.unwrap()
@@ -114,7 +114,7 @@ async fn another_key_can_neither_see_nor_end_a_session() {
     }
     let unknown = two.send(Method::DELETE, "/api/sessions/nothing", None, &json!({})).await;
     let private = two.send(Method::DELETE, "/api/sessions/private", None, &json!({})).await;
-    assert_eq!(unknown.text.replace("nothing", "private"), private.text, "nothing tells that it is there");
+    assert_eq!(unknown.text.replace("nothing", "private"), private.text, "nothing reveals that it is there");
     assert_eq!(one.names().await, ["private"]);
 }
 

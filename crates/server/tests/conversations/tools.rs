@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::support::{Server, Setup, asking, joined, with};
 
 const PATH: &str = "/v1/chat/completions";
-const WEATHER: &str = r#"{"type":"function","function":{"name":"weather","description":"Tells it","parameters":{"type":"object","properties":{"z":{"type":"string"},"a":{"type":"string"}}}}}"#;
+const WEATHER: &str = r#"{"type":"function","function":{"name":"weather","description":"Shows it","parameters":{"type":"object","properties":{"z":{"type":"string"},"a":{"type":"string"}}}}}"#;
 const CLOCK: &str = r#"{"type":"function","function":{"name":"clock"}}"#;
 
 fn prompt(tools: &str) -> String {

@@ -17,12 +17,12 @@ pub(crate) fn asking(user: &str) -> Value {
     json!({"model": "stub", "max_tokens": 200, "temperature": 0, "messages": [{"role": "user", "content": user}]})
 }
 
-/// A server whose model answers one user message without thinking.
+/// A server with a model that answers one user message without thinking.
 pub(crate) async fn saying(user: &str, reply: &str) -> Server {
     Server::start(Setup { replies: vec![(rendered(user) + NO_THINKING, reply.to_owned())], ..Setup::default() }).await
 }
 
-/// A server whose model answers after it thought.
+/// A server with a model that thinks before it answers.
 pub(crate) async fn thinking(signing_key: Option<SigningKey>) -> Server {
     let replies = vec![
         (rendered("Why?"), "<think>let me see</think>Because.<|im_end|>".to_owned()),
@@ -31,15 +31,15 @@ pub(crate) async fn thinking(signing_key: Option<SigningKey>) -> Server {
     Server::start(Setup { replies, signing_key, ..Setup::default() }).await
 }
 
-pub(crate) const WEATHER: &str = r#"{"name":"weather","description":"Tells it","input_schema":{"type":"object","properties":{"z":{"type":"string"},"a":{"type":"string"}}}}"#;
-const WEATHER_AS_FUNCTION: &str = r#"{"type":"function","function":{"name":"weather","description":"Tells it","parameters":{"type":"object","properties":{"z":{"type":"string"},"a":{"type":"string"}}}}}"#;
+pub(crate) const WEATHER: &str = r#"{"name":"weather","description":"Shows it","input_schema":{"type":"object","properties":{"z":{"type":"string"},"a":{"type":"string"}}}}"#;
+const WEATHER_AS_FUNCTION: &str = r#"{"type":"function","function":{"name":"weather","description":"Shows it","parameters":{"type":"object","properties":{"z":{"type":"string"},"a":{"type":"string"}}}}}"#;
 pub(crate) const CALLS: &str = r#"Let me look.<tool_call>{"name":"weather","arguments":{"z":"Rome","a":"b"}}</tool_call><tool_call>{"name":"weather","arguments":{}}</tool_call><|im_end|>"#;
 
 fn tool_prompt() -> String {
     format!("<s><|im_start|>system\nTools:\n[{WEATHER_AS_FUNCTION}]<|im_end|>\n")
 }
 
-/// A server whose model calls a tool, and answers when it has the results.
+/// A server with a model that calls a tool, and answers when it has the results.
 pub(crate) async fn calling() -> Server {
     let asked = tool_prompt() + "<|im_start|>user\nHow is it?<|im_end|>\n";
     let opening = "<|im_start|>assistant\n".to_owned() + NO_THINKING;

@@ -122,7 +122,7 @@ async fn roles_and_parts_reach_the_template() {
     );
     assert_eq!(answer["prompt"], expected);
     let ends = answer["tokens"].as_array().unwrap().iter().filter(|token| **token == 260).count();
-    assert_eq!(ends, 4, "the mark in the user's text is no token");
+    assert_eq!(ends, 4, "the mark in the user's text is not a token");
     assert_eq!(answer["boundaries"], json!([]), "a model that can be cut needs none");
     server.chat(&with(body, &json!({"max_tokens": 2}))).await;
 }
@@ -192,7 +192,7 @@ async fn log_probabilities_come_with_their_tokens() {
     let whole = server.chat(&body).await;
     let content = whole["choices"][0]["logprobs"]["content"].as_array().unwrap();
     let tokens: Vec<&str> = content.iter().map(|entry| entry["token"].as_str().unwrap()).collect();
-    assert_eq!(tokens, ["a", "b", "c"], "the end of the turn is no part of the reply");
+    assert_eq!(tokens, ["a", "b", "c"], "the end of the turn is not part of the reply");
     for entry in content {
         assert!(entry["logprob"].as_f64().unwrap() <= 0.0);
         assert_eq!(entry["bytes"], json!(entry["token"].as_str().unwrap().as_bytes()));

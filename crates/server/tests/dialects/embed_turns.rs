@@ -100,7 +100,7 @@ impl ModelLibrary for Files {
     }
 }
 
-/// A server whose models may take that much memory.
+/// A server with this memory budget for its models.
 async fn with_room(budget: u64) -> Server {
     let (engine, _) = gated_engine(StubBackend::new(MemoryKind::Attention));
     let config =
@@ -140,7 +140,7 @@ async fn the_context_for_embeddings_is_within_the_budget() {
     server.ask("/api/embed", &embedding("two", 1000)).await;
     assert_eq!(loaded(&server), ["two"]);
 
-    // Too long for a context of its own is no reason to unload anything.
+    // Too long for a context of its own is not a reason to unload anything.
     server.chat(&saying("one")).await;
     let long = server.post("/v1/embeddings", &embedding("one", 5000)).await;
     assert_eq!((long.status, &long.json()["error"]["code"]), (400, &json!("context_length_exceeded")), "{}", long.text);

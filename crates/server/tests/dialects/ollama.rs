@@ -81,7 +81,7 @@ async fn streams_are_the_default_and_add_up() {
             assert_eq!((&piece["done"], &piece["model"]), (&json!(false), &json!("stub")));
             assert_ne!(piece.pointer(text).unwrap(), "", "no line says nothing");
         }
-        assert_eq!(last.pointer(text).unwrap(), "", "the last line only tells the facts");
+        assert_eq!(last.pointer(text).unwrap(), "", "the last line has only the facts");
         assert_eq!((&last["done"], &last["done_reason"]), (&json!(true), &json!("stop")));
         assert!(TIMINGS.iter().all(|name| last[*name].is_u64()), "{last}");
         assert_eq!(last.get("context").is_some(), path == GENERATE);
@@ -214,7 +214,7 @@ async fn thinking_has_its_own_field() {
     }
 }
 
-const WEATHER: &str = r#"{"type":"function","function":{"name":"weather","description":"Tells it","parameters":{"type":"object","properties":{"z":{"type":"string"},"a":{"type":"string"}}}}}"#;
+const WEATHER: &str = r#"{"type":"function","function":{"name":"weather","description":"Shows it","parameters":{"type":"object","properties":{"z":{"type":"string"},"a":{"type":"string"}}}}}"#;
 
 async fn with_tools(server: &Server, messages: &Value, fields: &Value) -> Answer {
     let body =

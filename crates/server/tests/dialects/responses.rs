@@ -13,7 +13,7 @@ pub(crate) fn asking(input: &Value) -> Value {
     json!({"model": "stub", "temperature": 0, "input": input})
 }
 
-/// The names of a stream's events; runs of the same one are told once.
+/// The names of a stream's events; runs of the same one count once.
 fn names(events: &[Value]) -> Vec<&str> {
     let mut names: Vec<&str> = events.iter().map(|event| event["type"].as_str().unwrap()).collect();
     names.dedup();
@@ -196,9 +196,9 @@ async fn thinking_is_content_unless_a_summary_is_wanted() {
     assert!(item.get("content").is_none() && item["encrypted_content"].as_str().unwrap().len() > 5);
 }
 
-const WEATHER: &str = r#"{"type":"function","name":"weather","description":"Tells it","parameters":{"type":"object","properties":{"z":{"type":"string"},"a":{"type":"string"}}}}"#;
+const WEATHER: &str = r#"{"type":"function","name":"weather","description":"Shows it","parameters":{"type":"object","properties":{"z":{"type":"string"},"a":{"type":"string"}}}}"#;
 /// The same as a template sees it, in the order of their names.
-const IN_PROMPT: &str = r#"{"type":"function","function":{"name":"clock"}},{"type":"function","function":{"name":"weather","description":"Tells it","parameters":{"type":"object","properties":{"z":{"type":"string"},"a":{"type":"string"}}}}}"#;
+const IN_PROMPT: &str = r#"{"type":"function","function":{"name":"clock"}},{"type":"function","function":{"name":"weather","description":"Shows it","parameters":{"type":"object","properties":{"z":{"type":"string"},"a":{"type":"string"}}}}}"#;
 const CALLS: &str = r#"Let me look.<tool_call>{"name":"weather","arguments":{"z":"Rome"}}</tool_call><tool_call>{"name":"clock","arguments":{}}</tool_call><|im_end|>"#;
 
 fn tool_prompt(rest: &str) -> String {

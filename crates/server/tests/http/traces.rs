@@ -48,7 +48,7 @@ impl Collector {
         self.spans.lock().unwrap().clone()
     }
 
-    /// The spans of a trace, once so many have come.
+    /// The spans of a trace, once `count` of them have arrived.
     async fn of_trace(&self, trace: &str, count: usize) -> Vec<Value> {
         let own = || self.spans().into_iter().filter(|span| span["traceId"] == trace).collect::<Vec<Value>>();
         eventually("the spans", || own().len() >= count).await;

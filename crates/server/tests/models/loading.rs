@@ -57,7 +57,7 @@ impl Backend for GatedBackend {
     }
 }
 
-/// An engine on the stub, whose loads pass a gate.
+/// An engine on the stub with a gate for its loads.
 pub(crate) fn gated_engine(backend: StubBackend) -> (Arc<Engine>, Gate) {
     let gate = Gate::default();
     let cache = Arc::new(Cache::open(CacheConfig::in_memory(1 << 26)).unwrap());
@@ -290,7 +290,7 @@ async fn aliases_stand_for_models_that_are_not_loaded() {
         value.as_array().unwrap().iter().map(|model| model["id"].as_str().unwrap().to_owned()).collect()
     };
     let listed = server.get("/v1/models").await.json();
-    assert_eq!(ids(&listed["data"]), ["a", "b", "c", "gpt-4o"], "patterns are no names");
+    assert_eq!(ids(&listed["data"]), ["a", "b", "c", "gpt-4o"], "patterns are not names");
     let c = server.get("/v1/models/c").await.json();
     assert_eq!((&c["meta"]["loaded"], &c["meta"]["n_ctx"]), (&json!(false), &json!(1024)));
     let shown = server.ask("/api/show", &json!({"model": "c"})).await;
@@ -326,7 +326,7 @@ async fn a_client_that_leaves_while_a_model_loads_waits_no_more() {
     gate.set_shut(false);
     eventually("the model", || loaded(&server) == ["a"]).await;
     let model = server.engine.get("a").unwrap();
-    assert_eq!(model.status().generated_tokens, 0, "nobody asked any more");
+    assert_eq!(model.status().generated_tokens, 0, "the client had left");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -24,7 +24,7 @@ struct Home {
 }
 
 impl Home {
-    /// A server whose folder holds the model `base`; it says "Arr STOP me" to a pirate's prompt.
+    /// A server with the model `base` in its folder; it says "Arr STOP me" to a pirate's prompt.
     async fn new() -> Self {
         let backend = StubBackend::new(MemoryKind::Attention)
             .with_reply(&vocab::tokens(PIRATE), &vocab::tokens("Arr STOP me<|im_end|>"));

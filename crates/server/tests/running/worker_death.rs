@@ -1,4 +1,4 @@
-//! The engine's worker dies while sixteen streams of all families run: each hears of it in its own shape, and the next
+//! The engine's worker dies while sixteen streams of all families run: each gets the error in its own shape, and the next
 //! request works.
 
 use std::sync::Arc;
@@ -106,7 +106,7 @@ async fn sixteen_streams_hear_of_a_dead_worker_and_the_next_request_works() {
         let answer = tokio::time::timeout(PATIENCE, read(stream)).await.expect("a stream without an end");
         let message = error_of(path, &answer);
         assert!(message.as_str().is_some_and(|message| !message.is_empty()), "{path}: {message}");
-        assert!(!answer.text.contains(".rs:"), "no place in the source is told: {}", answer.text);
+        assert!(!answer.text.contains(".rs:"), "the error does not name a place in the source: {}", answer.text);
     }
     eventually("the end of all", || model.status().queue_depth == 0).await;
     server.chat(&with(asking("And on it goes"), &json!({"max_tokens": 3}))).await;

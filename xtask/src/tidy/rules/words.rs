@@ -36,17 +36,7 @@ const NOT_A: &str = "write `is not a` or `are not`";
 const FINE_AFTER_NO: [&str; 8] = ["better", "different", "fewer", "larger", "less", "longer", "more", "worse"];
 
 /// Paths that the rule does not cover yet, with everything below them. The aim is an empty list.
-const NOT_YET: &[&str] = &[
-    "ARCHITECTURE.md",
-    "CHANGELOG.md",
-    "crates/api",
-    "crates/bench",
-    "crates/cli",
-    "crates/engine",
-    "crates/node",
-    "crates/server",
-    "docs/configuration.md",
-];
+const NOT_YET: &[&str] = &["crates/engine/src/chat/delta.rs"];
 
 /// This file has to spell them.
 const OWN_FILE: &str = "xtask/src/tidy/rules/words.rs";

@@ -368,7 +368,7 @@ mod tests {
             facts.folder.holder = Some("17".into());
             facts.port = PortState::Poncho;
         });
-        assert!(ours.iter().all(|(_, level, _)| *level == Level::Warning), "a server that runs is no fault: {ours:?}");
+        assert!(ours.iter().all(|(_, level, _)| *level == Level::Warning), "a running server is not a fault: {ours:?}");
     }
 
     /// Hardening 5: files of older releases that everyone may read are reported.

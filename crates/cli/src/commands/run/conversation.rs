@@ -164,7 +164,7 @@ mod tests {
         let said = conversation().save(&path, "model").unwrap_err().to_string();
         assert!(said.contains("thesis.txt") && said.contains("another name"), "{said}");
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "three years of work");
-        assert!(conversation().save(folder.path(), "model").is_err(), "a folder is no file");
+        assert!(conversation().save(folder.path(), "model").is_err(), "a folder is not a file");
         assert!(conversation().save(&folder.path().join("no/such/folder"), "model").is_err());
     }
 

@@ -4,7 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
-/// The folders whose documents are read, besides the top of the repository; `true` means with what is below.
+/// The folders with documents to read, besides the top of the repository; `true` means with what is below.
 const FOLDERS: [(&str, bool); 6] =
     [("", false), ("docs", true), ("tests", true), ("packaging", true), ("fuzz", false), ("crates", true)];
 

@@ -57,7 +57,7 @@ fn executable(path: &std::path::Path) {
 /// Which comparisons of the guide.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Peer {
-    /// Those whose server the guide's script starts and restarts.
+    /// Peers with a server that the guide's script starts and restarts.
     Restarted,
     /// Those that start it once.
     StartedOnce,

@@ -79,7 +79,7 @@ impl Place {
         with_system_folders(&line, self.path())
     }
 
-    /// A shell for such a line, with nothing of whoever runs the tests. Clients of Poncho find the server.
+    /// A shell for such a line, without the developer's environment. Clients of Poncho find the server.
     pub(crate) fn shell(&self, line: &str) -> Command {
         let mut command = Command::new("/bin/sh");
         let port = self.address().port().to_string();

@@ -46,7 +46,9 @@ fn try_line(place: &Place, line: &str) {
             place.must_work(line);
             let (_, value) = setting.split_once('=').unwrap();
             if let Some(rest) = place.translated(value).strip_prefix("http://") {
-                let path = rest.strip_prefix(&place.address().to_string()).unwrap_or_else(|| panic!("whose? {line}"));
+                let path = rest
+                    .strip_prefix(&place.address().to_string())
+                    .unwrap_or_else(|| panic!("not an address of the server: {line}"));
                 let path = if path == "/v1" { "/v1/models" } else { "/api/version" };
                 assert_eq!(request(place.address(), "GET", path, "").0, 200, "{line}");
             }

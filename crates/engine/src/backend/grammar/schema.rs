@@ -21,8 +21,8 @@ mod tests;
 /// Why a schema is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum SchemaError {
-    /// It is no JSON, or nested deeper than any parser goes.
-    #[error("it is no JSON: {reason}; correct it")]
+    /// It is not JSON, or it is nested deeper than the parsers allow.
+    #[error("it is not JSON: {reason}; correct it")]
     NotJson {
         /// What the parser said.
         reason: String,
@@ -160,7 +160,7 @@ pub(crate) fn check_tools(tools: &str, used: &mut Used) -> Result<(), (String, S
         let error = too_much("#".to_owned(), Counted::Bytes, used.bytes as u64, limits::BYTES_TOGETHER as u64);
         return Err(("all".to_owned(), error));
     }
-    // What is no list of tools is refused by the template, which says what it wants.
+    // The template refuses anything but a list of tools, with a message of its own.
     let Ok(Value::Array(tools)) = serde_json::from_str(tools) else { return Ok(()) };
     for tool in &tools {
         let function = tool.get("function").unwrap_or(tool);

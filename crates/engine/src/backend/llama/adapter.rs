@@ -61,7 +61,7 @@ impl Adapter for LlamaAdapter {}
 impl Drop for LlamaAdapter {
     fn drop(&mut self) {
         let _exclusive = self.model.exclusive();
-        // SAFETY: no context holds the adapter any more, its model is still alive, and it is freed once.
+        // SAFETY: every context has released the adapter, its model is still alive, and it is freed once.
         unsafe { sys::llama_adapter_lora_free(self.adapter.as_ptr()) }
     }
 }

@@ -38,7 +38,7 @@ pub(super) struct LlamaContext {
     pub(super) scratch: Option<sys::llama_seq_id>,
     /// Cells of the windowed layers, where position `p` lies in cell `p % ring`; `None` without such layers.
     pub(super) window_ring: Option<u32>,
-    /// For each sequence, the smallest position whose window cell was really restored; below are placeholders.
+    /// For each sequence, the smallest position with a window cell that was really restored; below are placeholders.
     window_floor: Vec<u32>,
     /// Between `restore_begin` and `restore_finish`.
     pub(super) restoring: Option<RestoreInProgress>,
@@ -184,7 +184,7 @@ impl LlamaContext {
                     (MemoryKind::Window { size }, shape) if !shape.window.is_empty() => {
                         MemoryKind::Window { size: *size }
                     }
-                    // A window whose size llama.cpp does not tell: nothing but saved boundaries can be trusted.
+                    // llama.cpp does not report the size of this window: only saved boundaries can be trusted.
                     (_, shape) if !shape.window.is_empty() => MemoryKind::Window { size: u32::MAX },
                     _ => MemoryKind::Attention,
                 };

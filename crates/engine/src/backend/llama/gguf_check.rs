@@ -56,7 +56,7 @@ pub(super) fn check_file(path: &Path) -> Result<GgufFacts, LoadError> {
     Ok(facts(metadata, &tensors))
 }
 
-/// The facts of a file whose values were not looked at.
+/// The facts of a file, without a check of its values.
 pub(super) fn facts_without_check(path: &Path) -> Result<GgufFacts, LoadError> {
     let Contents { metadata, tensors } = Contents::read(path)?;
     Ok(facts(metadata, &tensors))
@@ -89,7 +89,7 @@ pub(super) fn check_adapter(path: &Path) -> Result<(), LoadError> {
     rules.map_err(|reason| malformed(path, reason))
 }
 
-/// A header whose container llama.cpp can read.
+/// A header in a container that llama.cpp can read.
 struct Contents {
     metadata: Metadata,
     tensors: Vec<Tensor>,

@@ -63,7 +63,7 @@ unsafe extern "C" fn on_line(level: sys::ggml_log_level, text: *const c_char, _u
     }
     match level {
         sys::GGML_LOG_LEVEL_ERROR => {
-            // A thread that is ending has no collector any more; the line still reaches the log.
+            // A thread that is ending no longer has a collector; the line still reaches the log.
             let _ = COLLECTOR.try_with(|collector| keep(collector, line));
             tracing::warn!(target: "llama", "{line}");
         }

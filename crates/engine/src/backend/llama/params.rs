@@ -18,7 +18,7 @@ unsafe extern "C" fn on_abort_check(flag: *mut c_void) -> bool {
     unsafe { (*flag.cast::<AtomicBool>()).load(Ordering::Relaxed) }
 }
 
-/// The parameters of a context whose requests may use `n_ctx` tokens. The caller keeps `abort` alive as long as the
+/// The parameters of a context for requests of up to `n_ctx` tokens. The caller keeps `abort` alive as long as the
 /// context.
 pub(super) fn context_params(
     options: &ContextOptions,

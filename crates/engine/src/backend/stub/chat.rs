@@ -40,7 +40,7 @@ pub(super) fn render(request: &ChatRequest, template: StubTemplate) -> Result<Ch
         return Err(ChatError::BadTemplate { reason: "the stub renders ChatML only".to_owned() });
     }
     let messages: Value = json("messages", &request.messages_json)?;
-    let messages = messages.as_array().ok_or_else(|| bad("messages", "it is no list"))?;
+    let messages = messages.as_array().ok_or_else(|| bad("messages", "it is not a list"))?;
     let mut parts = Parts::default();
     if knows_tools && !request.tools_json.is_empty() && request.tool_choice != ToolChoice::None {
         json("tools", &request.tools_json)?;
@@ -163,7 +163,7 @@ impl ChatParser for StubParser {
             match (read_call(inside), after) {
                 (Some(call), _) => output.tool_calls.push(call),
                 (None, None) if partial => {}
-                (None, _) => return Err(ChatError::Unparsable { reason: format!("{inside:?} is no tool call") }),
+                (None, _) => return Err(ChatError::Unparsable { reason: format!("{inside:?} is not a tool call") }),
             }
             rest = after.unwrap_or_default();
         }

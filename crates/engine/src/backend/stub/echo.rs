@@ -1,4 +1,4 @@
-//! A model that says what it is told to say: the script of a reply stands in the conversation itself.
+//! A model that follows a script: the conversation itself contains the text of the reply.
 //!
 //! Used by the stub's context when the backend was made with `with_echo`. A reply is what the newest message since the
 //! model's last one has between `[say:` and `:say]`, or [`PLAIN_REPLY`]. So a client that nobody can script, an agent
@@ -78,7 +78,7 @@ mod tests {
     fn a_script_may_hold_a_tool_call() {
         let asked = r#"[say:<tool_call>{"name":"f","arguments":{"a":[1]}}</tool_call>:say]"#;
         let mut tokens = vocab::tokens("<|im_start|>user\n");
-        // What a client sends is text: its marks are no marks until the model writes them.
+        // A client sends plain text: its marks become special tokens only when the model writes them.
         tokens.extend(asked.bytes().map(Token::from));
         tokens.extend(vocab::tokens("<|im_end|>\n<|im_start|>assistant\n"));
         assert_eq!(next(&tokens), Some(vocab::TOOL_OPEN));

@@ -161,7 +161,7 @@ impl StubFaults {
         self.wait(timeout, |state| state.held > 0)
     }
 
-    /// Waits until so many decodes were started since the beginning; `false` if they were not within the time.
+    /// Waits until this number of decodes has started since the beginning; `false` on a timeout.
     #[must_use]
     pub fn wait_for_decodes(&self, decodes: u64, timeout: Duration) -> bool {
         self.wait(timeout, |state| state.counts.decodes >= decodes)

@@ -80,7 +80,7 @@ fn split_rules(text: &str) -> Result<HashMap<String, String>, GrammarError> {
     Ok(rules)
 }
 
-/// Turns rules into states, last to first: each part is told where the text goes on after it.
+/// Turns rules into states, last to first: each part gets the state that follows it.
 struct Compiler<'a> {
     rules: &'a HashMap<String, String>,
     states: Vec<RuleState>,
@@ -220,7 +220,7 @@ fn unescape(text: &str) -> Result<Vec<(u8, bool)>, GrammarError> {
                 let (digits, after) = rest.split_at_checked(2).ok_or_else(|| invalid("\\x needs two digits"))?;
                 rest = after;
                 let digits = std::str::from_utf8(digits).unwrap_or_default();
-                u8::from_str_radix(digits, 16).map_err(|_| invalid(format!("\\x{digits} is no byte")))?
+                u8::from_str_radix(digits, 16).map_err(|_| invalid(format!("\\x{digits} is not a byte")))?
             }
             other => other,
         };

@@ -37,7 +37,7 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 /// What a model's contexts share.
 #[derive(Debug)]
 pub(super) struct ModelFacts {
-    /// Tells loaded models apart.
+    /// Distinguishes loaded models.
     pub(super) id: u64,
     /// What comes after a digest, where a test said so.
     pub(super) replies: HashMap<u64, Token>,
@@ -209,7 +209,7 @@ impl Model for StubModel {
             n_seq_max: options.n_seq_max,
             n_batch: options.n_batch,
             n_ubatch: if options.embeddings { options.n_batch } else { options.n_ubatch },
-            // It computes nothing, but what it is told counts.
+            // It computes nothing, but reports the configured value.
             n_threads: options.threads.unwrap_or(1),
             n_threads_batch: options.threads_batch.or(options.threads).unwrap_or(1),
             kv: options.kv,

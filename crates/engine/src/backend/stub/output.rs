@@ -13,7 +13,7 @@ use super::vocab::{EOS, N_VOCAB};
 pub(super) const N_EMBD: u32 = 16;
 /// Starts a two-byte character; any continuation byte may follow.
 const LEAD_BYTE: Token = 0xC3;
-/// One reply in so many steps ends.
+/// On average, a reply ends after this number of steps.
 const MEAN_LENGTH: u64 = 64;
 
 /// The logits after a token; `reply` is what a test wants to come next.

@@ -246,7 +246,7 @@ impl StubContext {
         }
     }
 
-    /// Whether so many cells can be put into a sequence that is empty.
+    /// Whether an empty sequence has room for this number of cells.
     fn check_room(&self, cells: usize) -> Result<(), StateError> {
         let free = match self.info.kv {
             KvLayout::Unified => (self.info.n_cells as usize).saturating_sub(self.pool.used()),

@@ -104,7 +104,7 @@ pub(super) fn read_partial(bytes: &[u8], layers: Layers) -> Result<Partial, Stat
 }
 
 impl Partial {
-    /// Puts it into a sequence whose full attention layers hold at least as many tokens of the same conversation.
+    /// Restores it in a sequence with at least as many tokens of the same conversation in its full attention layers.
     pub(super) fn apply(self, sequence: &mut Sequence, layers: Layers) -> Result<(), StateError> {
         let held = sequence.fold_before(self.n_tokens);
         if layers.kind.has_segments() && self.fold != held {

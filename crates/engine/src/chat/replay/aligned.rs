@@ -13,7 +13,8 @@ use serde_json::json;
 use sha2::Sha256;
 
 use super::splice::{Placeholder, Scene, Stand, Stretch, replaced};
-use super::{CallTurn, add_tokens, begin, text_key};
+use super::{add_tokens, begin, text_key};
+use crate::chat::kept::CallTurn;
 
 /// Bytes at the end of a turn that are looked for in what the template wrote: enough to tell one call from the next.
 const TAIL: usize = 256;

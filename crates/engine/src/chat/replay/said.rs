@@ -1,4 +1,4 @@
-//! What was said before a turn, hashed: it names turns whose ids can be guessed.
+//! A hash of what was said before a turn. It names turns with ids that can be guessed.
 //!
 //! Some models write the ids of their calls themselves, `functions.lamp:0` in every conversation. Such a turn is kept
 //! under the messages before it, as the client sends them each time, together with its ids. `replay.rs` asks when a turn
@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 pub(crate) struct Said(Sha256);
 
 impl Said {
-    /// Before any message; `before` has seen the model and whose conversation it is.
+    /// Before any message; `before` has hashed the model and the owner of the conversation.
     pub(super) fn new(before: Sha256) -> Self {
         Self(before)
     }

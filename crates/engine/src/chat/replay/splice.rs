@@ -13,8 +13,9 @@ use sha2::Sha256;
 
 use super::aligned::aligned;
 use super::said::Said;
-use super::{CallTurn, add_tokens, begin, text_key};
+use super::{add_tokens, begin, find_calls, text_key};
 use crate::backend::{ChatPrompt, TokenizeMode};
+use crate::chat::kept::CallTurn;
 use crate::chat::model::ChatModel;
 
 /// What is rendered.
@@ -103,7 +104,7 @@ fn placeholders(scene: &Scene<'_>) -> Vec<Placeholder> {
             return None;
         }
         if message.get("tool_calls").is_some() {
-            return replay.find_calls(scene.model, message, said).map(Stand::Calls);
+            return find_calls(scene.model, message, said).map(Stand::Calls);
         }
         let text = message.get("content").and_then(Value::as_str).filter(|text| !text.is_empty() && with_texts)?;
         message.get("reasoning_content").is_none().then(|| Stand::Text(text.to_owned()))
@@ -335,7 +336,7 @@ fn opened(stretches: &[Stretch], opening: &str) -> Option<Vec<Stretch>> {
     for stretch in stretches {
         if let Some((before, after)) = stretch.text.split_at_checked(start).filter(|(_, after)| !after.is_empty()) {
             if stretch.is_input {
-                // The request wrote it, so it is no opening; and what is missing must not be added to a text.
+                // The request wrote it, so it is not an opening; and what is missing must not be added to a text.
                 return (missing.is_empty() && after == head).then(|| stretches.to_vec());
             }
             kept.push(Stretch { text: format!("{before}{opening}"), is_input: false });

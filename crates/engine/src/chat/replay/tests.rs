@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use poncho_api::ReplayScope;
 use poncho_cache::{Cache, CacheConfig};
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -9,6 +10,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::backend::stub::{StubBackend, vocab};
 use crate::backend::{ChatPrompt, ChatRequest, ContextOptions, MemoryKind};
+use crate::chat::kept::KeptTurns;
 use crate::chat::model::Conversations;
 use crate::{Engine, FingerprintSource, ModelConfig};
 
@@ -18,7 +20,7 @@ fn model() -> ChatModel {
     let context = ContextOptions { n_ctx: 1024, n_seq_max: 1, ..ContextOptions::default() };
     let fingerprint = FingerprintSource::FastUnsafe([7; 32]);
     let model = engine.load(ModelConfig { fingerprint, context, ..ModelConfig::new("stub", "stub") }).unwrap();
-    ChatModel::new(model, Arc::new(Conversations::new(Replay::open(None, ReplayScope::All), Vec::new())), None, None)
+    ChatModel::new(model, Arc::new(Conversations::new(KeptTurns::open(None, ReplayScope::All), Vec::new())), None, None)
 }
 
 fn render(model: &ChatModel, messages: &[Value]) -> Option<ChatPrompt> {
@@ -118,7 +120,13 @@ fn play(model: &ChatModel, steps: &[Step]) -> (Vec<Value>, Vec<u32>, usize) {
                     };
                     let output =
                         ChatOutput { content: content.clone(), tool_calls: vec![call], ..ChatOutput::default() };
-                    replay.keep_calls(CallTurn::new(model, &output, opening, &sampled));
+                    replay.keep_calls(CallTurn::new(
+                        model.namespace().fingerprint,
+                        model.private_to(),
+                        &output,
+                        opening,
+                        &sampled,
+                    ));
                 }
                 let arguments = if *changed { r#"{"n":2}"# } else { arguments };
                 let function = json!({"name": "f", "arguments": arguments});
@@ -177,7 +185,8 @@ fn what_the_prompt_opened_is_put_back_too() {
     let called = poncho_api::ChatToolCall { id: "c".into(), name: "f".into(), arguments: "{}".into() };
     let output = ChatOutput { tool_calls: vec![called], ..ChatOutput::default() };
     let keep = |opening: &str| {
-        let turn = CallTurn::new(&model, &output, opening, &vocab::tokens("raw"));
+        let turn =
+            CallTurn::new(model.namespace().fingerprint, model.private_to(), &output, opening, &vocab::tokens("raw"));
         model.conversations().replay.keep_calls(turn);
         spliced(&model, &messages)
     };

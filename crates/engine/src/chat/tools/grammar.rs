@@ -102,7 +102,7 @@ fn class(c: char) -> String {
     }
 }
 
-/// The first tool whose schema cannot be used.
+/// The first tool with a schema that cannot be used.
 pub(crate) fn bad_schema(model: &Model, turn: &ChatTurn) -> Option<EngineError> {
     turn.tools.iter().find_map(|tool| arguments_rules(model, tool).err())
 }

@@ -73,7 +73,7 @@ impl GenericParser {
     /// Where a text that still grows stops being certain.
     fn held_from(&self, text: &str) -> usize {
         match self.answer_start(text) {
-            // Only the answer can open a call; thinking is told as it comes.
+            // Only the answer can open a call; thinking is sent as it comes.
             Some(from) => from.max(held_back(text, CALL_OPEN).trim_end().len()),
             None => text.len(),
         }
@@ -122,7 +122,7 @@ fn read_call(text: &str, is_whole: bool) -> Option<ChatToolCall> {
 }
 
 fn unreadable(text: &str) -> ChatError {
-    ChatError::Unparsable { reason: format!("{} bytes between call marks are no call", text.len()) }
+    ChatError::Unparsable { reason: format!("{} bytes between call marks are not a call", text.len()) }
 }
 
 #[cfg(test)]

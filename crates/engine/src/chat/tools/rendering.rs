@@ -1,8 +1,8 @@
 //! The generic rendering: tools, calls and results as plain messages, for templates that know none of them.
 //!
 //! Called by `turn.rs`. The tools and the form of a call go into the system message, after the client's own text; a past
-//! call is written as the grammar makes the model write it, so that a call whose exact text was forgotten is still close
-//! to what was sampled. The same turn must always give the same text.
+//! call is written as the grammar makes the model write it, so that a call is close to what was sampled
+//! even after its exact text was forgotten. The same turn must always give the same text.
 
 use std::fmt::Write;
 
@@ -53,7 +53,7 @@ pub(crate) fn generic_messages(turn: &ChatTurn, messages: &[Value]) -> Vec<Value
     written
 }
 
-/// What the model is told about its tools.
+/// The instructions about tools in the system message.
 fn instructions(turn: &ChatTurn) -> String {
     let mut text = String::from("These tools can be called; each line defines one:\n<tools>\n");
     for Tool { json, .. } in &turn.tools {

@@ -1,7 +1,7 @@
 //! Which files passed a trial before: one line of hexadecimal digits for each in a small file.
 //!
-//! Asked and told by the prober. A line stands for the program that tried, its settings, and the files by path, size,
-//! times and inode: whoever changes a file changes its time of change. Reading and writing never fail a load; a file
+//! Read and written by the prober. A line stands for the program that tried, its settings, and the files by path, size,
+//! times and inode: every change of a file changes its ctime. Reading and writing never fail a load; a file
 //! that cannot be read or written only means that models are tried again.
 
 use std::fs::{DirBuilder, File};

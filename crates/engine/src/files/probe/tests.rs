@@ -12,7 +12,7 @@ use crate::backend::MemoryKind;
 use crate::backend::stub::StubBackend;
 use crate::{FingerprintSource, Model, ModelConfig};
 
-/// A prober whose child is this script; the settings and the files are its arguments.
+/// A prober with this script as its child; the settings and the files are its arguments.
 fn script(text: &str) -> Prober {
     Prober { args: vec!["-c".into(), text.into()], ..Prober::new("/bin/sh") }
 }
@@ -173,7 +173,7 @@ fn settings_survive_the_way_to_the_child() {
     assert!(Trial::parse("{}", Vec::new()).is_err());
 }
 
-/// Hardening 3: a child whose parent died does not go on.
+/// Hardening 3: a child does not outlive its parent.
 #[test]
 fn a_child_ends_when_nobody_holds_its_input_any_more() {
     const CHILD: &str = "PONCHO_TEST_PROBE_CHILD";

@@ -54,7 +54,7 @@ impl Trial {
         let files = if names_parts {
             std::iter::once(&model.path).chain(&model.split_paths).cloned().collect()
         } else {
-            // Parts that are missing are told by the load itself.
+            // The load itself reports missing parts.
             split_parts(&model.path).unwrap_or_else(|_| vec![model.path.clone()])
         };
         let n_seq_max = context.n_seq_max.min(2);
@@ -172,8 +172,8 @@ fn embed(model: &dyn Model, options: &ContextOptions, tokens: &[Token]) {
     }
 }
 
-/// Ends this process as soon as nobody holds the other end of its standard input any more, which is when its parent died
-/// or gave it up.
+/// Ends this process as soon as the other end of its standard input is closed, which happens when its parent died or gave
+/// it up.
 pub fn end_with_parent() {
     std::thread::spawn(|| {
         let mut rest = [0; 64];

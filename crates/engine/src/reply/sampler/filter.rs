@@ -11,7 +11,7 @@ use super::error::SampleError;
 use super::number::{exp, ln, narrow};
 use super::scan::{self, better_first};
 
-/// Most distributions are decided within so many tokens; four times as many are sorted when they are not.
+/// Most distributions are decided within this number of tokens; four times as many are sorted when they are not.
 const FIRST_SORTED: usize = 256;
 
 /// What a request keeps of a distribution, and how it flattens the rest. `None` is off.
@@ -99,7 +99,7 @@ impl Filters {
     }
 }
 
-/// Keeps the smallest number of best candidates whose weights, relative to the best, sum up to `enough`. The first
+/// Keeps the smallest number of best candidates with weights, relative to the best, that sum up to `enough`. The first
 /// `sorted` are in order already.
 fn keep_nucleus(candidates: &mut Vec<Candidate>, mut sorted: usize, enough: f64) {
     let Some(best) = best_logit(candidates) else { return };

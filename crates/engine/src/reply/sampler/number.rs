@@ -2,7 +2,7 @@
 //!
 //! Used by the sampler alone. The C library's `exp` differs in its last bit from one system to the next, and one bit is
 //! enough to draw another token; additions and multiplications do not differ. It must never call a library function
-//! whose result is not fixed by IEEE 754.
+//! with a result that IEEE 754 does not fix.
 
 /// xoshiro256++ by Blackman and Vigna, its state filled from the seed by SplitMix64, as its authors advise.
 #[derive(Debug, Clone)]

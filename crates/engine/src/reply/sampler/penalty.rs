@@ -17,7 +17,7 @@ pub(super) struct Penalties {
     repetition: f64,
     frequency: f64,
     presence: f64,
-    /// The most tokens in the window; `None` is no limit.
+    /// The most tokens in the window; `None` means unlimited.
     limit: Option<usize>,
     window: VecDeque<Token>,
     counts: HashMap<Token, u32>,

@@ -9,8 +9,8 @@ use serde_json::{Map, Value, json};
 
 use super::signature::is_genuine;
 use super::types::{Block, Content, Message, MessagesBody};
+use crate::error::ApiError;
 use crate::http::body::Object;
-use crate::http::error::ApiError;
 
 /// A conversation in OpenAI's shape.
 #[derive(Debug, Default)]
@@ -324,7 +324,7 @@ fn unreadable(field: &str, kind: &str) -> ApiError {
     ApiError::field(format!("{field}.type"), reason)
 }
 
-/// A document whose text came with it.
+/// The text of a document that was sent inline.
 fn document(field: &str, block: &Block) -> Result<String, ApiError> {
     let source = block.source.as_ref();
     let source = source.ok_or_else(|| ApiError::field(format!("{field}.source"), "a document needs one"))?;

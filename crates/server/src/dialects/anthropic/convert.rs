@@ -10,7 +10,7 @@ use super::conversation::{Conversation, conversation};
 use super::types::{MessagesBody, OutputFormat, ThinkingBody, ToolBody, ToolChoiceBody};
 use crate::dialects::openai::convert::generation;
 use crate::dialects::openai::types::Shared;
-use crate::http::error::ApiError;
+use crate::error::ApiError;
 
 /// Whether the client sees what the model thinks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,7 +39,7 @@ pub(crate) fn asked(body: &MessagesBody, key: Option<&SigningKey>, base: &Reques
     let json_schema = json_schema(body)?;
     let is_formed = json_schema.is_some() || matches!(choice, Choice::Required | Choice::Named(_));
     if is_formed && !reply_start.is_empty() {
-        let reason = "a reply whose form is given cannot be begun by the client; end with a message of the user";
+        let reason = "a reply with a prescribed format cannot be started by the client; end with a user message";
         return Err(ApiError::field("messages", reason));
     }
     let Thoughts { mut thinking, budget, display } = thoughts(body.thinking.as_deref())?;

@@ -18,12 +18,12 @@ use super::types::{BlockOut, MessageOut, MessagesBody, TokenCount, Usage};
 
 use crate::dialects::openai::call::{Call, model_name};
 use crate::dialects::shared::{Origin, poncho_header, session_header};
+use crate::error::ApiError;
 use crate::http::app::SharedApp;
-use crate::http::auth::Owner;
 use crate::http::body::Json;
-use crate::http::error::ApiError;
-use crate::http::request_id::random_id;
 use crate::http::sse;
+use crate::owner::Owner;
+use crate::request_id::random_id;
 
 /// What the ids of tool calls begin with.
 const CALL_PREFIX: &str = "toolu_";

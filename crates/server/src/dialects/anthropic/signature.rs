@@ -39,6 +39,6 @@ mod tests {
             assert!(!is_genuine(key.as_ref(), thinking, other), "{thinking} {other}");
             assert!(is_genuine(None, thinking, other), "without a key nobody checks");
         }
-        assert!(is_genuine(key.as_ref(), "", &signature), "a block whose text was not shown");
+        assert!(is_genuine(key.as_ref(), "", &signature), "a block with hidden text");
     }
 }

@@ -7,7 +7,7 @@ use super::convert::Display;
 use super::messages::{Style, empty_object, stop_reason};
 use super::signature::sign;
 use super::types::{BlockOut, DeltaOut, EventOut, MessageOut, StopOut, Usage};
-use crate::http::error::{ApiError, Family};
+use crate::error::{ApiError, Family};
 use crate::http::sse::{Events, Frame};
 use poncho_api::{CallDelta, Delta, Finished, Started};
 
@@ -146,7 +146,7 @@ impl Blocks {
             let block = BlockOut::ToolUse { id, name, input: empty_object() };
             self.start(style, Open::Call(call.index), block, frames);
         }
-        // A call that was closed cannot grow any more.
+        // A call that was closed can no longer grow.
         if self.open == Open::Call(call.index) && !call.arguments.is_empty() {
             self.delta(DeltaOut::InputJson { partial_json: call.arguments }, frames);
         }

@@ -7,13 +7,13 @@ use axum::response::{IntoResponse, Response};
 use poncho_api::{EngineError, Generate, MAX_TOP_LOGPROBS, Request};
 
 use super::lines::{Endpoint, ReplyLines};
-use super::options::Options;
 use super::types::{Shared, Think};
 use crate::dialects::shared::{Origin, poncho_header, session_header};
+use crate::error::ApiError;
 use crate::http::app::SharedApp;
 use crate::http::body::Json;
-use crate::http::error::ApiError;
 use crate::http::ndjson;
+use crate::models::options::Options;
 
 /// A request that was understood.
 pub(crate) struct Call {

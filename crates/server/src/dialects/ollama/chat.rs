@@ -9,15 +9,15 @@ use tokio::time::Instant;
 use super::call::{Call, generation, needs_thinking, unload};
 use super::convert::{messages, schema, thinking};
 use super::lines::{Endpoint, ReplyLines};
-use super::names;
 use super::types::ChatBody;
+use crate::config::KeepAlive;
 use crate::dialects::openai::convert::tool_json;
 use crate::dialects::shared::Origin;
+use crate::error::ApiError;
 use crate::http::app::SharedApp;
-use crate::http::auth::Owner;
 use crate::http::body::Json;
-use crate::http::error::ApiError;
-use crate::models::keep_alive::KeepAlive;
+use crate::models::tags;
+use crate::owner::Owner;
 use poncho_api::{ChatTurn, Choice, Generate, Request, Tool};
 
 /// Answers a conversation; without messages it only loads or unloads the model.
@@ -28,7 +28,7 @@ pub(crate) async fn create(
     Json(body): Json<ChatBody>,
 ) -> Result<Response, ApiError> {
     let arrived = Instant::now();
-    let name = names::required(body.model.as_deref())?.to_owned();
+    let name = tags::required(body.model.as_deref())?.to_owned();
     let shared = body.shared();
     let unloads = shared.keep_alive.is_some_and(KeepAlive::is_over);
     if unloads && body.messages.as_deref().unwrap_or_default().is_empty() {

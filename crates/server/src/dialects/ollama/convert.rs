@@ -1,6 +1,6 @@
 //! From Ollama's messages to those of OpenAI's shape, which templates want, and the other fields of a turn.
 //!
-//! Every refusal names the field. Messages are written anew, field by field. A call without an id gets one that depends
+//! Every refusal names the field. Messages are rebuilt field by field. A call without an id gets one that depends
 //! on its place only: the same conversation must give the same prompt, or nothing of it is found in the cache.
 
 use std::collections::VecDeque;
@@ -10,8 +10,8 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use super::types::{CallBody, MessageBody, Think};
+use crate::error::ApiError;
 use crate::http::body::Object;
-use crate::http::error::ApiError;
 
 /// The schema that `format` asks for.
 pub(crate) fn schema(format: Option<&RawValue>) -> Result<Option<String>, ApiError> {

@@ -9,14 +9,14 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::lines::nanoseconds;
-use super::names;
-use super::options::Integer;
 use super::types::{EmbedAnswer, EmbedBody, EmbeddingsBody};
 use crate::dialects::embedding::{self, Embedded, Inputs};
+use crate::error::ApiError;
 use crate::http::app::SharedApp;
 use crate::http::body::Json;
-use crate::http::error::ApiError;
+use crate::models::options::Integer;
 use crate::models::served::ServedModel;
+use crate::models::tags;
 
 /// Each text is a computation of its own; more of them belong into more calls.
 const MAX_INPUTS: usize = 2048;
@@ -24,7 +24,7 @@ const MAX_INPUTS: usize = 2048;
 /// Vectors for some texts.
 pub(crate) async fn embed(State(app): State<SharedApp>, Json(body): Json<EmbedBody>) -> Result<Json<Value>, ApiError> {
     let arrived = Instant::now();
-    let name = names::required(body.model.as_deref())?;
+    let name = tags::required(body.model.as_deref())?;
     let model = app.models.resolve_keeping(name, body.keep_alive).await?;
     check_dimensions(body.dimensions, &model)?;
     let mut texts = body.input.map(|input| input.0).unwrap_or_default();
@@ -54,7 +54,7 @@ pub(crate) async fn embeddings(
     State(app): State<SharedApp>,
     Json(body): Json<EmbeddingsBody>,
 ) -> Result<Json<Value>, ApiError> {
-    let model = app.models.resolve_keeping(names::required(body.model.as_deref())?, body.keep_alive).await?;
+    let model = app.models.resolve_keeping(tags::required(body.model.as_deref())?, body.keep_alive).await?;
     let inputs = body.prompt.into_iter().filter(|prompt| !prompt.is_empty()).map(Input::Text).collect();
     let inputs = Inputs { inputs, field: "prompt", truncates: true, normalises: false };
     let vectors = embedding::embed(&app, model, inputs).await?.vectors;

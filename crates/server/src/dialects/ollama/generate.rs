@@ -1,8 +1,8 @@
 //! `POST /api/generate`: a single prompt, in the model's template, in one that the request brings, as it is, or around
 //! a gap.
 //!
-//! Texts of a client never become special tokens unless it asked for `raw`: whoever writes a whole prompt writes its
-//! marks too.
+//! Texts of a client never become special tokens unless it asked for `raw`: a client that writes a whole prompt
+//! writes its marks too.
 
 use axum::Extension;
 use axum::extract::State;
@@ -15,16 +15,16 @@ use tokio::time::Instant;
 use super::call::{Call, generation, needs_thinking, unload};
 use super::convert::{check_images, schema, thinking};
 use super::lines::{Endpoint, ReplyLines};
-use super::names;
-use super::template::{Template, Values};
 use super::types::{GenerateBody, Think};
+use crate::config::KeepAlive;
 use crate::dialects::shared::Origin;
+use crate::error::ApiError;
 use crate::http::app::SharedApp;
-use crate::http::auth::Owner;
 use crate::http::body::Json;
-use crate::http::error::ApiError;
-use crate::models::keep_alive::KeepAlive;
 use crate::models::served::ServedModel;
+use crate::models::tags;
+use crate::models::template::{Template, Values};
+use crate::owner::Owner;
 
 /// Answers a prompt; without one it only loads or unloads the model.
 pub(crate) async fn create(
@@ -34,7 +34,7 @@ pub(crate) async fn create(
     Json(body): Json<GenerateBody>,
 ) -> Result<Response, ApiError> {
     let arrived = Instant::now();
-    let name = names::required(body.model.as_deref())?.to_owned();
+    let name = tags::required(body.model.as_deref())?.to_owned();
     let shared = body.shared();
     let endpoint = Endpoint::Generate { tells_context: !body.raw.unwrap_or(false) };
     if shared.keep_alive.is_some_and(KeepAlive::is_over) && text(body.prompt.as_ref()).is_empty() {

@@ -17,16 +17,16 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use tokio::sync::watch;
 
-use super::names;
 use super::types::MessageBody;
+use crate::blocking::blocking;
 use crate::dialects::openai::types::Texts;
-use crate::dialects::shared::blocking;
+use crate::error::{ApiError, Family};
 use crate::http::app::SharedApp;
 use crate::http::body::{Json, Object};
-use crate::http::error::{ApiError, Family};
 use crate::http::uploads;
-use crate::models::library::{LibraryError, ModelDefaults, ModelLibrary, PullStep, Recipe};
+use crate::library::{LibraryError, ModelDefaults, ModelLibrary, PullStep, Recipe};
 use crate::models::pulls::{Pull, PullState};
+use crate::models::tags;
 
 /// `POST /api/pull`.
 #[derive(Deserialize)]
@@ -38,7 +38,7 @@ pub(crate) struct PullBody {
 }
 
 fn either<'n>(model: Option<&'n String>, name: Option<&'n String>) -> Result<&'n str, ApiError> {
-    names::required(model.filter(|model| !model.is_empty()).or(name).map(String::as_str))
+    tags::required(model.filter(|model| !model.is_empty()).or(name).map(String::as_str))
 }
 
 fn library(app: &SharedApp, name: &str) -> Result<Arc<dyn ModelLibrary>, ApiError> {
@@ -92,7 +92,7 @@ struct Told {
 struct PullWriter {
     app: SharedApp,
     name: String,
-    /// Dropped with the response: then nobody waits here any more.
+    /// Dropped with the response, because then this client no longer waits.
     pull: Arc<Pull>,
     state: watch::Receiver<PullState>,
     lines: VecDeque<Value>,
@@ -164,7 +164,7 @@ impl PullWriter {
         }
     }
 
-    /// Steps that went by too fast to be seen are told all the same.
+    /// Steps that went by too fast to be seen are reported all the same.
     fn writing(&mut self) {
         self.verifying();
         if !std::mem::replace(&mut self.told.writing, true) {
@@ -201,7 +201,7 @@ pub(crate) async fn remove(State(app): State<SharedApp>, Json(body): Json<Delete
     let name = either(body.model.as_ref(), body.name.as_ref())?.to_owned();
     let library = library(&app, &name)?;
     let removed = name.clone();
-    // Looked up first: afterwards nobody knows the full name any more.
+    // Looked up first: afterwards the full name is no longer known.
     let id = app.models.look_up(&name).await.ok().map(|source| source.id().to_owned());
     blocking("deleted a model", move || Ok(library.remove(&removed)?)).await?;
     app.models.changed(id.as_deref().unwrap_or(&name)).await;

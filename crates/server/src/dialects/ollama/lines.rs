@@ -1,7 +1,7 @@
 //! Replies in Ollama's shape: whole answers and the lines of streams, for generate and chat alike.
 //!
-//! A tool call is told when it is complete, because its arguments go out as an object. One that is none in the end was
-//! cut off and is left out: clients read the arguments as an object and would fail on anything else.
+//! A tool call is sent when it is complete, because its arguments go out as an object. If they are not
+//! an object in the end, the call was cut off and is left out: clients read the arguments as an object and would fail on anything else.
 
 use std::time::{Duration, SystemTime};
 
@@ -14,7 +14,7 @@ use crate::dialects::openai::convert::{finite, token_text};
 use crate::dialects::shared::PonchoFacts;
 use crate::http::ndjson::Lines;
 
-/// Whose reply it is.
+/// The endpoint that replies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Endpoint {
     Chat,
@@ -204,7 +204,7 @@ impl OpenCalls {
         let mut ready = Vec::new();
         while self.told < complete {
             let Some((id, name, arguments)) = self.all.get(self.told) else { break };
-            // One that cannot be read yet is told with the whole reply.
+            // One that cannot be parsed yet is sent with the whole reply.
             let Some(call) = call_out(self.told, id.clone(), name.clone(), arguments) else { break };
             ready.push(call);
             self.told += 1;

@@ -1,7 +1,7 @@
 //! `GET /api/tags`, `GET /api/ps` and `POST /api/show`: which models there are and what they are.
 //!
-//! Facts come from the loaded model and from its file, whose path is the server's own setting. It must never tell a path
-//! of this machine.
+//! Facts come from the loaded model and from its file; the path comes from the server's settings. It must never
+//! reveal a path of this machine.
 
 use std::fmt::Write;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -12,20 +12,20 @@ use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 
 use super::lines::timestamp;
-use super::names;
 use super::types::{Details, ListedOut, LoadedOut, ProgressOut, ShowAnswer, ShowBody};
+use crate::error::ApiError;
 use crate::http::app::SharedApp;
 use crate::http::body::Json;
-use crate::http::error::ApiError;
+use crate::library::{LibraryFacts, LibraryModel};
 use crate::models::defaults::ServedDefaults;
-use crate::models::library::{LibraryFacts, LibraryModel};
 use crate::models::manager::{InMemory, Place};
 use crate::models::names::Source;
 use crate::models::served::ServedModel;
+use crate::models::tags;
 
-/// Longer arrays are told only when asked for.
+/// Longer arrays are listed only on request.
 const SHORT_ARRAY: usize = 5;
-/// What "for ever" looks like: as far away as Ollama writes it, and a date that every client can read.
+/// The expiry of a model without one: as far away as Ollama writes it, and a date that every client can read.
 const FOREVER: Duration = Duration::from_secs(9_223_372_036);
 
 /// Every name that requests may use.
@@ -34,7 +34,7 @@ pub(crate) async fn tags(State(app): State<SharedApp>) -> Result<Json<Value>, Ap
     let started = app.models.started();
     let mut models = Vec::with_capacity(listed.len());
     for listed in &listed {
-        let name = names::tagged(&listed.id);
+        let name = tags::tagged(&listed.id);
         let (size, modified, digest) = match &listed.source {
             Source::Loaded(model) => {
                 let file = FileFacts::of(&**model, started).await;
@@ -65,7 +65,7 @@ pub(crate) async fn ps(State(app): State<SharedApp>) -> Json<Value> {
 }
 
 fn in_memory(listed: &InMemory) -> LoadedOut {
-    let name = names::tagged(&listed.id);
+    let name = tags::tagged(&listed.id);
     let left = listed.expires.map_or(FOREVER, |at| at.saturating_duration_since(Instant::now()));
     let facts = &listed.known.facts;
     let (state, details, digest, context_length, progress) = match &listed.place {
@@ -102,7 +102,7 @@ pub(crate) async fn show(
     Json(body): Json<ShowBody>,
 ) -> Result<Json<ShowAnswer>, ApiError> {
     let named = body.model.as_deref().filter(|name| !name.is_empty()).or(body.name.as_deref());
-    let name = names::required(named)?.to_owned();
+    let name = tags::required(named)?.to_owned();
     let longest_array = if body.verbose.unwrap_or(false) { usize::MAX } else { SHORT_ARRAY };
     let started = app.models.started();
     let answer = match app.models.look_up(&name).await? {

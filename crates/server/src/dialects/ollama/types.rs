@@ -10,12 +10,12 @@ use serde::{Deserialize as DeserializeDerive, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
-use super::options::{Integer, Options};
+use crate::config::KeepAlive;
 use crate::dialects::openai::types::{Texts, ToolDefinition};
 use crate::dialects::shared::PonchoFacts;
 use crate::http::body::Object;
 use crate::http::token_list::TokenList;
-use crate::models::keep_alive::KeepAlive;
+use crate::models::options::{Integer, Options};
 
 /// Adds the fields that generate and chat share to a request, and a way to read them alike.
 macro_rules! reply_request {
@@ -97,7 +97,7 @@ pub(crate) struct MessageBody {
     pub(crate) thinking: Option<String>,
     pub(crate) images: Option<Vec<String>>,
     pub(crate) tool_calls: Option<Vec<Object<CallBody>>>,
-    /// Whose answer a tool's message is.
+    /// The tool that a tool's message comes from.
     pub(crate) tool_name: Option<String>,
     pub(crate) tool_call_id: Option<String>,
 }

@@ -5,11 +5,11 @@
 use futures_util::future::try_join_all;
 
 use super::types::Usage;
-use crate::dialects::reply::Reply;
+use crate::http::reply::Reply;
 use poncho_api::{Finished, Generate};
 
 use crate::dialects::shared::{Origin, PonchoFacts};
-use crate::http::error::ApiError;
+use crate::error::ApiError;
 
 /// What a call says beside its sampling.
 pub(crate) struct Call {

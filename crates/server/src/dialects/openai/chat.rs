@@ -16,11 +16,11 @@ use super::types::{
 use poncho_api::{Delta, Finished};
 
 use crate::dialects::shared::{Origin, poncho_header, session_header};
+use crate::error::{ApiError, Family};
 use crate::http::app::SharedApp;
-use crate::http::auth::Owner;
 use crate::http::body::Json;
-use crate::http::error::{ApiError, Family};
 use crate::http::sse::{self, Events, Frame};
+use crate::owner::Owner;
 
 /// Answers a conversation.
 pub(crate) async fn create(
@@ -93,7 +93,7 @@ struct ChatEvents {
     call: Call,
     envelope: Envelope,
     wants_logprobs: bool,
-    /// Replies that have said whose they are.
+    /// Replies that have sent their role.
     opened: BTreeSet<usize>,
     /// Replies that have not ended.
     left: usize,

@@ -1,7 +1,7 @@
 //! `POST /v1/completions`: prompts that are used as they are, without a template.
 //!
-//! A text prompt is tokenized with special tokens recognised: whoever writes a whole prompt writes its marks too. With
-//! a `suffix` the marks are ours, and the prompt is only text.
+//! A text prompt is tokenized with special tokens recognised: a client that writes a whole prompt writes its marks too.
+//! With a `suffix` the marks are ours, and the prompt is only text.
 
 use std::collections::BTreeMap;
 
@@ -18,11 +18,11 @@ use super::prompt::PromptForm;
 use super::types::{Answer, CompletionRequestBody, Envelope, TextChoice, TextLogprobs};
 
 use crate::dialects::shared::{Origin, poncho_header, session_header};
+use crate::error::{ApiError, Family};
 use crate::http::app::SharedApp;
-use crate::http::auth::Owner;
 use crate::http::body::Json;
-use crate::http::error::{ApiError, Family};
 use crate::http::sse::{self, Events, Frame};
+use crate::owner::Owner;
 
 /// What OpenAI's reference says.
 const DEFAULT_MAX_TOKENS: u32 = 16;

@@ -1,6 +1,6 @@
 //! From OpenAI's fields to turns and generations, and from replies back to OpenAI's parts.
 //!
-//! Every refusal names the field. Messages are written anew, field by field, so that a template sees only what is
+//! Every refusal names the field. Messages are rebuilt field by field, so that a template sees only what is
 //! known here; the order inside schemas is kept, because replies follow it.
 
 use std::collections::BTreeMap;
@@ -16,9 +16,9 @@ use super::types::{
     CallOut, ChatLogprobs, ChatRequestBody, Content, Envelope, FunctionDefinition, FunctionOut, Message, PromptDetails,
     ResponseFormat, Shared, TokenOut, ToolCallBody, ToolDefinition, Usage,
 };
-use crate::http::error::ApiError;
-use crate::http::request_id::{random_id, unix_seconds};
+use crate::error::ApiError;
 use crate::models::served::ServedModel;
+use crate::request_id::{random_id, unix_seconds};
 
 /// The most replies to one prompt.
 const MAX_CHOICES: u32 = 8;
@@ -45,7 +45,7 @@ pub(crate) fn generation(shared: &Shared<'_>, base: &Request) -> Result<Request,
     let default = base.sampling.clone();
     let mut logit_bias = Vec::new();
     for (token, bias) in shared.logit_bias.into_iter().flatten() {
-        let id = token.parse().map_err(|_| ApiError::field(format!("logit_bias.{token}"), "it is no token id"))?;
+        let id = token.parse().map_err(|_| ApiError::field(format!("logit_bias.{token}"), "it is not a token id"))?;
         logit_bias.push((id, *bias));
     }
     Ok(Request {

@@ -11,9 +11,9 @@ use serde::{Deserialize, Serialize};
 use super::call::model_name;
 use super::prompt::{PromptForm, Prompts};
 use crate::dialects::embedding::{self, Inputs};
+use crate::error::ApiError;
 use crate::http::app::SharedApp;
 use crate::http::body::Json;
-use crate::http::error::ApiError;
 
 /// What OpenAI's reference says.
 const INPUT: PromptForm = PromptForm { field: "input", most: 2048, may_be_empty: false };

@@ -7,9 +7,9 @@ use poncho_api::EngineError;
 use serde_json::{Value, json};
 
 use super::types::{ModelMeta, ModelOut};
+use crate::error::ApiError;
 use crate::http::app::SharedApp;
 use crate::http::body::Json;
-use crate::http::error::ApiError;
 use crate::models::names::{ListedModel, Source};
 
 /// Every name that requests may use.

@@ -8,7 +8,7 @@ use std::fmt;
 use poncho_api::Input;
 use serde::de::{self, Deserialize, DeserializeSeed, Deserializer, SeqAccess, Visitor};
 
-use crate::http::error::ApiError;
+use crate::error::ApiError;
 use crate::http::token_list::{TokenList, token_of};
 
 /// The most prompts of any field.

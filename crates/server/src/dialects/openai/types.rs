@@ -4,17 +4,17 @@
 //! Nothing here decides anything; `convert.rs` does.
 
 use std::collections::BTreeMap;
-use std::fmt;
-use std::marker::PhantomData;
 
-use serde::de::{self, Deserialize, Deserializer, SeqAccess, Visitor};
-use serde::{Deserialize as DeserializeDerive, Serialize, Serializer};
+use serde::de::{Deserialize, Deserializer};
+use serde::{Deserialize as DeserializeDerive, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::prompt::Prompts;
 use crate::dialects::shared::PonchoFacts;
 use crate::http::body::Object;
+pub(crate) use crate::responses::token::TokenOut;
+pub(crate) use crate::texts::{Either, TextOrList, Texts};
 
 /// Adds the fields that both kinds of completions share to a request, and a way to read them alike.
 macro_rules! completion_request {
@@ -180,10 +180,6 @@ pub(crate) struct SchemaFormat {
     pub(crate) schema: Option<Box<RawValue>>,
 }
 
-/// One text or several.
-#[derive(Debug)]
-pub(crate) struct Texts(pub(crate) Vec<String>);
-
 /// The content of a message.
 #[derive(Debug)]
 pub(crate) enum Content {
@@ -198,64 +194,6 @@ pub(crate) struct Part {
     pub(crate) kind: String,
     pub(crate) text: Option<String>,
     pub(crate) refusal: Option<String>,
-}
-
-/// Reads a text or a list; both go through a visitor so that errors name the element.
-pub(crate) struct TextOrList<T>(PhantomData<T>);
-
-impl<T> Default for TextOrList<T> {
-    fn default() -> Self {
-        Self(PhantomData)
-    }
-}
-
-/// What it read.
-pub(crate) enum Either<T> {
-    Text(String),
-    List(Vec<T>),
-}
-
-impl<T> TextOrList<T> {
-    /// Reads one.
-    pub(crate) fn read<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Either<T>, D::Error>
-    where
-        T: Deserialize<'de>,
-    {
-        deserializer.deserialize_any(Self(PhantomData))
-    }
-}
-
-impl<'de, T: Deserialize<'de>> Visitor<'de> for TextOrList<T> {
-    type Value = Either<T>;
-
-    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("a string or a list")
-    }
-
-    fn visit_str<E: de::Error>(self, text: &str) -> Result<Self::Value, E> {
-        Ok(Either::Text(text.to_owned()))
-    }
-
-    fn visit_string<E: de::Error>(self, text: String) -> Result<Self::Value, E> {
-        Ok(Either::Text(text))
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
-        let mut all = Vec::new();
-        while let Some(item) = list.next_element()? {
-            all.push(item);
-        }
-        Ok(Either::List(all))
-    }
-}
-
-impl<'de> Deserialize<'de> for Texts {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Ok(Self(match TextOrList::<String>::read(deserializer)? {
-            Either::Text(text) => vec![text],
-            Either::List(texts) => texts,
-        }))
-    }
 }
 
 impl<'de> Deserialize<'de> for Content {
@@ -373,23 +311,6 @@ pub(crate) struct ChunkDelta {
 pub(crate) struct ChatLogprobs {
     pub(crate) content: Vec<TokenOut>,
     pub(crate) refusal: Option<Vec<TokenOut>>,
-}
-
-/// A token with its log probability.
-#[derive(Debug, Clone, Serialize)]
-pub(crate) struct TokenOut {
-    pub(crate) token: String,
-    #[serde(serialize_with = "shortest")]
-    pub(crate) logprob: f32,
-    pub(crate) bytes: Vec<u8>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) top_logprobs: Option<Vec<TokenOut>>,
-}
-
-/// Writes a number with its own digits, also where it goes through a JSON value, which would widen it to 64 bits.
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands fields over by reference")]
-fn shortest<S: Serializer>(number: &f32, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_f64(number.to_string().parse().unwrap_or_else(|_| (*number).into()))
 }
 
 /// A choice of a completion, whole or in pieces.

@@ -12,10 +12,10 @@ use serde_json::{Value, json};
 
 use crate::dialects::openai::convert::chat_turn;
 use crate::dialects::openai::prompt::Prompts;
+use crate::error::ApiError;
 use crate::http::app::SharedApp;
-use crate::http::auth::Owner;
 use crate::http::body::{Json, JsonBytes, parse};
-use crate::http::error::ApiError;
+use crate::owner::Owner;
 
 /// Rows of a page if nobody says.
 const PAGE: usize = 100;
@@ -112,7 +112,7 @@ pub(crate) async fn gc(
     Ok(Json(json!({"freed_bytes": freed})))
 }
 
-/// What tells the two kinds of questions apart.
+/// Distinguishes the two kinds of questions.
 #[derive(Deserialize)]
 struct Kind {
     model: Option<String>,
@@ -120,8 +120,8 @@ struct Kind {
     prompt: Option<Prompts>,
 }
 
-/// `POST /api/cache/explain`: where a prompt, or the prompt of a chat request, leaves the best cached one; of several API
-/// keys each hears of its own rows only.
+/// `POST /api/cache/explain`: where a prompt, or the prompt of a chat request, leaves the best cached one; with
+/// several API keys, each sees its own rows only.
 pub(crate) async fn explain_miss(
     State(app): State<SharedApp>,
     Extension(owner): Extension<Owner>,

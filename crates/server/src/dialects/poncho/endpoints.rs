@@ -12,11 +12,11 @@ use serde_json::{Value, json};
 
 use crate::dialects::openai::convert::chat_turn;
 use crate::dialects::openai::types::ChatRequestBody;
+use crate::error::ApiError;
 use crate::http::app::SharedApp;
-use crate::http::auth::Owner;
 use crate::http::body::Json;
-use crate::http::error::ApiError;
 use crate::http::token_list::TokenList;
+use crate::owner::Owner;
 use crate::telemetry::metrics::Surroundings;
 
 /// `GET /health`: the process is up.

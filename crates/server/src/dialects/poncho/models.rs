@@ -7,10 +7,10 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
+use crate::config::KeepAlive;
+use crate::error::ApiError;
 use crate::http::app::SharedApp;
 use crate::http::body::Json;
-use crate::http::error::ApiError;
-use crate::models::keep_alive::KeepAlive;
 use crate::models::manager::Unloaded;
 
 /// `POST /api/models/load`.

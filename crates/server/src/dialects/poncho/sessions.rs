@@ -1,26 +1,19 @@
-//! `GET /api/sessions` and `DELETE /api/sessions/{id}`: sequences that callers keep between requests; and whose they are.
+//! `GET /api/sessions` and `DELETE /api/sessions/{id}`: sequences that callers keep between requests.
 //!
-//! The engine knows one list of names, so the name of a client with a key has the key's owner before it there
-//! (`scoped`), which no client ever sees (`told`): two keys may use the same name and mean two sessions. Only idle
-//! sessions are listed; one that is in flight belongs to its request. Errors have OpenAI's shape.
+//! Each owner sees its own sessions only (`owner.rs`). Only idle sessions are listed; one that is in flight belongs to
+//! its request. Errors have OpenAI's shape.
 
 use axum::Extension;
 use axum::extract::{Path, State};
-use poncho_api::{EngineError, Field, RequestError};
+use poncho_api::EngineError;
 use serde_json::{Value, json};
 
+use crate::error::ApiError;
 use crate::http::app::SharedApp;
-use crate::http::auth::Owner;
 use crate::http::body::Json;
-use crate::http::error::ApiError;
+use crate::owner::{Owner, own_name, scoped};
 
-/// Stands between the owner and the name; no header can hold it.
-const MARK: char = '\u{1f}';
-
-/// Longest name that a client may use. With its owner it stays below the engine's own limit.
-const MAX_NAME_BYTES: usize = 256;
-
-/// The idle sessions of all models that belong to whoever asks.
+/// The idle sessions of all models that belong to the caller.
 pub(crate) async fn list(
     State(app): State<SharedApp>,
     Extension(owner): Extension<Owner>,
@@ -54,77 +47,4 @@ pub(crate) async fn end(
         return Err(EngineError::NoSession { session: id }.into());
     }
     Ok(Json(json!({"id": id, "ended_on": ended})))
-}
-
-/// The engine's name for what this owner calls so.
-pub(crate) fn scoped(owner: Owner, name: &str) -> Result<String, ApiError> {
-    let field = Field::SessionId;
-    let refused = |error: RequestError| Err(EngineError::BadRequest(error).into());
-    match name.len() {
-        0 => return refused(RequestError::Empty { field }),
-        bytes if bytes > MAX_NAME_BYTES => {
-            return refused(RequestError::TooLong { field, bytes, limit: MAX_NAME_BYTES });
-        }
-        _ => {}
-    }
-    Ok(owner.0.map_or_else(|| name.to_owned(), |number| format!("{number}{MARK}{name}")))
-}
-
-/// What an owner calls a session of the engine; `None` if it is not its own.
-fn own_name(owner: Owner, name: &str) -> Option<&str> {
-    match owner.0 {
-        None => Some(name),
-        Some(number) => name.strip_prefix(&number.to_string())?.strip_prefix(MARK),
-    }
-}
-
-/// An error of the engine with the session's name as its owner knows it.
-pub(crate) fn told(error: EngineError) -> EngineError {
-    let own = |session: String| match session.split_once(MARK) {
-        Some((owner, name)) if owner.parse::<u64>().is_ok() => name.to_owned(),
-        _ => session,
-    };
-    match error {
-        EngineError::StickyBusy { session } => EngineError::StickyBusy { session: own(session) },
-        EngineError::NoSession { session } => EngineError::NoSession { session: own(session) },
-        other => other,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_owner_finds_its_own_names_and_no_others() {
-        let owners = [1, 11, 2].map(|number| Owner(Some(number)));
-        // Names that look like somebody else's.
-        let names = ["a", "1a", "1", "1\u{1f}a", "\u{1f}a", "ünïcode"];
-        for owner in owners {
-            for name in names {
-                let engine = scoped(owner, name).unwrap();
-                assert_eq!(own_name(owner, &engine), Some(name));
-                for other in owners.into_iter().filter(|other| *other != owner) {
-                    assert_eq!(own_name(other, &engine), None, "{engine:?}");
-                    assert!(names.iter().all(|name| scoped(other, name).unwrap() != engine), "{engine:?}");
-                }
-                let busy = told(EngineError::StickyBusy { session: engine });
-                assert_eq!(busy, EngineError::StickyBusy { session: name.to_owned() });
-            }
-        }
-        assert_eq!(scoped(Owner(None), "a").unwrap(), "a");
-    }
-
-    #[test]
-    fn the_limit_of_a_name_is_the_clients_own() {
-        let longest = "n".repeat(MAX_NAME_BYTES);
-        let engine = scoped(Owner(Some(u64::MAX)), &longest).unwrap();
-        assert!(engine.len() <= poncho_api::MAX_SESSION_BYTES, "{}", engine.len());
-        for owner in [Owner(None), Owner(Some(1))] {
-            assert!(scoped(owner, &longest).is_ok());
-            let refused = scoped(owner, &format!("{longest}n")).unwrap_err();
-            assert!(refused.to_string().contains("257") && refused.to_string().contains("256"), "{refused}");
-            assert!(scoped(owner, "").is_err());
-        }
-    }
 }

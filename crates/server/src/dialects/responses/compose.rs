@@ -7,18 +7,18 @@ use poncho_api::{CallDelta, Delta, TokenLogprob};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::item::{ContentPart, Item, Role, Status, ThinkingPart, opaque};
 use super::namespace::Grouped;
 use super::object::ResponseOut;
 use crate::dialects::openai::convert::chat_logprobs;
 use crate::dialects::openai::types::TokenOut;
-use crate::http::request_id::random_id;
 use crate::http::sse::Frame;
+use crate::request_id::random_id;
+use crate::responses::item::{ContentPart, Item, Role, Status, ThinkingPart, opaque};
 
 /// What a client wants to see of a reply.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Wishes {
-    /// Thinking is told as a summary.
+    /// Thinking is sent as a summary.
     pub(crate) summary: bool,
     /// Thinking also travels as an opaque text.
     pub(crate) opaque: bool,
@@ -54,7 +54,7 @@ impl Composer {
         Self { wishes, ..Self::default() }
     }
 
-    /// With functions whose names are taken apart again.
+    /// With functions that have their joined names split again.
     pub(crate) fn with_groups(self, groups: Vec<Grouped>) -> Self {
         Self { groups, ..self }
     }
@@ -306,7 +306,7 @@ mod tests {
         assert_eq!(taken(&mut all, "Think"), ["Th", "in", "k!"], "a token that reaches further still belongs to it");
         assert_eq!(all.len(), 2);
         let mut all = drawn(&["</think>", "t", "o"]);
-        assert_eq!(taken(&mut all, "t"), ["t"], "a mark is no text");
+        assert_eq!(taken(&mut all, "t"), ["t"], "a mark is not text");
         assert_eq!(taken(&mut all, "o"), ["o"]);
         assert_eq!(taken(&mut drawn(&["\u{e9}"]), "\u{fffd}"), ["\u{e9}"]);
         assert!(taken(&mut Vec::new(), "x").is_empty());

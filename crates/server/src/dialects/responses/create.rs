@@ -10,21 +10,21 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::compose::{Composer, Wishes};
-use super::item::{Item, Status};
 use super::namespace::grouped;
 use super::object::{self, ResponseOut};
-use super::store::{OwnResponses, StoredResponse};
 use super::turn::{self, REASONING, Truncation};
 use super::types::ResponseRequestBody;
 use super::{input, messages};
 use crate::dialects::openai::call::{Call, model_name};
 use crate::dialects::shared::PonchoFacts;
 use crate::dialects::shared::{Origin, poncho_header, session_header};
+use crate::error::{ApiError, Family};
 use crate::http::app::SharedApp;
-use crate::http::auth::Owner;
 use crate::http::body::Json;
-use crate::http::error::{ApiError, Family};
 use crate::http::sse::{self, Events, Frame};
+use crate::owner::Owner;
+use crate::responses::item::{Item, Status};
+use crate::responses::store::{OwnResponses, StoredResponse};
 use poncho_api::{Delta, Finish, Finished};
 
 /// Answers a conversation.
@@ -153,7 +153,7 @@ impl Events for Maker {
         let said = |name: &str| body.get("error").and_then(|error| error.get(name));
         let fields = json!({"code": said("code"), "message": said("message"), "param": said("param")});
         let mut frames = vec![self.composer.event("error", fields)];
-        // What was begun stays as it is: it is told in the object, not as finished items.
+        // Unfinished items stay as they are: the object lists them, but no event marks them as done.
         self.response.fail(error, self.composer.take_items());
         frames.push(self.composer.response_event(self.response.status.event(), &self.response));
         self.keep();

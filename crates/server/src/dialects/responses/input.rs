@@ -1,18 +1,18 @@
 //! From the items that a client sends to items as they are stored.
 //!
-//! Called by `create`. Items are written anew, field by field: short forms become whole ones, missing ids are given,
+//! Called by `create`. Items are rebuilt field by field: short forms become whole ones, missing ids are given,
 //! references are looked up. Every refusal names the field.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use super::item::{CallOutput, ContentPart, Item, Role, Status, ThinkingPart};
-use super::store::OwnResponses;
 use super::types::{Input, InputItem};
 use crate::dialects::openai::types::{Content, Part};
+use crate::error::ApiError;
 use crate::http::body::Object;
-use crate::http::error::ApiError;
-use crate::http::request_id::random_id;
+use crate::request_id::random_id;
+use crate::responses::item::{CallOutput, ContentPart, Item, Role, Status, ThinkingPart};
+use crate::responses::store::OwnResponses;
 
 /// The items of a request.
 pub(crate) fn items(input: Option<&Input>, store: &OwnResponses<'_>) -> Result<Vec<Arc<Item>>, ApiError> {
@@ -60,8 +60,8 @@ impl Place {
     }
 
     fn item(self, item: &InputItem, store: &OwnResponses<'_>) -> Result<Arc<Item>, ApiError> {
-        let needed = |value: &Option<String>, name: &str, whose: &str| {
-            value.clone().ok_or_else(|| ApiError::field(self.field(name), format!("{whose} needs it")))
+        let needed = |value: &Option<String>, name: &str, item: &str| {
+            value.clone().ok_or_else(|| ApiError::field(self.field(name), format!("{item} needs it")))
         };
         let id = |prefix: &str| item.id.clone().filter(|id| !id.is_empty()).unwrap_or_else(|| random_id(prefix));
         let status = if item.status.as_deref() == Some("incomplete") { Status::Incomplete } else { Status::Completed };

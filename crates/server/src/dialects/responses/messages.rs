@@ -7,8 +7,8 @@ use std::borrow::Borrow;
 
 use serde_json::{Map, Value, json};
 
-use super::item::{CallOutput, ContentPart, Item, Role};
 use super::namespace::joined;
+use crate::responses::item::{CallOutput, ContentPart, Item, Role};
 
 /// The messages of a conversation. Instructions and the system messages right after them become one message: many
 /// templates know only one, and only at the start.
@@ -86,7 +86,7 @@ impl Assistant {
             return;
         }
         let Self { thinking, content, calls } = std::mem::take(self);
-        // Thinking that led to nothing is no message.
+        // Thinking alone is not a message.
         if is_empty {
             return;
         }
@@ -104,8 +104,8 @@ impl Assistant {
 
 #[cfg(test)]
 mod tests {
-    use super::super::item::{Status, ThinkingPart};
     use super::*;
+    use crate::responses::item::{Status, ThinkingPart};
 
     fn says(role: Role, texts: &[&str]) -> Item {
         let part = |text: &&str| ContentPart::InputText { text: (*text).to_owned() };

@@ -8,14 +8,14 @@ use poncho_api::{Completion, Finish, Finished, Sampling};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::item::Item;
 use super::tools;
 use super::turn::Truncation;
 use super::types::{ReasoningConfig, ResponseRequestBody, TextConfig, TextFormat, ToolBody};
 use crate::dialects::shared::PonchoFacts;
+use crate::error::{ApiError, Family};
 use crate::http::body::Object;
-use crate::http::error::{ApiError, Family};
-use crate::http::request_id::{random_id, unix_seconds};
+use crate::request_id::{random_id, unix_seconds};
+use crate::responses::item::Item;
 
 /// See the module.
 #[derive(Debug, Clone, Serialize)]
@@ -66,7 +66,7 @@ pub(crate) enum ResponseStatus {
 }
 
 impl ResponseStatus {
-    /// The event that tells of it.
+    /// The event that reports it.
     pub(crate) const fn event(self) -> &'static str {
         match self {
             Self::InProgress => "response.in_progress",
@@ -103,7 +103,7 @@ struct UsageOut {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 struct InputDetails {
     cached_tokens: usize,
-    /// Prompt tokens whose state was computed and may be found by the next request.
+    /// Prompt tokens that were computed and that the next request may find in the cache.
     cache_write_tokens: usize,
 }
 

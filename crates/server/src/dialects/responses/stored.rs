@@ -8,12 +8,12 @@ use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-use super::item::Item;
-use super::store::StoredResponse;
+use crate::error::ApiError;
 use crate::http::app::SharedApp;
-use crate::http::auth::Owner;
 use crate::http::body::Json;
-use crate::http::error::ApiError;
+use crate::owner::Owner;
+use crate::responses::item::Item;
+use crate::responses::store::StoredResponse;
 
 /// Items on a page, as the API has it, unless told otherwise.
 const DEFAULT_PAGE: usize = 20;

@@ -10,8 +10,8 @@ use super::namespace::{NAMESPACE, joined};
 use super::types::ToolBody;
 use crate::dialects::openai::convert::function_tool;
 use crate::dialects::openai::types::FunctionDefinition;
+use crate::error::ApiError;
 use crate::http::body::Object;
-use crate::http::error::ApiError;
 use poncho_api::{Choice, Tool};
 
 /// The functions that the model may call.

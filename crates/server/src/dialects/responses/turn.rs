@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::tools;
 use super::types::{ResponseRequestBody, TextFormat};
 use crate::dialects::openai::convert::{generation, object_text, template_kwargs};
-use crate::http::error::ApiError;
+use crate::error::ApiError;
 
 /// What the API lets a response include.
 const INCLUDABLE: [&str; 8] = [

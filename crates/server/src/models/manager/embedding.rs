@@ -8,7 +8,7 @@ use poncho_api::NodeModel;
 
 use super::Manager;
 use super::state::Room;
-use crate::http::error::ApiError;
+use crate::error::ApiError;
 
 impl Manager {
     /// Waits until the budget has room for embedding inputs of up to `longest` tokens. The caller holds a lease.

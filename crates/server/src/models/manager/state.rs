@@ -12,10 +12,10 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::budget::Idle;
-use crate::http::error::ApiError;
+use crate::config::KeepAlive;
+use crate::error::ApiError;
+use crate::library::LibraryFacts;
 use crate::models::defaults::ServedDefaults;
-use crate::models::keep_alive::KeepAlive;
-use crate::models::library::LibraryFacts;
 
 /// How a load ended; `None` while it goes on.
 pub(super) type Outcome = Option<Result<(), ApiError>>;
@@ -50,7 +50,7 @@ pub(crate) struct Known {
 }
 
 pub(super) struct Entry {
-    /// Tells this load from an earlier one of the same model.
+    /// Distinguishes this load from an earlier one of the same model.
     pub(super) load: u64,
     /// The model and its first context.
     pub(super) bytes: u64,
@@ -89,7 +89,7 @@ impl Entry {
     }
 }
 
-/// A model whose unloading began.
+/// A model that is being unloaded.
 pub(super) struct Leaving {
     pub(super) id: String,
     pub(super) load: u64,
@@ -115,7 +115,7 @@ pub(super) struct State {
     /// Counts uses, as a clock.
     uses: u64,
     loads: u64,
-    /// No model is given out any more.
+    /// Models are no longer given out.
     pub(super) is_closed: bool,
     /// Nobody will unload what is loaded from now on.
     pub(super) is_abandoned: bool,
@@ -218,7 +218,7 @@ impl State {
         room
     }
 
-    /// Room for so many bytes more, for a model that takes `whole` with them.
+    /// Makes room for `bytes` more, for a model that takes `whole` with them.
     fn room_for(&mut self, bytes: u64, whole: u64, budget: Option<u64>) -> Room {
         let counted = self.entries.values().filter(|entry| entry.is_counted);
         let used = counted.map(Entry::total).fold(0, u64::saturating_add);

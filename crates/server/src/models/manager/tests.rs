@@ -15,7 +15,7 @@ use poncho_engine::backend::{
 use poncho_engine::{Engine, FingerprintSource, Host, ModelConfig};
 
 use super::*;
-use crate::models::library::LibraryError;
+use crate::library::LibraryError;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -77,7 +77,7 @@ impl Backend for GatedBackend {
     }
 }
 
-/// Models whose files have given sizes.
+/// Models with files of given sizes.
 struct Shelf {
     models: BTreeMap<String, LibraryModel>,
     _folder: tempfile::TempDir,
@@ -216,7 +216,7 @@ async fn a_failed_load_is_told_to_all_and_tried_again_by_the_next() {
     }
     assert_eq!((bench.gate.loads(), bench.manager.in_memory().len()), (1, 0));
     bench.hold("a").await.unwrap();
-    assert_eq!(bench.gate.loads(), 2, "and its bytes do not count any more");
+    assert_eq!(bench.gate.loads(), 2, "and its bytes no longer count");
 }
 
 #[tokio::test(start_paused = true)]
@@ -249,7 +249,7 @@ async fn what_is_in_use_never_goes() {
         matches!(error, ApiError::NoMemory { needed: 300, used: 200, budget: 300, .. }),
         "it says how much is needed: {error:?}"
     );
-    assert_eq!(bench.loaded(), ["a", "b"], "nothing went in vain");
+    assert_eq!(bench.loaded(), ["a", "b"], "nothing was unloaded without need");
     tokio::time::sleep(3600 * SECOND).await;
     bench.until("b's end", |bench| bench.loaded() == ["a"]).await;
     assert_eq!(bench.manager.unload("a").await, Unloaded::WhenIdle);
@@ -361,7 +361,7 @@ async fn shutdown_waits_for_a_load_and_refuses_the_next() {
     bench.gate.open();
     closing.await.unwrap();
     drop(waiter.await.unwrap().unwrap());
-    assert_eq!(bench.loaded(), ["a"], "whoever owns the engine unloads it");
+    assert_eq!(bench.loaded(), ["a"], "the owner of the engine unloads it");
     let engine = Arc::clone(&bench.engine);
     spawn_blocking(move || engine.unload_all().unwrap()).await.unwrap();
     assert!(bench.loaded().is_empty());
@@ -421,7 +421,7 @@ async fn loads_and_unloads_in_any_order_never_break_a_promise() {
     assert!(bench.loaded().is_empty());
 }
 
-/// Whoever owns the engine closes its cache next and may open it again at once, as a restart does.
+/// The owner of the engine closes its cache next and may open it again at once, as a restart does.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_manager_that_closed_holds_the_engine_no_more() {
     for _ in 0..50 {

@@ -1,14 +1,14 @@
 //! The way of the spans to a collector: a bounded queue, and a task that sends what is in it as OTLP/HTTP JSON.
 //!
-//! `serve` starts and stops it. Whoever has a span never waits: a full queue, a collector that is away or one that says
-//! no cost spans, which are counted, and nothing else. Plain HTTP only; a collector beside the server can speak TLS to
+//! `serve` starts and stops it. A caller with a span never waits: a full queue or a collector that is down or refuses
+//! costs spans, which are counted, and nothing else. Plain HTTP only; a collector beside the server can speak TLS to
 //! the rest of the world.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use axum::http::{Uri, header};
+use axum::http::header;
 use http_body_util::{BodyExt, Full};
 use hyper::Request;
 use hyper::body::Bytes;
@@ -18,8 +18,9 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::{Span, otlp};
-use crate::config::ConfigError;
+use super::otlp;
+use super::span::Span;
+use crate::config::Endpoint;
 
 /// Spans that may wait: some seconds of a busy server.
 const QUEUE: usize = 4096;
@@ -31,36 +32,6 @@ const GATHER: Duration = Duration::from_millis(500);
 const SEND_LIMIT: Duration = Duration::from_secs(10);
 /// How long the last message may hold up a shutdown.
 const LAST_LIMIT: Duration = Duration::from_secs(3);
-/// Where a collector takes traces, below its address.
-const TRACES: &str = "/v1/traces";
-
-/// Where a collector listens.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Endpoint {
-    /// With the port, for the `Host` header.
-    authority: String,
-    host: String,
-    port: u16,
-    path: String,
-}
-
-impl Endpoint {
-    /// Reads `http://host[:port][/path]`.
-    pub(crate) fn read(url: &str) -> Result<Self, ConfigError> {
-        let wrong = |reason: &'static str| ConfigError::Endpoint { url: url.to_owned(), reason };
-        let uri: Uri = url.trim().parse().map_err(|_| wrong("it is no address"))?;
-        if uri.scheme_str() != Some("http") {
-            return Err(wrong("it does not begin with http://"));
-        }
-        let authority = uri.authority().ok_or_else(|| wrong("it names no host"))?;
-        if authority.as_str().contains('@') || uri.query().is_some() {
-            return Err(wrong("it may only have a host, a port and a path"));
-        }
-        let host = authority.host().trim_start_matches('[').trim_end_matches(']').to_owned();
-        let path = format!("{}{TRACES}", uri.path().trim_end_matches('/'));
-        Ok(Self { authority: authority.to_string(), host, port: authority.port_u16().unwrap_or(80), path })
-    }
-}
 
 /// Takes spans.
 pub(crate) struct Exporter {
@@ -167,7 +138,7 @@ impl Sender {
             }
             Err(reason) => {
                 Counts::add(&self.counts.dropped, batch.len());
-                // Once is enough until it works again; the counter tells how many.
+                // Once is enough until it works again; the counter has the number.
                 if !self.is_failing {
                     tracing::warn!(collector = self.endpoint.authority, reason, "traces are not taken and dropped");
                 }
@@ -209,20 +180,4 @@ async fn gather(spans: &mut mpsc::Receiver<Span>, batch: &mut Vec<Span>) {
         && let Ok(more) = timeout_at(end, spans.recv_many(batch, BATCH - batch.len())).await
         && more > 0
     {}
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_plain_addresses_are_taken() {
-        let read = |url: &str| Endpoint::read(url).map(|endpoint| (endpoint.host, endpoint.port, endpoint.path));
-        assert_eq!(read("http://localhost:4318"), Ok(("localhost".into(), 4318, "/v1/traces".into())));
-        assert_eq!(read("http://[::1]:4318/"), Ok(("::1".into(), 4318, "/v1/traces".into())));
-        assert_eq!(read(" http://collector/otel/ "), Ok(("collector".into(), 80, "/otel/v1/traces".into())));
-        for wrong in ["", "localhost:4318", "https://x", "http://", "http://user:pw@x", "http://x?a=b", "http://x y"] {
-            assert!(read(wrong).unwrap_err().to_string().contains("http://"), "{wrong}");
-        }
-    }
 }

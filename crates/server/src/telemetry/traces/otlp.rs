@@ -6,7 +6,7 @@ use std::time::SystemTime;
 
 use serde_json::{Value, json};
 
-use super::{Attribute, AttributeValue, Span, SpanKind};
+use super::span::{Attribute, AttributeValue, Span, SpanKind};
 
 /// The body of an export.
 pub(super) fn body(spans: &[Span]) -> Value {

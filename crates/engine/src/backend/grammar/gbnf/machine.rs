@@ -118,12 +118,12 @@ impl Machine {
         self.ways(state).first() == Some(&COMPLETE)
     }
 
-    /// Whether nothing fits any more.
+    /// Whether no continuation is left.
     pub(crate) fn is_dead(state: StateId) -> bool {
         state == DEAD
     }
 
-    /// Whether a token whose characters were read fits here.
+    /// Whether a token fits here; `text` has its characters.
     pub(crate) fn allows(&mut self, from: StateId, token: Token, text: &Characters) -> Result<bool, GrammarError> {
         let mut state = from;
         for &character in text.list.iter().take_while(|character| **character != 0) {

@@ -395,7 +395,7 @@ impl<'t> Parser<'t> {
         };
         let character = rest.get(..len).and_then(|bytes| std::str::from_utf8(bytes).ok());
         let character = character.and_then(|text| text.chars().next());
-        let character = character.ok_or_else(|| self.wrong("the text is no UTF-8"))?;
+        let character = character.ok_or_else(|| self.wrong("the text is not UTF-8"))?;
         self.at += len;
         Ok(u32::from(character))
     }
@@ -454,7 +454,7 @@ impl<'t> Parser<'t> {
         Ok((low, high.filter(|high| *high <= MOST_REPETITIONS)))
     }
 
-    /// Writes out what was just read so many times: those that must be, then a chain of those that may.
+    /// Repeats what was just read: first the required copies, then a chain of optional ones.
     fn repeat(
         &mut self,
         rule: &mut Vec<Element>,

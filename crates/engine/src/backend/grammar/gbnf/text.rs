@@ -1,9 +1,9 @@
 //! From the bytes of tokens to characters, across token borders.
 //!
-//! It reads as llama.cpp's grammar code reads, also where bytes are no valid UTF-8, because both have to allow the same
+//! It reads as llama.cpp's grammar code reads, also where bytes are not valid UTF-8, because both have to allow the same
 //! tokens. Used by the backend's grammar for each token that it is asked about.
 
-/// The beginning of a character whose other bytes are in a token to come.
+/// The beginning of a character that a later token completes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PartialCharacter {
     value: u32,

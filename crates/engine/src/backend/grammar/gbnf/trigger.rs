@@ -17,7 +17,7 @@ pub(crate) struct Triggers {
 }
 
 impl Triggers {
-    /// Refuses what is no regular expression.
+    /// Refuses a pattern that is not a regular expression.
     pub(crate) fn new(triggers: &[GrammarTrigger]) -> Result<Self, GrammarError> {
         let mut made = Self { tokens: Vec::new(), patterns: Vec::new() };
         for trigger in triggers {
@@ -26,7 +26,7 @@ impl Triggers {
                 GrammarTrigger::Pattern(pattern) => {
                     let regex = Regex::new(&over_bytes(pattern)).map_err(|error| {
                         let reason: String = error.to_string().chars().take(200).collect();
-                        invalid(format!("the trigger {pattern:?} is no regular expression: {reason}"))
+                        invalid(format!("the trigger {pattern:?} is not a regular expression: {reason}"))
                     })?;
                     made.patterns.push(regex);
                 }

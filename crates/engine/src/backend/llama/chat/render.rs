@@ -1,9 +1,9 @@
 //! Renders that may never end: each on a thread of its own, waited for a bounded time.
 //!
 //! `chat.rs` runs chat templates here. llama.cpp's template interpreter counts no steps and cannot be interrupted, and a
-//! template comes with a model's file, so whoever brings the file writes the program. A render that takes too long is
-//! given up: its caller gets an error and its thread goes on alone, with what it uses. Only so many renders of a model
-//! run at once, given-up ones included, and a template that was given up is not tried again while it still runs. No lock
+//! template comes with a model's file, so the author of the file writes the program. A render that takes too long is
+//! given up: its caller gets an error and its thread goes on alone, with what it uses. A limited number of renders of a
+//! model run at once, given-up ones included, and a template that was given up is not tried again while it still runs. No lock
 //! is held while anything is rendered.
 
 use std::collections::HashMap;
@@ -58,7 +58,7 @@ impl<T> RenderPool<T> {
     }
 }
 
-/// A running render; tells the others when it ends, however it ends.
+/// A running render; notifies the others when it ends, however it ends.
 struct Running<T> {
     shared: Arc<RenderPool<T>>,
     name: String,
@@ -151,7 +151,7 @@ impl<T: Send + 'static> Renders<T> {
         *fate = Fate::GivenUp;
         *state.given_up.entry(name.to_owned()).or_default() += 1;
         drop((fate, state));
-        tracing::warn!(limit = ?limits.time, "a chat template runs too long and is not waited for any more");
+        tracing::warn!(limit = ?limits.time, "a chat template runs too long and is abandoned");
         Err(ChatError::TooSlow { waited: limits.time })
     }
 
@@ -189,7 +189,7 @@ mod tests {
         Renders::new(RenderLimits { time, threads, kept: 2, stack: 1 << 20 })
     }
 
-    /// Hardening 14.14: a template that loops for ever held the model's lock.
+    /// Hardening 14.14: a template that loops forever held the model's lock.
     #[test]
     fn a_render_that_never_ends_is_given_up_and_others_go_on() {
         let renders = renders(Duration::from_millis(50), 2);

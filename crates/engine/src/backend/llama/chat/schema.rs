@@ -1,6 +1,6 @@
 //! JSON schemas turned into grammars by llama.cpp, and how its shims hand texts over.
 //!
-//! Called by the model, with schemas whose size and shape were checked before (`schema.rs` of the engine): the conversion
+//! Called by the model, with schemas of a size and shape that were checked before (`schema.rs` of the engine): the conversion
 //! cannot be interrupted and recurses.
 
 use std::ffi::{CStr, CString, c_char};

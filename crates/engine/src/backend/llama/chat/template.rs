@@ -1,6 +1,6 @@
 //! Chat templates: rendering with llama.cpp's own template code, and parsing what the model wrote.
 //!
-//! Used by `Model::apply_chat_template`. A template may run for ever, so `render.rs` runs it on a thread of its own and
+//! Used by `Model::apply_chat_template`. A template may run forever, so `render.rs` runs it on a thread of its own and
 //! stops waiting after a while; rendering one set from two threads at once is not promised by llama.cpp, so each render
 //! has a set to itself. Requests are JSON texts that were written by clients: depth is checked here, everything else by
 //! the shim, which catches exceptions.

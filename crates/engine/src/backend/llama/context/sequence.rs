@@ -19,7 +19,7 @@ use crate::backend::llama::state::partial;
 use crate::backend::llama::state::segment::{self, SEGMENT_HEADER, Segment};
 use crate::backend::{Context, MemoryKind, SegmentJoiner, SeqId, StateError, StatePart, StoredSegment};
 
-/// Rows reach a device in copies of up to so many bytes.
+/// The most bytes of one copy of rows to a device.
 const DEVICE_COPY: usize = 8 << 20;
 
 /// A sequence that is being put back.
@@ -530,7 +530,7 @@ mod tests {
         assert_eq!(context.decode(&Batch { rows: range.map(row).collect() }), DecodeOutcome::Done);
     }
 
-    /// A context whose first sequence has read some tokens.
+    /// A context with some tokens in its first sequence.
     fn read(kv: KvLayout, flash_attention: FlashAttention) -> LlamaContext {
         let mut context = context(ModelKind::Attention, kv, flash_attention);
         go_on(&mut context, 0, 0..LENGTH);

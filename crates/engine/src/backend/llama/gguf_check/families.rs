@@ -7,7 +7,7 @@
 /// No attention at all (`llm_arch_is_recurrent`).
 const RECURRENT: &[&str] = &["mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"];
 
-/// Attention in some layers only (`llm_arch_is_hybrid`), and the one whose blocks may leave it out.
+/// Attention in some layers only (`llm_arch_is_hybrid`), and the one with blocks that may leave it out.
 const SOME_ATTENTION: &[&str] = &[
     "bailingmoe3",
     "deci",
@@ -174,13 +174,13 @@ const WKV: &[&str] = &["arwkv7", "rwkv6", "rwkv6qwen2", "rwkv7"];
 /// Experts in every model of the kind.
 const EXPERTS: &[&str] = &["bailingmoe2", "glm4moe", "grovemoe", "llada-moe", "smallthinker"];
 
-/// Positions of several kinds, whose sections must add up.
+/// Positions of several kinds, with sections that must add up.
 const SECTIONS: &[&str] = &["paddleocr", "qwen2vl", "qwen35", "qwen35moe", "qwen3vl", "qwen3vlmoe"];
 
 /// Tables of integers among the weights: experts by token, or tokens of another vocabulary.
 const INTEGER_TABLES: &[&str] = &["deepseek4", "deepseek41", "dflash", "eagle3", "qwen4exp"];
 
-/// Vectors whose length the architecture itself decides.
+/// Vectors of a length that the architecture itself decides.
 const OWN_VECTORS: &[&str] = &[
     "clef",
     "deepseek4",

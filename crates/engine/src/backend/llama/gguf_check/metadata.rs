@@ -27,7 +27,7 @@ pub(super) struct Tokens {
     pub(super) count: Option<u64>,
     /// Those from `<0x00>` to `<0xFF>`.
     pub(super) bytes: usize,
-    /// The first whose text another one has too.
+    /// The first token with a text that another one has too.
     pub(super) twice: Option<u64>,
 }
 
@@ -149,7 +149,7 @@ impl Layers {
         }
     }
 
-    /// Layers that it tells apart.
+    /// Layers that have values of their own.
     pub(super) fn count(&self) -> usize {
         match self {
             Self::All(_) => 1,

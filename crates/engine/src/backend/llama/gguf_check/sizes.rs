@@ -185,7 +185,7 @@ fn windows(metadata: &Metadata) -> Rule {
     let name = "attention.sliding_window_pattern";
     let layers = metadata.own_number("block_count").and_then(|layers| usize::try_from(layers).ok()).unwrap_or(0);
     let used = match metadata.own_for_layers(name) {
-        // Every so many layers there is one without a window.
+        // One layer in every `step` has no window.
         Some(Layers::All(step)) => step != 1,
         Some(Layers::Each(marks)) => marks.iter().take(layers).any(|mark| *mark != 0),
         None => true,

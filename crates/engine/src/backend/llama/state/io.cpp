@@ -34,7 +34,7 @@ struct poncho_range {
     size_t to;
 };
 
-// Where a refusal is told: text that ends with a zero, cut to the size.
+// Receives the reason for a refusal: text that ends with a zero, cut to the size.
 struct poncho_reason {
     char * text;
     size_t size;
@@ -177,7 +177,7 @@ void tell(poncho_reason reason, const char * what) {
     }
 }
 
-// Runs `call`; what it throws is told, and `otherwise` returned.
+// Runs `call`; if it throws, reports the reason and returns `otherwise`.
 template <typename T, typename F> T caught(poncho_reason reason, T otherwise, F && call) {
     try {
         return call();

@@ -47,7 +47,7 @@ pub(in crate::backend::llama) struct TensorRows {
 /// How the bytes of consecutive cells lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::backend::llama) enum RowShape {
-    /// One row of so many bytes per cell, one after the other.
+    /// One row of this number of bytes per cell, one after the other.
     Contiguous(usize),
     /// `width` rows, each with one element per cell.
     Transposed {

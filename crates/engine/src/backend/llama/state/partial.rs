@@ -51,7 +51,7 @@ pub(in crate::backend::llama) fn reframe_partial(
     Ok(Some(out))
 }
 
-/// A partial state whose window cells lie where a sequence that was never saved has them.
+/// A partial state with its window cells where a sequence that was never saved has them.
 ///
 /// llama.cpp fills the cells of a windowed layer in turn, so position `p` lies in cell `p % ring`, and it adds up the
 /// attention in the order of the cells. A saved window holds only the cells that can still be seen; set as it is, they
@@ -128,7 +128,7 @@ fn ring_runs(
     Ok(runs)
 }
 
-/// The number of tokens a partial state was saved after, if its window tells.
+/// The number of tokens a partial state was saved after, if its window shows it.
 pub(in crate::backend::llama) fn window_length(blob: &[u8], shape: &StateShape) -> Option<u32> {
     let section = shape.window.first()?;
     let view = read_section(blob, STATE_HEADER, section, shape.streams).ok()?;

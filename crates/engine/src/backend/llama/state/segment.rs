@@ -21,7 +21,7 @@
 //! The blob is what `llama_state_seq_set_data` takes in a context with that many streams: the attention sections with
 //! exactly the cells of the range in the order of their positions, then empty window and recurrent sections. So a
 //! context of the same kind restores it without a copy; any other number of streams is served by taking the rows out
-//! and writing the frame anew. Sequence ids in the blob mean nothing.
+//! and writing the frame again. Sequence ids in the blob mean nothing.
 
 use std::ops::Range;
 
@@ -279,7 +279,7 @@ pub(in crate::backend::llama) fn section_head(streams: usize, cells: usize) -> V
     head
 }
 
-/// Writes the header of a segment whose blob starts at [`SEGMENT_HEADER`] and has `blob_len` bytes.
+/// Writes the header of a segment. Its blob starts at [`SEGMENT_HEADER`] and has `blob_len` bytes.
 pub(in crate::backend::llama) fn write_header(out: &mut [u8], shape: &StateShape, range: &Range<u32>, blob_len: usize) {
     let mut header = Vec::with_capacity(SEGMENT_HEADER);
     header.extend_from_slice(SEGMENT_MAGIC);

@@ -22,7 +22,7 @@ pub(in crate::backend::llama) const SHALLOW: usize = 1_000;
 pub(in crate::backend::llama) enum Class {
     /// Letters and marks.
     Letters = 1,
-    /// What is no letter, number or white space; also marks.
+    /// Everything but letters, numbers and white space; also marks.
     Others = 2,
     Numbers = 4,
     Spaces = 8,

@@ -24,7 +24,7 @@ pub(in crate::backend::llama) trait Vocabulary {
     fn longest(&self) -> usize;
 }
 
-/// The tokens of a text whose over-long runs are cut.
+/// The tokens of a text, with over-long runs cut.
 pub(in crate::backend::llama) fn tokens(
     vocabulary: &impl Vocabulary,
     limits: &RunLimits,

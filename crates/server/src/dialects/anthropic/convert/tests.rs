@@ -17,7 +17,7 @@ fn read(fields: &Value) -> Asked {
     asked(&body(fields), None, &Request::default()).unwrap_or_else(|error| panic!("{fields}: {error}"))
 }
 
-const TOOL: &str = r#"{"name": "weather", "description": "Tells it", "input_schema": {"type": "object", "properties": {"z": {}, "a": {}}}}"#;
+const TOOL: &str = r#"{"name": "weather", "description": "Shows it", "input_schema": {"type": "object", "properties": {"z": {}, "a": {}}}}"#;
 
 fn tool() -> Value {
     serde_json::from_str(TOOL).unwrap()
@@ -42,7 +42,7 @@ fn tools_keep_their_order_inside() {
     let text = format!(r#"{{"messages": [{{"role": "user", "content": "x"}}], "tools": [{TOOL}]}}"#);
     let turn =
         asked(&parse(text.as_bytes()).unwrap(), None, &Request::default()).unwrap().generate.turn().unwrap().clone();
-    let expected = r#"{"type":"function","function":{"name":"weather","description":"Tells it","parameters":{"type": "object", "properties": {"z": {}, "a": {}}}}}"#;
+    let expected = r#"{"type":"function","function":{"name":"weather","description":"Shows it","parameters":{"type": "object", "properties": {"z": {}, "a": {}}}}}"#;
     assert_eq!((turn.tools[0].name.as_str(), turn.tools[0].json.as_str()), ("weather", expected));
     let custom = json!({"type": "custom", "name": "f", "input_schema": {}, "cache_control": {"type": "ephemeral"}});
     assert_eq!(read(&json!({"tools": [custom]})).generate.turn().unwrap().clone().tools[0].name, "f");

@@ -7,7 +7,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::Serialize;
 
-use crate::dialects::openai::types::TokenOut;
+use crate::responses::token::TokenOut;
 
 /// Marks opaque thinking text as ours, so that another server's is not read as text.
 const OPAQUE_PREFIX: &str = "poncho1.";

@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use super::TextKey;
-use crate::chat::model::ChatModel;
+/// Names a text turn: a hash of the model, the owner, every token before the turn, and its text.
+pub(crate) type TextKey = [u8; 32];
 
 /// Hex digits of the checksum: 64 bits of SHA-256.
 const CHECKSUM_DIGITS: usize = 16;
@@ -20,7 +20,7 @@ const CHECKSUM_DIGITS: usize = 16;
 /// See the module.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct CallTurn {
-    /// The model whose tokens these are.
+    /// The fingerprint of the model that wrote the tokens.
     pub(crate) fingerprint: [u8; 32],
     /// The ids of the calls, in order.
     pub(crate) ids: Vec<String>,
@@ -33,31 +33,31 @@ pub(crate) struct CallTurn {
     pub(crate) tokens: Vec<u32>,
     /// The model and the prompt's tokens, hashed; older records have none.
     #[serde(default)]
-    pub(super) before: Option<[u8; 32]>,
-    /// The key of a turn whose ids could be guessed.
+    pub(crate) before: Option<[u8; 32]>,
+    /// The key of a turn with ids that could be guessed.
     #[serde(default)]
-    pub(super) said: Option<String>,
+    pub(crate) said: Option<String>,
     /// For whom alone it is put back, where several keys come in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) owner: Option<[u8; OwnerId::LENGTH]>,
+    pub(crate) owner: Option<[u8; OwnerId::LENGTH]>,
 }
 
 /// A turn of text as it is kept.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct TextTurn {
-    /// The model, whose it is, every token before it and its text, hashed.
-    pub(super) text: TextKey,
+    /// See [`TextKey`].
+    pub(crate) text: TextKey,
     /// What the model wrote, without the end of the turn.
-    pub(super) tokens: Vec<u32>,
+    pub(crate) tokens: Vec<u32>,
     /// For whom alone it is put back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) owner: Option<[u8; OwnerId::LENGTH]>,
+    pub(crate) owner: Option<[u8; OwnerId::LENGTH]>,
 }
 
 /// Under what a turn is found.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Name {
+pub(crate) enum Name {
     Call(String),
     Text(TextKey),
 }
@@ -79,7 +79,7 @@ struct Forget {
 
 /// One line of the journal. A turn that comes again takes the place of the earlier one and counts as used then.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Record {
+pub(crate) enum Record {
     Call(Arc<CallTurn>),
     Text(Arc<TextTurn>),
     /// A turn that must not be put back from here on.
@@ -100,7 +100,7 @@ impl From<Arc<TextTurn>> for Record {
 
 impl Record {
     /// Under what it is found; a turn without ids is found under nothing.
-    pub(super) fn name(&self) -> Option<Name> {
+    pub(crate) fn name(&self) -> Option<Name> {
         match self {
             Self::Call(turn) => turn.key().map(Name::Call),
             Self::Text(turn) => Some(Name::Text(turn.text)),
@@ -109,7 +109,7 @@ impl Record {
     }
 
     /// The line of the journal, with its end.
-    pub(super) fn encode(&self) -> String {
+    pub(crate) fn encode(&self) -> String {
         let json = match self {
             Self::Call(turn) => serde_json::to_string(&**turn),
             Self::Text(turn) => serde_json::to_string(&**turn),
@@ -120,7 +120,7 @@ impl Record {
     }
 
     /// The record of a line, if it is whole.
-    pub(super) fn decode(line: &[u8]) -> Option<Self> {
+    pub(crate) fn decode(line: &[u8]) -> Option<Self> {
         let line = std::str::from_utf8(line).ok()?;
         let (sum, json) = line.split_at_checked(CHECKSUM_DIGITS)?;
         let json = json.strip_prefix(' ')?;
@@ -134,9 +134,15 @@ impl Record {
 }
 
 impl CallTurn {
-    pub(super) fn new(model: &ChatModel, output: &ChatOutput, opening: &str, tokens: &[u32]) -> Self {
+    pub(crate) fn new(
+        fingerprint: [u8; 32],
+        owner: Option<OwnerId>,
+        output: &ChatOutput,
+        opening: &str,
+        tokens: &[u32],
+    ) -> Self {
         Self {
-            fingerprint: model.namespace().fingerprint,
+            fingerprint,
             ids: output.tool_calls.iter().map(|call| call.id.clone()).collect(),
             calls: output.tool_calls.iter().map(|call| (call.name.clone(), call.arguments.clone())).collect(),
             content: output.content.clone(),
@@ -144,23 +150,23 @@ impl CallTurn {
             tokens: tokens.to_vec(),
             before: None,
             said: None,
-            owner: model.private_to().map(|owner| *owner.as_bytes()),
+            owner: owner.map(|owner| *owner.as_bytes()),
         }
     }
 
     /// Under what the turn is found.
-    pub(super) fn key(&self) -> Option<String> {
+    pub(crate) fn key(&self) -> Option<String> {
         self.said.as_ref().or(self.ids.first()).cloned()
     }
 
     /// Whether a hash of model and tokens is that of the prompt which the model went on from.
-    pub(super) fn was_written_after(&self, before: Sha256) -> bool {
+    pub(crate) fn was_written_after(&self, before: Sha256) -> bool {
         self.before.is_none_or(|known| <[u8; 32]>::from(before.finalize()) == known)
     }
 
     /// Whether a message says exactly what the client was told: same calls in the same order, same text. Arguments may
     /// be written in another way as long as they mean the same.
-    pub(super) fn is_told_by(&self, message: &Value) -> bool {
+    pub(crate) fn is_told_by(&self, message: &Value) -> bool {
         let calls = message.get("tool_calls").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
         let content = match message.get("content") {
             Some(Value::String(text)) => text.clone(),
@@ -196,12 +202,12 @@ fn checksum(text: &str) -> String {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(in crate::chat) mod tests {
     use serde_json::json;
 
     use super::*;
 
-    pub(in crate::chat::replay) fn turn(id: &str) -> CallTurn {
+    pub(in crate::chat) fn turn(id: &str) -> CallTurn {
         CallTurn {
             fingerprint: [3; 32],
             ids: vec![id.to_owned()],

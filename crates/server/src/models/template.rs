@@ -6,7 +6,7 @@
 
 use poncho_api::PromptPart;
 
-use crate::http::error::ApiError;
+use crate::error::ApiError;
 
 /// What a template can ask for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

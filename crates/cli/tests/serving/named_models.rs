@@ -1,4 +1,4 @@
-//! `poncho serve` with names instead of paths: which model is meant, what is loaded on demand, what a newcomer is told.
+//! `poncho serve` with names instead of paths: which model is meant, what is loaded on demand, which hints a newcomer gets.
 
 use std::path::Path;
 

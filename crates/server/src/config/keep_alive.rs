@@ -10,9 +10,9 @@ use serde::de::{self, Deserialize, Deserializer, Visitor};
 /// How long a model stays loaded after its last request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KeepAlive {
-    /// For so long.
+    /// For this long.
     For(Duration),
-    /// For ever: any negative number.
+    /// Until it is unloaded explicitly: any negative number.
     Forever,
 }
 
@@ -27,15 +27,17 @@ impl KeepAlive {
             return Ok(Self::Forever);
         }
         let duration = Duration::try_from_secs_f64(seconds);
-        duration.map(Self::For).map_err(|_| format!("{seconds} seconds are too many; use a negative number for ever"))
+        duration
+            .map(Self::For)
+            .map_err(|_| format!("{seconds} seconds are too many; use a negative number to keep the model loaded"))
     }
 
-    /// Reads what a person wrote: seconds, `5m`, `1h30m`, `0` for not at all, `-1` for ever.
+    /// Reads what a person wrote: seconds, `5m`, `1h30m`, `0` for not at all, `-1` for no limit.
     ///
     /// # Errors
     /// A sentence that says what would do.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{text:?} is no duration; send seconds or a text such as 5m, 1h30m, 0 or -1");
+        let wrong = || format!("{text:?} is not a valid duration; send seconds or a text such as 5m, 1h30m, 0 or -1");
         let trimmed = text.trim();
         let (is_negative, rest) = match trimmed.strip_prefix('-') {
             Some(rest) => (true, rest),

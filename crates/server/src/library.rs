@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 
 /// Models that can be loaded by name.
 pub trait ModelLibrary: Send + Sync {
-    /// The model of that name; `None` if there is none, also for a text that is no name at all.
+    /// The model of that name; `None` if there is none, also for a text that is not a valid name.
     ///
     /// # Errors
     /// The library cannot be read.
@@ -26,7 +26,7 @@ pub trait ModelLibrary: Send + Sync {
     /// The library cannot be read.
     fn list(&self) -> Result<Vec<LibraryModel>, LibraryError>;
 
-    /// Fetches a model. `step` hears of the progress and may end it.
+    /// Fetches a model. `step` is notified of the progress and may end it.
     ///
     /// # Errors
     /// There is no such model, it cannot be fetched, or `step` ended it.
@@ -61,7 +61,7 @@ pub trait ModelLibrary: Send + Sync {
     /// Whether a file of that hash (`sha256:` and 64 hexadecimal digits) is here, for clients that bring their own files.
     ///
     /// # Errors
-    /// The text is no hash, or the library takes no files.
+    /// The text is not a hash, or the library takes no files.
     fn has_blob(&self, digest: &str) -> Result<bool, LibraryError> {
         Err(LibraryError::ReadOnly { name: digest.to_owned() })
     }
@@ -96,7 +96,7 @@ pub struct LibraryModel {
     pub config: ModelConfig,
     /// Adapters that are attached when it is loaded.
     pub adapters: Vec<PathBuf>,
-    /// What holds where a request says nothing.
+    /// The defaults for fields that a request leaves out.
     pub defaults: ModelDefaults,
     /// What is known of it without loading it.
     pub facts: LibraryFacts,

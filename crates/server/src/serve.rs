@@ -20,12 +20,12 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout_at};
 
-use crate::config::{ConfigError, ServerConfig};
+use crate::config::{ConfigError, Endpoint, ServerConfig};
 use crate::http::app::{App, SharedApp};
-use crate::http::router;
 use crate::http::uploads;
 use crate::http::write_timeout::TimedStream;
-use crate::telemetry::traces::export::{Endpoint, Exporter};
+use crate::router;
+use crate::telemetry::traces::export::Exporter;
 
 /// Bytes at a time that a connection reads. A head that did not end within two of them, more than any honest client sends,
 /// is answered with 431; so are more than a hundred headers, which is the limit of the HTTP library.
@@ -36,8 +36,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Serves until `shutdown` is ready and the requests in flight have ended or used up their grace.
 ///
-/// Models may be loaded and unloaded meanwhile, by requests and by the caller. When it returns, no request is in flight
-/// any more; unload the models then, so that their state is saved. Use [`check_bind`](crate::check_bind) before binding the listener.
+/// Models may be loaded and unloaded meanwhile, by requests and by the caller. When it returns, all requests
+/// have ended; unload the models then, so that their state is saved. Use [`check_bind`](crate::check_bind) before binding the listener.
 ///
 /// # Errors
 /// A setting cannot be used. Failing connections are logged and end alone.

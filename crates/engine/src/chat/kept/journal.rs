@@ -1,7 +1,7 @@
 //! The file behind the replayed turns: records are appended by a thread of its own and read at the next start.
 //!
 //! One line a record, each with its checksum; a line that does not check is skipped, wherever it stands. A turn is used
-//! only after its line was written (`replay.rs` waits for it), so that a process which is killed at any moment has never
+//! only after its line was written (`kept.rs` waits for it), so that a process which is killed at any moment has never
 //! used what the next one does not find. Nothing is synced: a machine that loses its power may lose the last lines. The
 //! file is written again when it has grown to several times what is still remembered. Texts of conversations are in it,
 //! so only its owner may read it.

@@ -17,20 +17,18 @@ use tracing::Instrument;
 
 use crate::dialects::anthropic::messages;
 use crate::dialects::openai::{chat, completions, embeddings, models};
+use crate::dialects::openapi::NOT_BUILT;
 use crate::dialects::poncho::{cache as cache_api, endpoints as poncho, models as model_api, sessions};
 use crate::dialects::responses::{create, stored};
 use crate::dialects::{ollama, openapi};
+use crate::error::{ApiError, Family};
 use crate::http::app::{HoldingBody, SharedApp};
 use crate::http::auth::authorize;
-use crate::http::error::{ApiError, Family};
 use crate::http::origin::guard;
-use crate::http::request_id::request_id;
-use crate::http::scope::Scope;
+use crate::request_id::request_id;
 use crate::telemetry::timing::micros;
+use crate::telemetry::traces::scope::Scope;
 use crate::telemetry::traces::{Attribute, RequestSpan, Trace};
-
-/// Paths that clients of a family may try and that say so instead of "not found".
-pub(crate) const NOT_BUILT: [&str; 1] = ["/api/push"];
 
 /// All of the server.
 pub(crate) fn router(app: &SharedApp) -> Router {
@@ -114,7 +112,7 @@ async fn admit(State(app): State<SharedApp>, request: Request, next: Next) -> Re
 
 /// Gives every answer an id and every error the shape of its family; writes the log line and ends the trace.
 ///
-/// The log line has no word of the request but its path: what an error says may quote a prompt, so only its code is told.
+/// The log line has no word of the request but its path: an error message may quote a prompt, so only its code is logged.
 async fn outermost(State(app): State<SharedApp>, request: Request, next: Next) -> Response {
     let started = Instant::now();
     let id = request_id(request.headers());

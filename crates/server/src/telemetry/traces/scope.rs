@@ -14,7 +14,7 @@ tokio::task_local! {
 
 /// See the module.
 pub(crate) struct Scope {
-    /// What the client is told as `x-request-id`: its own id, if it sent a usable one.
+    /// The `x-request-id` of the response: the client's own id, if it sent a usable one.
     pub(crate) id: String,
     /// `None` while nobody collects traces, or the caller does not want one.
     pub(crate) trace: Option<Trace>,

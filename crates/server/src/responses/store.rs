@@ -8,7 +8,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::item::Item;
-use crate::http::auth::Owner;
+use crate::owner::Owner;
 use poncho_kinds::FairLru;
 
 /// How much is kept.
@@ -125,8 +125,8 @@ impl ResponseStore {
 
 #[cfg(test)]
 mod tests {
-    use super::super::item::{ContentPart, Role, Status};
     use super::*;
+    use crate::responses::item::{ContentPart, Role, Status};
 
     const NOBODY: Owner = Owner(None);
 

@@ -10,8 +10,8 @@ use poncho_api::{Request, Sampling};
 use serde::Deserialize as DeserializeDerive;
 use serde::de::{self, Deserialize, Deserializer, Visitor};
 
-use crate::dialects::openai::types::Texts;
-use crate::http::error::ApiError;
+use crate::error::ApiError;
+use crate::texts::Texts;
 
 /// An integer that may also be written as `40.0`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,14 +1,13 @@
 //! The turns that are remembered, bounded, with a share for every owner.
 //!
-//! Filled by `replay.rs` while a server runs and by `journal.rs` from the file, in the same order: the same lines always
+//! Filled by `kept.rs` while a server runs and by `journal.rs` from the file, in the same order: the same lines always
 //! leave the same turns. It must never depend on anything else, or a restart would change prompts.
 
 use std::sync::Arc;
 
 use poncho_cache::OwnerId;
 
-use super::TextKey;
-use super::record::{CallTurn, Name, Record, TextTurn};
+use super::record::{CallTurn, Name, Record, TextKey, TextTurn};
 use poncho_kinds::FairLru;
 
 /// Turns of each kind that are remembered; a long agent session makes a few hundred.
@@ -20,10 +19,10 @@ const MOST_TEXT_BYTES: usize = 32 << 20;
 
 /// A remembered turn.
 #[derive(Debug)]
-pub(super) struct Kept<T> {
-    pub(super) turn: Arc<T>,
+pub(in crate::chat) struct Kept<T> {
+    pub(in crate::chat) turn: Arc<T>,
     /// The line of the journal that it may be used after; 0 if it was read from there.
-    pub(super) line: u64,
+    pub(in crate::chat) line: u64,
 }
 
 impl<T> Clone for Kept<T> {
@@ -32,16 +31,16 @@ impl<T> Clone for Kept<T> {
     }
 }
 
-/// Whose a turn is, where several keys come in.
+/// The owner of a turn, where there are several keys.
 type Share = Option<[u8; OwnerId::LENGTH]>;
 
 /// Turns of one kind.
-pub(super) type Shelf<K, T> = FairLru<Share, K, Kept<T>>;
+pub(in crate::chat) type Shelf<K, T> = FairLru<Share, K, Kept<T>>;
 
 /// See the module.
-pub(super) struct Shelves {
-    pub(super) calls: Shelf<String, CallTurn>,
-    pub(super) texts: Shelf<TextKey, TextTurn>,
+pub(in crate::chat) struct Shelves {
+    pub(in crate::chat) calls: Shelf<String, CallTurn>,
+    pub(in crate::chat) texts: Shelf<TextKey, TextTurn>,
 }
 
 impl Default for Shelves {
@@ -51,13 +50,13 @@ impl Default for Shelves {
 }
 
 impl Shelves {
-    pub(super) fn new(most_turns: usize, most_call_bytes: usize, most_text_bytes: usize) -> Self {
+    pub(in crate::chat) fn new(most_turns: usize, most_call_bytes: usize, most_text_bytes: usize) -> Self {
         let (calls, texts) = (FairLru::new(most_turns, most_call_bytes), FairLru::new(most_turns, most_text_bytes));
         Self { calls, texts }
     }
 
     /// Does what a line of the journal says.
-    pub(super) fn put(&mut self, record: Record, bytes: usize, line: u64) {
+    pub(in crate::chat) fn put(&mut self, record: Record, bytes: usize, line: u64) {
         match record {
             Record::Call(turn) => {
                 if let Some(key) = turn.key() {
@@ -72,8 +71,8 @@ impl Shelves {
         }
     }
 
-    /// Forgets a turn whose line could not be written.
-    pub(super) fn take_back(&mut self, name: &Name, line: u64) {
+    /// Forgets a turn after its line could not be written.
+    pub(in crate::chat) fn take_back(&mut self, name: &Name, line: u64) {
         match name {
             Name::Call(key) if self.calls.peek(key).is_some_and(|kept| kept.line == line) => {
                 self.calls.remove(key);
@@ -86,13 +85,13 @@ impl Shelves {
     }
 
     /// All turns, each kind in its order.
-    pub(super) fn records(&self) -> Vec<Record> {
+    pub(in crate::chat) fn records(&self) -> Vec<Record> {
         let calls = self.calls.values().into_iter().map(|kept| Record::Call(Arc::clone(&kept.turn)));
         calls.chain(self.texts.values().into_iter().map(|kept| Record::Text(Arc::clone(&kept.turn)))).collect()
     }
 
     /// Bytes that a file needs for all of them.
-    pub(super) fn bytes(&self) -> u64 {
+    pub(in crate::chat) fn bytes(&self) -> u64 {
         (self.calls.bytes() + self.texts.bytes()) as u64
     }
 }

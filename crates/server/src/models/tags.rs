@@ -2,7 +2,7 @@
 //!
 //! Used by every endpoint of the dialect. A name is only ever compared; it must never become a path.
 
-use crate::http::error::ApiError;
+use crate::error::ApiError;
 
 const LATEST: &str = ":latest";
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use poncho_api::{Delta, Finished, ReplyStream, Started};
 
-use crate::http::error::ApiError;
+use crate::error::ApiError;
 use crate::telemetry::timing::ReplyTimes;
 
 /// What a dialect gets.
@@ -36,7 +36,7 @@ impl Reply {
         Self { stream, times, time_limit, ended: false }
     }
 
-    /// The next event that a client hears of; `None` after the last.
+    /// The next event for the client; `None` after the last.
     pub(crate) async fn next(&mut self) -> Option<ReplyEvent> {
         while !self.ended {
             match self.wait().await {

@@ -10,8 +10,8 @@ use axum::response::{IntoResponse, Response};
 use poncho_api::{EngineError, Field, RequestError};
 use serde_json::{Value, json};
 
-use crate::dialects::poncho::sessions;
-use crate::models::library::LibraryError;
+use crate::library::LibraryError;
+use crate::owner::told;
 
 /// Seconds after which a refused client may try again: a queue moves within about that time.
 const RETRY_SECONDS: u32 = 1;
@@ -28,10 +28,10 @@ pub(crate) enum ApiError {
     /// A field has a wrong type or value.
     #[error("{field}: {reason}")]
     Field { field: String, reason: String },
-    /// The body is no JSON.
+    /// The body is not JSON.
     #[error("the body is not valid JSON: {reason}; correct it and send it again")]
     Json { reason: String },
-    /// The body is no text.
+    /// The body is not text.
     #[error("the body is not UTF-8 from byte {at} on; send JSON as UTF-8")]
     NotUtf8 { at: usize },
     /// The body is announced as something else.
@@ -67,14 +67,12 @@ pub(crate) enum ApiError {
     /// No key, or a wrong one.
     #[error("a valid API key is needed; send it as Authorization: Bearer KEY or as x-api-key: KEY")]
     Unauthorized,
-    /// What tells of all keys at once, asked with a key that may know of its own only.
-    #[error(
-        "this tells of all keys at once; ask with an admin key (--admin-key), or start the server with --isolate-keys"
-    )]
+    /// A request for data of all keys, sent with a key that may see its own only.
+    #[error("this covers all keys; send an admin key (--admin-key), or start the server with --isolate-keys")]
     AdminOnly,
     /// The request was sent to a name that is not this server's.
     #[error(
-        "{host:?} is no name of this server; use localhost, or start the server with --allow-host or with an API key"
+        "{host:?} is not a name of this server; use localhost, or start the server with --allow-host or with an API key"
     )]
     Host { host: String },
     /// A page in a browser wants to change something, and nobody let it.
@@ -141,7 +139,7 @@ enum Kind {
     Server,
 }
 
-/// Whose shape an error has.
+/// The dialect that decides the shape of an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Family {
     OpenAi,
@@ -187,7 +185,7 @@ impl Family {
     }
 }
 
-/// What a client is told beside the sentence.
+/// The machine-readable parts of an error.
 #[derive(Debug, PartialEq, Eq)]
 struct Facts {
     status: StatusCode,
@@ -217,7 +215,7 @@ impl Facts {
 
 impl From<EngineError> for ApiError {
     fn from(error: EngineError) -> Self {
-        match sessions::told(error) {
+        match told(error) {
             EngineError::Input { field, reason } => Self::Field { field, reason },
             EngineError::Cancelled => Self::Cancelled,
             error => Self::Engine(error),
