@@ -201,14 +201,7 @@ impl Registry {
             Some(digest) => self.take_upload(&digest, progress)?,
             None => self.bring_any(&allowed(Path::new(text), text, paths)?, progress)?,
         };
-        if !ready.facts.is_adapter() {
-            return Err(RegistryError::WrongKind {
-                path: text.into(),
-                is: "a model",
-                wanted: "a LoRA adapter",
-                advice: "name it with FROM",
-            });
-        }
+        adapter_kind(text, &ready.facts, "name it with FROM")?;
         Ok(Part::Ready(Box::new(ready)))
     }
 
@@ -318,15 +311,38 @@ impl Registry {
 
     /// A file that a client sent, or one of a model, by its hash. The upload itself becomes the model's file; other
     /// models find it there.
-    fn take_upload(&self, digest: &Sha256, progress: ProgressSink<'_>) -> Result<Ready, RegistryError> {
+    /// The file of a LoRA adapter that a client sent or that a model has, to be read where it lies. One that no model was
+    /// made of is removed after a day, whoever reads it.
+    ///
+    /// # Errors
+    /// When there is no such file, or it is not an adapter.
+    pub fn adapter_file(&self, digest: &Sha256) -> Result<PathBuf, RegistryError> {
+        let path = self.sent_file(digest)?;
+        adapter_kind(&format!("sha256:{digest}"), &facts_of(&path)?, "upload a LoRA adapter in GGUF")?;
+        Ok(path)
+    }
+
+    fn sent_file(&self, digest: &Sha256) -> Result<PathBuf, RegistryError> {
         let found = [self.layout.upload(digest), self.layout.blob(digest)].into_iter().find(|path| path.is_file());
-        let path = found.ok_or(RegistryError::NoBlob { digest: *digest })?;
+        found.ok_or(RegistryError::NoBlob { digest: *digest })
+    }
+
+    fn take_upload(&self, digest: &Sha256, progress: ProgressSink<'_>) -> Result<Ready, RegistryError> {
+        let path = self.sent_file(digest)?;
         let ready = self.own_file(&path, progress)?;
         if ready.blob.sha256 != *digest {
             return Err(RegistryError::Damaged { path, found: format!("its SHA-256 is {}", ready.blob.sha256) });
         }
         Ok(ready)
     }
+}
+
+/// Refuses a file that is not an adapter.
+fn adapter_kind(name: &str, facts: &Facts, advice: &'static str) -> Result<(), RegistryError> {
+    if facts.is_adapter() {
+        return Ok(());
+    }
+    Err(RegistryError::WrongKind { path: name.into(), is: "a model", wanted: "a LoRA adapter", advice })
 }
 
 /// How often free room is looked at while a file arrives.
