@@ -6,6 +6,7 @@ pub(crate) mod ollama;
 pub(crate) mod openai;
 pub(crate) mod openapi;
 pub(crate) mod poncho;
+pub(crate) mod poncho_options;
 pub(crate) mod reply;
 pub(crate) mod responses;
 pub(crate) mod shared;

@@ -1,6 +1,8 @@
 //! The server over real sockets, on stub models: every endpoint, every refusal, and what happens when somebody leaves.
 
 #[cfg(test)]
+mod adapters;
+#[cfg(test)]
 mod anthropic;
 #[cfg(test)]
 mod anthropic_errors;
@@ -51,6 +53,8 @@ mod overload;
 #[cfg(test)]
 mod owners;
 #[cfg(test)]
+mod poncho_options;
+#[cfg(test)]
 mod pulling;
 #[cfg(test)]
 mod replay;
@@ -66,6 +70,8 @@ mod responses;
 mod schemas;
 #[cfg(test)]
 mod sessions;
+#[cfg(test)]
+mod speculation;
 #[cfg(test)]
 mod stalled;
 #[cfg(test)]
