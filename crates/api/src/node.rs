@@ -165,8 +165,8 @@ pub trait NodeModel: Send + Sync {
     /// Its own next tokens after the prefix, greedily.
     async fn draft(&self, prefix: Vec<u32>, count: usize) -> Result<Vec<u32>, EngineError>;
 
-    /// Loads a LoRA adapter and attaches it at full strength.
-    async fn load_adapter(&self, path: &Path) -> Result<AdapterId, EngineError>;
+    /// Loads a LoRA adapter and attaches it for requests that come after; at full strength, `scale` is 1.
+    async fn load_adapter(&self, path: &Path, scale: f32) -> Result<AdapterId, EngineError>;
 
     /// Detaches an adapter; one that is not attached is fine.
     async fn unload_adapter(&self, id: AdapterId) -> Result<(), EngineError>;

@@ -560,6 +560,14 @@ impl Model {
     /// # Errors
     /// The file cannot be read or was made for another model.
     pub fn load_adapter(&self, path: &Path) -> Result<AdapterId, EngineError> {
+        self.load_adapter_scaled(path, 1.0)
+    }
+
+    /// Loads a LoRA adapter and attaches it at this strength: no request sees it at another one.
+    ///
+    /// # Errors
+    /// As [`Model::load_adapter`].
+    pub fn load_adapter_scaled(&self, path: &Path, scale: f32) -> Result<AdapterId, EngineError> {
         let failed = |reason: String| EngineError::AdapterLoad { path: path.to_path_buf(), reason };
         let before = FileStamp::of(path).map_err(|error| failed(error.to_string()))?;
         let adapter = self.shared().model.load_adapter(path).map_err(|error| failed(error.to_string()))?;
@@ -569,7 +577,7 @@ impl Model {
             return Err(failed(reason.to_owned()));
         }
         let id = AdapterId(NEXT_ID.fetch_add(1, Ordering::Relaxed));
-        let info = AdapterInfo { id, path: path.to_path_buf(), sha256, scale: 1.0 };
+        let info = AdapterInfo { id, path: path.to_path_buf(), sha256, scale };
         self.ask(|reply| Command::LoadAdapter { info, adapter, reply })
     }
 

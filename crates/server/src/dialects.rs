@@ -6,5 +6,6 @@ pub(crate) mod ollama;
 pub(crate) mod openai;
 pub(crate) mod openapi;
 pub(crate) mod poncho;
+pub(crate) mod poncho_options;
 pub(crate) mod responses;
 pub(crate) mod shared;

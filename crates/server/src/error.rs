@@ -70,6 +70,9 @@ pub(crate) enum ApiError {
     /// A request for data of all keys, sent with a key that may see its own only.
     #[error("this covers all keys; send an admin key (--admin-key), or start the server with --isolate-keys")]
     AdminOnly,
+    /// A change that all keys would notice, asked for with a key that is neither alone nor an admin's.
+    #[error("this changes the replies of all keys; ask with an admin key (--admin-key)")]
+    AdminChange,
     /// The request was sent to a name that is not this server's.
     #[error(
         "{host:?} is not a name of this server; use localhost, or start the server with --allow-host or with an API key"
@@ -347,7 +350,9 @@ impl ApiError {
             Self::NoItem { .. } => Facts::new(StatusCode::NOT_FOUND, NotFound).code("item_not_found").param("input"),
             Self::NotBuilt { .. } => Facts::new(StatusCode::NOT_IMPLEMENTED, Server).code("not_implemented"),
             Self::Unauthorized => Facts::new(StatusCode::UNAUTHORIZED, Authentication).code("invalid_api_key"),
-            Self::AdminOnly => Facts::new(StatusCode::FORBIDDEN, Kind::Permission).code("admin_key_needed"),
+            Self::AdminOnly | Self::AdminChange => {
+                Facts::new(StatusCode::FORBIDDEN, Kind::Permission).code("admin_key_needed")
+            }
             Self::Host { .. } => Facts::new(StatusCode::FORBIDDEN, Kind::Permission).code("host_not_allowed"),
             Self::Page { .. } => Facts::new(StatusCode::FORBIDDEN, Kind::Permission).code("origin_not_allowed"),
             Self::TooManyUploads { .. } => {

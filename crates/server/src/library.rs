@@ -74,6 +74,14 @@ pub trait ModelLibrary: Send + Sync {
         Err(LibraryError::ReadOnly { name: digest.to_owned() })
     }
 
+    /// The file of a LoRA adapter of that hash, which a client sent before.
+    ///
+    /// # Errors
+    /// The text is not a hash, there is no such file, it is not an adapter, or the library takes no files.
+    fn adapter_file(&self, digest: &str) -> Result<PathBuf, LibraryError> {
+        Err(LibraryError::ReadOnly { name: digest.to_owned() })
+    }
+
     /// Removes files that clients sent and nobody made a model of. Called from time to time while the server runs.
     fn sweep(&self) {}
 }

@@ -11,14 +11,16 @@ use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, header};
 use axum::middleware::{self, Next};
 use axum::response::Response;
-use axum::routing::{any, delete, get, head, post};
+use axum::routing::{any, delete, get, head, patch, post};
 use tokio::time::Instant;
 use tracing::Instrument;
 
 use crate::dialects::anthropic::messages;
 use crate::dialects::openai::{chat, completions, embeddings, models};
 use crate::dialects::openapi::NOT_BUILT;
-use crate::dialects::poncho::{cache as cache_api, endpoints as poncho, models as model_api, sessions};
+use crate::dialects::poncho::{
+    adapters, cache as cache_api, endpoints as poncho, models as model_api, sessions, speculation,
+};
 use crate::dialects::responses::{create, stored};
 use crate::dialects::{ollama, openapi};
 use crate::error::{ApiError, Family};
@@ -46,6 +48,10 @@ pub(crate) fn router(app: &SharedApp) -> Router {
         .route("/tokenize", post(poncho::tokenize))
         .route("/detokenize", post(poncho::detokenize))
         .route("/apply-template", post(poncho::apply_template))
+        .route("/api/verify", post(speculation::verify))
+        .route("/api/draft", post(speculation::draft))
+        .route("/api/adapters", get(adapters::list).post(adapters::load))
+        .route("/api/adapters/{id}", patch(adapters::scale).delete(adapters::unload))
         .route("/api/cache/explain", post(cache_api::explain_miss))
         .route("/api/cache/evict", post(cache_api::evict))
         .route("/api/cache/gc", post(cache_api::gc))

@@ -49,6 +49,8 @@ pub(crate) struct Setup {
     pub(crate) restore_rule: RestoreRule,
     /// How long a request waits for stored rows at least.
     pub(crate) read_wait: Duration,
+    /// How long a request waits for the row that it names as its parent.
+    pub(crate) parent_wait: Duration,
 }
 
 impl Default for Setup {
@@ -71,6 +73,7 @@ impl Default for Setup {
             // The stub computes faster than anything can be restored.
             restore_rule: RestoreRule::Always,
             read_wait: Duration::from_secs(1),
+            parent_wait: Duration::from_millis(500),
         }
     }
 }
@@ -306,6 +309,7 @@ pub(crate) fn load(engine: &Engine, id: &str, setup: &Setup) {
         continued_interval: 64,
         boundary_trim_tokens: 2,
         boundary_align_tokens: 8,
+        session_resume_wait_ms: u64::try_from(setup.parent_wait.as_millis()).unwrap(),
         ..Gates::default()
     };
     let n_seq_max = setup.sequences;

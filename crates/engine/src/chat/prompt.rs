@@ -13,6 +13,8 @@ const COUNTED_CONTEXTS: usize = 4;
 
 /// A whole prompt has its marks in it.
 const WRITTEN: TokenizeMode = TokenizeMode { add_special: true, parse_special: true };
+/// What is appended to a session is not the start of a text.
+const APPENDED: TokenizeMode = TokenizeMode { add_special: false, parse_special: true };
 /// Texts of the client.
 const PLAIN: TokenizeMode = TokenizeMode { add_special: false, parse_special: false };
 
@@ -22,11 +24,12 @@ pub(crate) fn most_counted(model: &Model) -> usize {
 }
 
 /// The tokens of a prompt without a conversation, at most `limit` by its size. An error names `prompt` or `suffix`.
-pub(crate) fn prompt_tokens(model: &Model, prompt: &Prompt, limit: usize) -> Result<Vec<u32>, EngineError> {
+pub(crate) fn prompt_tokens(model: &Model, prompt: &Prompt, mode: Mode, limit: usize) -> Result<Vec<u32>, EngineError> {
     let in_prompt = |error: EngineError| error.in_field("prompt");
+    let written = if mode == Mode::Continue { APPENDED } else { WRITTEN };
     match prompt {
         Prompt::Chat(_) => Err(EngineError::internal("read a conversation as a plain prompt")),
-        Prompt::Written(input) => input_tokens(model, input, WRITTEN, limit).map_err(in_prompt),
+        Prompt::Written(input) => input_tokens(model, input, written, limit).map_err(in_prompt),
         Prompt::Parts(parts) => part_tokens(model, parts, limit).map_err(in_prompt),
         Prompt::Fill { before, after } => fill_tokens(model, before, after, limit),
     }

@@ -58,7 +58,7 @@ impl Hosted {
         let mut prepared = match prompt {
             Prompt::Chat(turn) => self.prepare_turn(turn, request)?,
             other => {
-                let tokens = prompt_tokens(&self.model, other, self.model.limits().context)?;
+                let tokens = prompt_tokens(&self.model, other, request.mode, self.model.limits().context)?;
                 Prepared { request: Request { tokens, ..request.clone() }, form: ReplyForm::default() }
             }
         };
@@ -102,7 +102,7 @@ impl Hosted {
                 Ok(Rendered { text: prompt.text, tokens, boundaries })
             }
             other => {
-                let tokens = prompt_tokens(&self.model, other, most_counted(&self.model))?;
+                let tokens = prompt_tokens(&self.model, other, prompt.request.mode, most_counted(&self.model))?;
                 Ok(Rendered { text: String::new(), tokens, boundaries: Vec::new() })
             }
         }
@@ -226,9 +226,9 @@ impl NodeModel for Hosted {
         self.call("drafted", move |model| model.draft(prefix, count)).await
     }
 
-    async fn load_adapter(&self, path: &Path) -> Result<AdapterId, EngineError> {
+    async fn load_adapter(&self, path: &Path, scale: f32) -> Result<AdapterId, EngineError> {
         let path = path.to_owned();
-        self.call("loaded an adapter", move |model| model.load_adapter(&path)).await
+        self.call("loaded an adapter", move |model| model.load_adapter_scaled(&path, scale)).await
     }
 
     async fn unload_adapter(&self, id: AdapterId) -> Result<(), EngineError> {

@@ -5,14 +5,15 @@
 
 use std::fs;
 use std::io::{Read, Write};
+use std::path::PathBuf;
 
 use crate::digest::{Hasher, Sha256};
 use crate::error::RegistryError;
 use crate::progress::ProgressSink;
 
-use super::Registry;
 use super::blobs::{Blob, pieces, sync_folder};
 use super::create::Ready;
+use super::{Registry, facts_of};
 
 /// Bytes between two checks of the free space while a file arrives.
 const LOOK_AT_ROOM_EVERY: u64 = 16 << 20;
@@ -96,11 +97,33 @@ impl Registry {
         Ok(Blob { sha256: got, bytes })
     }
 
-    /// A file that a client sent, or one of a model, by its hash. The upload itself becomes the model's file; other
-    /// models find it there.
-    pub(super) fn take_upload(&self, digest: &Sha256, progress: ProgressSink<'_>) -> Result<Ready, RegistryError> {
+    /// The file of a LoRA adapter that a client sent or that a model has, to be read where it lies. An upload that no
+    /// model uses is removed after a day.
+    ///
+    /// # Errors
+    /// If there is no such file, or it is not an adapter.
+    pub fn adapter_file(&self, digest: &Sha256) -> Result<PathBuf, RegistryError> {
+        let path = self.sent_file(digest)?;
+        if facts_of(&path)?.is_adapter() {
+            return Ok(path);
+        }
+        Err(RegistryError::WrongKind {
+            path: format!("sha256:{digest}").into(),
+            is: "a model",
+            wanted: "a LoRA adapter",
+            advice: "upload a LoRA adapter in GGUF",
+        })
+    }
+
+    /// A file that a client sent, or one of a model, by its hash.
+    fn sent_file(&self, digest: &Sha256) -> Result<PathBuf, RegistryError> {
         let found = [self.layout.upload(digest), self.layout.blob(digest)].into_iter().find(|path| path.is_file());
-        let path = found.ok_or(RegistryError::NoBlob { digest: *digest })?;
+        found.ok_or(RegistryError::NoBlob { digest: *digest })
+    }
+
+    /// The same, as a file of a new model. The upload itself becomes the model's file; other models find it there.
+    pub(super) fn take_upload(&self, digest: &Sha256, progress: ProgressSink<'_>) -> Result<Ready, RegistryError> {
+        let path = self.sent_file(digest)?;
         let ready = self.own_file(&path, progress)?;
         if ready.blob.sha256 != *digest {
             return Err(RegistryError::Damaged { path, found: format!("its SHA-256 is {}", ready.blob.sha256) });
@@ -112,7 +135,6 @@ impl Registry {
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
-    use std::path::PathBuf;
 
     use super::*;
 

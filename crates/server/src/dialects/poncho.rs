@@ -1,6 +1,8 @@
 //! Poncho's own endpoints.
 
+pub(crate) mod adapters;
 pub(crate) mod cache;
 pub(crate) mod endpoints;
 pub(crate) mod models;
 pub(crate) mod sessions;
+pub(crate) mod speculation;

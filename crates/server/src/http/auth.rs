@@ -59,6 +59,11 @@ impl Keys {
         if self.sees_all(owner) || self.isolates { Ok(()) } else { Err(ApiError::AdminOnly) }
     }
 
+    /// Refuses what changes the replies of all keys.
+    pub(crate) fn check_changes_models(&self, owner: Owner) -> Result<(), ApiError> {
+        if self.sees_all(owner) { Ok(()) } else { Err(ApiError::AdminChange) }
+    }
+
     /// The tenant that the engine gets for an owner.
     pub(crate) fn tenant(&self, owner: Owner) -> Option<Tenant> {
         let privacy = match (self.isolates, self.sees_all(owner)) {
@@ -193,6 +198,7 @@ mod tests {
             assert!(id == id_alone && id != other, "a key's own, with other keys or without");
             assert_eq!(keys.check_sees_sums(one).is_ok(), isolate_keys);
             assert!(keys.check_sees_sums(boss).is_ok());
+            assert!(keys.check_changes_models(boss).is_ok() && keys.check_changes_models(one).is_err());
             let privacy = [one, boss].map(|owner| keys.tenant(owner).unwrap().privacy);
             let expected = if isolate_keys { [Privacy::Isolated; 2] } else { [Privacy::Discreet, Privacy::Open] };
             assert_eq!(privacy, expected);

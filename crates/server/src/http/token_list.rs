@@ -8,6 +8,8 @@ use std::fmt;
 
 use serde::de::{self, Deserialize, Deserializer, SeqAccess, Visitor};
 
+use crate::error::ApiError;
+
 /// More than any context holds.
 pub(crate) const MOST_TOKENS: usize = 1 << 22;
 
@@ -16,6 +18,17 @@ pub(crate) const MOST_TOKENS: usize = 1 << 22;
 pub(crate) struct TokenList(pub(crate) Vec<u32>);
 
 impl TokenList {
+    /// The tokens, if a vocabulary of this size has all of them.
+    pub(crate) fn known(self, field: &str, vocab: u32) -> Result<Vec<u32>, ApiError> {
+        match self.0.iter().position(|token| *token >= vocab) {
+            Some(at) => {
+                let reason = format!("the vocabulary has {vocab} tokens; tokenize with this model");
+                Err(ApiError::field(format!("{field}[{at}]"), reason))
+            }
+            None => Ok(self.0),
+        }
+    }
+
     /// Reads the rest of a list; `read` tokens of the same field were read before.
     pub(crate) fn read_rest<'de, A: SeqAccess<'de>>(
         mut tokens: Vec<u32>,

@@ -5,7 +5,7 @@
 
 use std::io::Read;
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
 use poncho_api::{FingerprintSource, ModelConfig};
@@ -240,6 +240,10 @@ impl ModelLibrary for RegistryLibrary {
         let UploadLimits { announced, most_bytes, reserve } = *limits;
         let upload = Upload { announced, most_bytes, reserve };
         self.registry.add_blob(&hash, bytes, &upload).map(|_| ()).map_err(|error| self.told(digest, &error))
+    }
+
+    fn adapter_file(&self, digest: &str) -> Result<PathBuf, LibraryError> {
+        self.registry.adapter_file(&hash(digest)?).map_err(|error| self.told(digest, &error))
     }
 
     fn sweep(&self) {

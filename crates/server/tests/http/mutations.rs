@@ -212,6 +212,7 @@ fn bodies() -> Vec<(&'static str, Value)> {
             json!({
                 "model": "stub", "prompt": ["Once", "Twice"], "max_tokens": 3, "echo": false, "logprobs": 2, "n": 1,
                 "best_of": 1, "stream": false, "stop": "end", "presence_penalty": 0.5,
+                "poncho": {"prefill_only": false, "parent_key": "0".repeat(64), "continue": false},
             }),
         ),
         (
@@ -256,6 +257,9 @@ fn bodies() -> Vec<(&'static str, Value)> {
         ("/detokenize", json!({"model": "stub", "tokens": [65, 66], "special": true})),
         ("/apply-template", chat.clone()),
         ("/api/cache/explain", chat),
+        ("/api/verify", json!({"model": "stub", "prompt": "Once", "draft": " upon"})),
+        ("/api/verify", json!({"model": "stub", "tokens": [65, 66], "draft_tokens": [67]})),
+        ("/api/draft", json!({"model": "stub", "prompt": "Once", "count": 3})),
         ("/api/cache/evict", json!({"bytes": 1, "tiers": ["ram"]})),
     ]
 }

@@ -17,6 +17,7 @@ use super::stream::MessageEvents;
 use super::types::{BlockOut, MessageOut, MessagesBody, TokenCount, Usage};
 
 use crate::dialects::openai::call::{Call, model_name};
+use crate::dialects::poncho_options::PromptOrigin;
 use crate::dialects::shared::{Origin, poncho_header, session_header};
 use crate::error::ApiError;
 use crate::http::app::SharedApp;
@@ -55,7 +56,9 @@ pub(crate) async fn create(
     check_limits(&body, &headers)?;
     let signing_key = model.report().signing_key.clone();
     let Asked { mut generate, display } = asked(&body, signing_key.as_ref(), model.defaults().generation())?;
-    let poncho = body.poncho.unwrap_or(false) || poncho_header(&headers);
+    let options = body.poncho.unwrap_or_default();
+    options.apply(&mut generate.request, PromptOrigin::Composed)?;
+    let poncho = options.reports || poncho_header(&headers);
     let style = Style {
         id: random_id("msg_"),
         model: model.id().to_owned(),

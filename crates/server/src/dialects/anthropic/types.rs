@@ -11,6 +11,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::dialects::openai::types::{Either, TextOrList, Texts};
+use crate::dialects::poncho_options::PonchoOptions;
 use crate::dialects::shared::PonchoFacts;
 use crate::http::body::Object;
 use crate::http::sse::Frame;
@@ -41,8 +42,8 @@ pub(crate) struct MessagesBody {
     pub(crate) session_id: Option<String>,
     pub(crate) exact: Option<bool>,
     pub(crate) ignore_eos: Option<bool>,
-    /// Asks for the `poncho` object.
-    pub(crate) poncho: Option<bool>,
+    /// Asks for the `poncho` object, and says how the prompt is read.
+    pub(crate) poncho: Option<PonchoOptions>,
 }
 
 /// Who asks; accepted and not used.

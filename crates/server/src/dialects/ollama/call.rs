@@ -32,7 +32,7 @@ impl Call {
     ) -> Self {
         let lines = ReplyLines::new(name, endpoint, origin.arrived)
             .with_logprobs(shared.logprobs)
-            .with_poncho(shared.poncho || poncho_header(headers));
+            .with_poncho(shared.poncho.reports || poncho_header(headers));
         Self { origin, lines, stream: shared.stream }
     }
 

@@ -12,6 +12,7 @@ use super::lines::{Endpoint, ReplyLines};
 use super::types::ChatBody;
 use crate::config::KeepAlive;
 use crate::dialects::openai::convert::tool_json;
+use crate::dialects::poncho_options::PromptOrigin;
 use crate::dialects::shared::Origin;
 use crate::error::ApiError;
 use crate::http::app::SharedApp;
@@ -48,7 +49,8 @@ pub(crate) async fn create(
         needs_thinking: needs_thinking(think),
         ..ChatTurn::default()
     };
-    let request = Request { thinking, ..generation(&shared, &headers, model.defaults().generation())? };
+    let mut request = Request { thinking, ..generation(&shared, &headers, model.defaults().generation())? };
+    shared.poncho.apply(&mut request, PromptOrigin::Composed)?;
     let call = Call::new(Origin { app, model, owner, arrived }, &name, Endpoint::Chat, &shared, &headers);
     if turn.messages.is_empty() {
         return Ok(call.idle());

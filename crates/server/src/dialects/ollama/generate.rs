@@ -17,6 +17,7 @@ use super::convert::{check_images, schema, thinking};
 use super::lines::{Endpoint, ReplyLines};
 use super::types::{GenerateBody, Think};
 use crate::config::KeepAlive;
+use crate::dialects::poncho_options::PromptOrigin;
 use crate::dialects::shared::Origin;
 use crate::error::ApiError;
 use crate::http::app::SharedApp;
@@ -44,7 +45,10 @@ pub(crate) async fn create(
     let read = prompt(&body, &model)?;
     let before = context(&body, &model)?;
     let json_schema = schema(shared.format)?;
-    let request = Request { tokens: before, ..generation(&shared, &headers, model.defaults().generation())? };
+    let mut request = Request { tokens: before, ..generation(&shared, &headers, model.defaults().generation())? };
+    let is_written = matches!(read, Read::Plain(Prompt::Written(_)));
+    let origin = if is_written { PromptOrigin::Written } else { PromptOrigin::Composed };
+    shared.poncho.apply(&mut request, origin)?;
     let asked = asked(read, json_schema, shared.think, request);
     let call = Call::new(Origin { app, model, owner, arrived }, &name, endpoint, &shared, &headers);
     if text(body.prompt.as_ref()).is_empty() {

@@ -12,6 +12,7 @@ use serde_json::{Map, Value};
 
 use crate::config::KeepAlive;
 use crate::dialects::openai::types::{Texts, ToolDefinition};
+use crate::dialects::poncho_options::PonchoOptions;
 use crate::dialects::shared::PonchoFacts;
 use crate::http::body::Object;
 use crate::http::token_list::TokenList;
@@ -33,7 +34,7 @@ macro_rules! reply_request {
             logprobs: Option<bool>,
             top_logprobs: Option<u8>,
             session_id: Option<String>,
-            poncho: Option<bool>,
+            poncho: Option<PonchoOptions>,
         }
 
         impl $name {
@@ -48,7 +49,7 @@ macro_rules! reply_request {
                     logprobs: self.logprobs.unwrap_or(false),
                     top_logprobs: self.top_logprobs.unwrap_or(0),
                     session_id: self.session_id.as_deref(),
-                    poncho: self.poncho.unwrap_or(false),
+                    poncho: self.poncho.unwrap_or_default(),
                 }
             }
         }
@@ -65,7 +66,7 @@ pub(crate) struct Shared<'r> {
     pub(crate) logprobs: bool,
     pub(crate) top_logprobs: u8,
     pub(crate) session_id: Option<&'r str>,
-    pub(crate) poncho: bool,
+    pub(crate) poncho: PonchoOptions,
 }
 
 reply_request! {

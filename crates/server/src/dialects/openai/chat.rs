@@ -15,6 +15,7 @@ use super::types::{
 };
 use poncho_api::{Delta, Finished};
 
+use crate::dialects::poncho_options::PromptOrigin;
 use crate::dialects::shared::{Origin, poncho_header, session_header};
 use crate::error::{ApiError, Family};
 use crate::http::app::SharedApp;
@@ -35,10 +36,12 @@ pub(crate) async fn create(
     }
     let model = app.models.resolve(model_name(body.model.as_deref())?).await?;
     let n = choices(body.n, body.session_id.as_deref())?;
-    let asked = chat_turn(&body, model.defaults().generation())?;
+    let mut asked = chat_turn(&body, model.defaults().generation())?;
+    let options = body.poncho.unwrap_or_default();
+    options.apply(&mut asked.request, PromptOrigin::Composed)?;
     let wants_logprobs = asked.request.logprobs.is_some();
     let include_usage = body.stream_options.as_ref().and_then(|options| options.include_usage).unwrap_or(false);
-    let poncho = body.poncho.unwrap_or(false) || poncho_header(&headers);
+    let poncho = options.reports || poncho_header(&headers);
     let call = Call { origin: Origin { app, model, owner, arrived }, n, poncho, include_usage };
     let in_pieces = body.stream.unwrap_or(false);
     let replies = call.start(vec![asked], in_pieces).await?;

@@ -17,6 +17,7 @@ use super::convert::{choices, envelope, finish_word, finite, generation, token_t
 use super::prompt::PromptForm;
 use super::types::{Answer, CompletionRequestBody, Envelope, TextChoice, TextLogprobs};
 
+use crate::dialects::poncho_options::PromptOrigin;
 use crate::dialects::shared::{Origin, poncho_header, session_header};
 use crate::error::{ApiError, Family};
 use crate::http::app::SharedApp;
@@ -54,6 +55,9 @@ pub(crate) async fn create(
     let mut generation = generation(&body.shared(), model.defaults().generation())?;
     generation.max_tokens = Some(generation.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS));
     generation.logprobs = body.logprobs;
+    let options = body.poncho.unwrap_or_default();
+    let origin = if suffix.is_some() { PromptOrigin::Composed } else { PromptOrigin::Written };
+    options.apply(&mut generation, origin)?;
     let mut echo = Vec::new();
     for prompt in prompts.iter().filter(|_| body.echo.unwrap_or(false)) {
         echo.push(match prompt {
@@ -62,7 +66,7 @@ pub(crate) async fn create(
         });
     }
     let include_usage = body.stream_options.as_ref().and_then(|options| options.include_usage).unwrap_or(false);
-    let poncho = body.poncho.unwrap_or(false) || poncho_header(&headers);
+    let poncho = options.reports || poncho_header(&headers);
     let call = Call { origin: Origin { app, model, owner, arrived }, n, poncho, include_usage };
     let prompt = |input: Input| match &suffix {
         Some(suffix) => Prompt::Fill { before: input, after: suffix.clone() },

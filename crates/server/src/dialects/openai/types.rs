@@ -11,6 +11,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::prompt::Prompts;
+use crate::dialects::poncho_options::PonchoOptions;
 use crate::dialects::shared::PonchoFacts;
 use crate::http::body::Object;
 pub(crate) use crate::responses::token::TokenOut;
@@ -44,8 +45,8 @@ macro_rules! completion_request {
             pub(crate) session_id: Option<String>,
             pub(crate) exact: Option<bool>,
             pub(crate) ignore_eos: Option<bool>,
-            /// Asks for the `poncho` object.
-            pub(crate) poncho: Option<bool>,
+            /// Asks for the `poncho` object, and says how the prompt is read.
+            pub(crate) poncho: Option<PonchoOptions>,
         }
 
         impl $name {

@@ -157,13 +157,9 @@ pub(crate) async fn detokenize(
     Json(body): Json<DetokenizeBody>,
 ) -> Result<Json<Value>, ApiError> {
     let model = app.models.resolve_or_only(body.model.as_deref()).await?;
-    let vocab = model.limits().vocab;
-    if let Some(at) = body.tokens.0.iter().position(|token| *token >= vocab) {
-        let reason = format!("the vocabulary has {vocab} tokens; tokenize with this model");
-        return Err(ApiError::field(format!("tokens[{at}]"), reason));
-    }
+    let tokens = body.tokens.known("tokens", model.limits().vocab)?;
     let special = if body.special.unwrap_or(true) { SpecialText::Render } else { SpecialText::Hide };
-    let content = model.detokenize(body.tokens.0, special).await?;
+    let content = model.detokenize(tokens, special).await?;
     Ok(Json(json!({"content": content})))
 }
 

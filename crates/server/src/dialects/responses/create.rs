@@ -16,6 +16,7 @@ use super::turn::{self, REASONING, Truncation};
 use super::types::ResponseRequestBody;
 use super::{input, messages};
 use crate::dialects::openai::call::{Call, model_name};
+use crate::dialects::poncho_options::PromptOrigin;
 use crate::dialects::shared::PonchoFacts;
 use crate::dialects::shared::{Origin, poncho_header, session_header};
 use crate::error::{ApiError, Family};
@@ -42,12 +43,14 @@ pub(crate) async fn create(
     turn::check(&body)?;
     let truncation = Truncation::read(body.truncation.as_deref())?;
     let conversation = conversation(OwnResponses { store: &app.responses, owner }, &body)?;
-    let asked = turn::chat_turn(
+    let mut asked = turn::chat_turn(
         &body,
         messages::messages(body.instructions.as_deref(), &conversation),
         model.defaults().generation(),
         truncation,
     )?;
+    let options = body.poncho.unwrap_or_default();
+    options.apply(&mut asked.request, PromptOrigin::Composed)?;
     let response = object::begin(&body, model.id(), &asked.request.sampling, truncation);
     let summary = body.reasoning.as_ref().and_then(|reasoning| reasoning.summary());
     let wishes = Wishes {
@@ -55,7 +58,7 @@ pub(crate) async fn create(
         opaque: body.includes(REASONING),
         logprobs: turn::logprobs(&body).is_some(),
     };
-    let poncho = body.poncho.unwrap_or(false) || poncho_header(&headers);
+    let poncho = options.reports || poncho_header(&headers);
     let origin = Origin { app, model, owner, arrived };
     let call = Call { origin, n: 1, poncho, include_usage: false };
     let in_pieces = body.stream.unwrap_or(false);

@@ -11,6 +11,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::dialects::openai::types::{Content, Either, Part, Shared, TextOrList, Texts};
+use crate::dialects::poncho_options::PonchoOptions;
 use crate::http::body::Object;
 
 /// `POST /v1/responses`.
@@ -61,7 +62,7 @@ pub(crate) struct ResponseRequestBody {
     pub(crate) exact: Option<bool>,
     pub(crate) ignore_eos: Option<bool>,
     pub(crate) chat_template_kwargs: Option<BTreeMap<String, Value>>,
-    pub(crate) poncho: Option<bool>,
+    pub(crate) poncho: Option<PonchoOptions>,
 }
 
 impl ResponseRequestBody {
