@@ -166,7 +166,8 @@ proptest! {
         let choice = estimates.choose(&chain, prompt);
         prop_assert!(choice.segments == 0 || chain[choice.segments - 1].resumable);
         prop_assert_eq!(choice.tokens, chain[..choice.segments].iter().map(|segment| segment.tokens).sum::<usize>());
-        prop_assert_eq!(choice.probe, None, "the first choice is not a probe");
+        // A tier that turned out twice as fast as assumed is measured again, whatever that costs.
+        prop_assume!(choice.probe.is_none());
         let best = (0..=chain.len()).filter(|&count| count == 0 || chain[count - 1].resumable).map(cost).fold(f64::MAX, f64::min);
         prop_assert!(cost(choice.segments) <= best * 1.2 + 0.003, "{} for {}", cost(choice.segments), best);
     }
