@@ -1,7 +1,7 @@
 # Runs the programs that the documents show, against a running server: every block marked python or js.
 #
 # Called by run.py, which starts the server and names it in PONCHO_URL, and the folder of the JavaScript SDKs in
-# PONCHO_NODE. A program must end well and print something. Blocks that crates/cli/tests/snippets/not_run.toml names are
+# PONCHO_NODE. A program must end well and print something. Blocks that crates/cli/tests/documents/snippets/not_run.toml names are
 # left out; that this table is true is checked there. It must never reach another server than the one it was given.
 import os
 import pathlib
@@ -13,7 +13,7 @@ import textwrap
 import tomllib
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-NOT_RUN = ROOT / "crates" / "cli" / "tests" / "snippets" / "not_run.toml"
+NOT_RUN = ROOT / "crates" / "cli" / "tests" / "documents" / "snippets" / "not_run.toml"
 # As in block.rs beside that table.
 FOLDERS = ["docs", "tests", "packaging", "fuzz", "crates"]
 URL_IN_DOCUMENTS = "http://127.0.0.1:8080"

@@ -9,7 +9,7 @@
 //! - [`Facts`] and [`GgufIdentity`] are the two summaries that are stored: in manifests and in fingerprints.
 //! - [`QuantType`], [`file_type_name`] and [`TensorType`] name quantisations.
 //! - [`NotGguf`] says what a file is if it is not a GGUF file.
-//! - [`file`] opens regular files without blocking, and detects that a file has changed.
+//! - [`mod@file`] opens regular files without blocking, and detects that a file has changed.
 //!
 //! This crate knows neither llama.cpp nor async code. The values that llama.cpp cannot take are the engine's concern.
 

@@ -276,7 +276,8 @@ fn complaint(path: &str, answer: &Answer) -> Option<String> {
     }
     let Ok(body) = serde_json::from_str::<Value>(&answer.text) else { return Some("no JSON".to_owned()) };
     let is_anthropic = path.starts_with("/v1/messages");
-    let is_ollama = path.starts_with("/api/") && !path.starts_with("/api/cache");
+    let ours = ["/api/cache", "/api/verify", "/api/draft"];
+    let is_ollama = path.starts_with("/api/") && !ours.iter().any(|own| path.starts_with(own));
     let (message, kind) = match (is_anthropic, is_ollama) {
         (true, _) => (&body["error"]["message"], body["type"] == "error" && body["error"]["type"].is_string()),
         (_, true) => (&body["error"], true),
