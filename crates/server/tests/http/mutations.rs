@@ -257,9 +257,6 @@ fn bodies() -> Vec<(&'static str, Value)> {
         ("/detokenize", json!({"model": "stub", "tokens": [65, 66], "special": true})),
         ("/apply-template", chat.clone()),
         ("/api/cache/explain", chat),
-        ("/api/verify", json!({"model": "stub", "prompt": "Once", "draft": " upon"})),
-        ("/api/verify", json!({"model": "stub", "tokens": [65, 66], "draft_tokens": [67]})),
-        ("/api/draft", json!({"model": "stub", "prompt": "Once", "count": 3})),
         ("/api/cache/evict", json!({"bytes": 1, "tiers": ["ram"]})),
     ]
 }
@@ -276,8 +273,7 @@ fn complaint(path: &str, answer: &Answer) -> Option<String> {
     }
     let Ok(body) = serde_json::from_str::<Value>(&answer.text) else { return Some("no JSON".to_owned()) };
     let is_anthropic = path.starts_with("/v1/messages");
-    let ours = ["/api/cache", "/api/verify", "/api/draft"];
-    let is_ollama = path.starts_with("/api/") && !ours.iter().any(|own| path.starts_with(own));
+    let is_ollama = path.starts_with("/api/") && !path.starts_with("/api/cache");
     let (message, kind) = match (is_anthropic, is_ollama) {
         (true, _) => (&body["error"]["message"], body["type"] == "error" && body["error"]["type"].is_string()),
         (_, true) => (&body["error"], true),
