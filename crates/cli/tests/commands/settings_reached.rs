@@ -60,7 +60,7 @@ fn rows_in_memory_files_outlive_the_process() {
 }
 
 #[test]
-fn a_memory_folder_of_somebody_else_is_refused() {
+fn a_memory_folder_that_is_a_file_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");
     std::fs::write(&file, "").unwrap();
