@@ -73,11 +73,19 @@ pub(super) fn lock_folder(
     let path = layout.partial().join(key.to_hex());
     loop {
         fs::create_dir_all(&path).map_err(|source| RegistryError::io("create", &path, source))?;
-        if let Some(lock) = lock::try_take(&path.join(LOCK_NAME))? {
+        if let Some(lock) = take(&path)? {
             return Ok(PartialFolder { path, _lock: lock });
         }
         tell(progress, Progress::Waiting)?;
         std::thread::sleep(LOOK_AGAIN);
+    }
+}
+
+/// The lock of a download's folder. `None` if another process has it, or has finished and removed the folder.
+fn take(folder: &Path) -> Result<Option<HeldLock>, RegistryError> {
+    match lock::try_take(&folder.join(LOCK_NAME)) {
+        Err(RegistryError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
+        taken => taken,
     }
 }
 
@@ -286,4 +294,17 @@ fn content_range(response: &Response<Body>) -> Option<(u64, Option<u64>)> {
 /// The whole size in `bytes */10`.
 fn content_range_total(response: &Response<Body>) -> Option<u64> {
     header(response, "content-range")?.rsplit('/').next()?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A pull failed with "no such file" when another one ended between creating the folder and opening its lock.
+    #[test]
+    fn a_folder_that_another_pull_removed_has_no_lock_to_take() {
+        let place = tempfile::tempdir().unwrap();
+        assert!(take(&place.path().join("removed")).unwrap().is_none());
+        assert!(take(place.path()).unwrap().is_some());
+    }
 }
