@@ -53,6 +53,15 @@ impl Delta {
         self.content.is_empty() && self.reasoning.is_empty() && self.calls.is_empty()
     }
 
+    /// Adds what came after it.
+    pub fn append(&mut self, next: Self) {
+        self.tokens.extend(next.tokens);
+        self.content.push_str(&next.content);
+        self.reasoning.push_str(&next.reasoning);
+        self.calls.extend(next.calls);
+        self.logprobs.extend(next.logprobs);
+    }
+
     /// Whether it has nothing for a reader.
     #[must_use]
     pub fn is_empty(&self) -> bool {

@@ -182,6 +182,8 @@ pub struct Request {
     pub tenant: Option<Tenant>,
     /// Control tokens with text that belongs to the reply (a template's tool-call tokens); the others yield no text.
     pub shown_tokens: Vec<u32>,
+    /// Send the reply as one text, with thinking, tool calls and their markers in it, for a parser that reads all of it.
+    pub raw_text: bool,
 }
 
 impl Request {

@@ -5,8 +5,10 @@
 pub(crate) mod delta;
 pub(crate) mod hygiene;
 pub(crate) mod kept;
+pub(crate) mod marks;
 pub(crate) mod message_ends;
 pub(crate) mod model;
+pub(crate) mod parse;
 pub(crate) mod preparing;
 pub(crate) mod prompt;
 pub(crate) mod replay;

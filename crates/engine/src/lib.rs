@@ -83,6 +83,8 @@ pub use calls::event::{CacheDelta, Completion, FinishReason, StreamEvent, TokenL
 pub use calls::request::{Grammar, GrammarSource, Mode, ModelLimits, Request, RequestId, Sampling, Thinking, Trigger};
 pub use calls::stream::Stream;
 pub use calls::tenant::{Privacy, Tenant};
+#[cfg(feature = "testing")]
+pub use chat::parse::cost::{ParseCost, ReplyShape, parse_cost};
 pub use config::{Exactness, FingerprintSource, ModelConfig, PrefillChunk, RestoreRule};
 pub use error::{EngineError, RequestError};
 pub use files::footprint::{EmbeddingCost, footprint};

@@ -209,6 +209,26 @@ fn a_tool_call_comes_byte_for_byte() {
 }
 
 #[test]
+fn a_request_for_raw_text_gets_every_byte_in_order() {
+    let reply = "Well<think>hm, nö END</think>Look: <tool_call>{\"a\": 1}</tool_call>EN.";
+    let MarkerSet { thinking, .. } = thinking(None).markers;
+    let key = SigningKey::new(b"secret").unwrap();
+    let config = ModelConfig {
+        markers: MarkerSet { thinking, ..tools(None).markers },
+        signing_key: Some(key.clone()),
+        ..roomy()
+    };
+    let raw = Request { raw_text: true, stop: vec!["END".into(), "ll<".into()], ..ask(80) };
+    let said = say(config.clone(), &format!("{reply}END and more"), raw.clone());
+    assert_eq!((said.text().as_str(), said.done.stop_sequence.as_deref()), (reply, Some("END")));
+    assert_eq!((said.thinking(), said.tool_call()), (String::new(), String::new()));
+    let [Some(signature)] = said.signatures()[..] else { panic!("{:?}", said.signatures()) };
+    assert!(key.is_signed("hm, nö END".as_bytes(), &signature), "the text of the block is signed, not its markers");
+    let said = say(config, "<think>abcdefgh", Request { thinking_budget: Some(3), ..raw });
+    assert!(said.text().starts_with("<think>abc</think>"), "{}", said.text());
+}
+
+#[test]
 fn syntax_is_drawn_greedily_and_the_payload_as_the_request_says() {
     let call = "<tool_call>{\"name\": \"look\", \"arguments\": {\"where\": \"up\"}}</tool_call>";
     // Hot enough that a script is left within a few tokens.

@@ -1,10 +1,11 @@
 //! A reply as it grows: the worker's events in, content, thinking, tool calls and log probabilities out.
 //!
 //! Given to the caller as a stream. It owns the worker's stream, read without another thread or channel in between:
-//! dropping it cancels the request. New text is worked out by `delta.rs`, so that the pieces always add up to a parse. It
-//! must never take back what was sent.
+//! dropping it cancels the request. A chat turn's raw text is taken apart by `parse.rs`, and the pieces always add up to
+//! the parse of the whole. It must never take back what was sent.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use poncho_api::{
@@ -13,19 +14,26 @@ use poncho_api::{
 
 use crate::calls::event::StreamEvent;
 use crate::calls::stream::Stream;
-use crate::chat::delta::Growing;
+use crate::chat::delta::{Kind, Sent};
+use crate::chat::parse::ReplyParser;
 use crate::chat::turn::ReplyForm;
 use crate::model::Model;
+
+/// Where content, thinking and calls come from.
+enum Source {
+    /// Raw text, taken apart here.
+    Raw(ReplyParser),
+    /// A reply without a template: the worker's events, and those of them that are not yet sent.
+    Events { all: ChatOutput, new: Delta },
+}
 
 /// See the module.
 pub(crate) struct Reply {
     model: Model,
     stream: Stream,
     form: ReplyForm,
-    text: ReplyText,
-    growing: Growing,
-    /// Sees further calls begin where nobody reads pieces; what it reads counts as not yet told.
-    watched: Growing,
+    source: Source,
+    sent: Sent,
     /// Drawn since the last event.
     tokens: Vec<u32>,
     /// Of the tokens since the last piece.
@@ -37,13 +45,16 @@ pub(crate) struct Reply {
 
 impl Reply {
     pub(crate) fn new(model: Model, stream: Stream, form: ReplyForm) -> Self {
+        let source = match &form.parser {
+            Some(parser) => Source::Raw(ReplyParser::new(Arc::clone(parser), &form.marks)),
+            None => Source::Events { all: ChatOutput::default(), new: Delta::default() },
+        };
         Self {
-            growing: Growing::new(form.call_prefix.clone(), form.most_calls.unwrap_or(usize::MAX)),
-            watched: Growing::new(form.call_prefix.clone(), form.most_calls.unwrap_or(usize::MAX)),
+            sent: nothing_sent(&form),
             model,
             stream,
             form,
-            text: ReplyText::default(),
+            source,
             tokens: Vec::new(),
             logprobs: Vec::new(),
             is_cut: false,
@@ -54,14 +65,16 @@ impl Reply {
     /// What was drawn since the last event; nothing if there was no token and no text.
     fn piece(&mut self) -> Option<Delta> {
         let mut delta = Delta::default();
-        if self.form.in_pieces {
-            delta = self.new_part().unwrap_or_default();
+        // Where nobody reads pieces, the reply is still watched for a call too many.
+        if self.form.in_pieces || self.form.most_calls.is_some() {
+            let new = match &mut self.source {
+                Source::Raw(parser) => parser.advance(&mut self.sent),
+                Source::Events { new, .. } => std::mem::take(new),
+            };
             self.cut_further_calls();
-        } else if self.form.most_calls.is_some() {
-            std::mem::swap(&mut self.growing, &mut self.watched);
-            let _ = self.new_part();
-            self.cut_further_calls();
-            std::mem::swap(&mut self.growing, &mut self.watched);
+            if self.form.in_pieces {
+                delta = new;
+            }
         }
         if !delta.is_silent() {
             delta.logprobs = std::mem::take(&mut self.logprobs);
@@ -72,7 +85,7 @@ impl Reply {
 
     /// Ends a reply that goes on to a call which the client did not ask for.
     fn cut_further_calls(&mut self) {
-        if self.growing.has_too_many_calls() && !self.is_cut {
+        if self.sent.has_too_many_calls() && !self.is_cut {
             self.is_cut = true;
             self.model.cancel(self.stream.id());
         }
@@ -88,12 +101,28 @@ impl Reply {
                 self.tokens.push(id);
                 self.logprobs.extend(logprob.filter(|_| !self.model.is_end_of_generation(id)));
             }
-            StreamEvent::Text(text) | StreamEvent::ToolCallDelta(text) => self.text.text(&text),
-            StreamEvent::ThinkingDelta(text) => self.text.thinking(&text, &self.form),
-            StreamEvent::ThinkingEnd { .. } => self.text.thinking_end(&self.form),
-            StreamEvent::ToolCallEnd { .. } => {}
+            StreamEvent::Text(text) | StreamEvent::ToolCallDelta(text) => self.take(Kind::Content, &text),
+            StreamEvent::ThinkingDelta(text) => self.take(Kind::Thinking, &text),
+            StreamEvent::ThinkingEnd { .. } | StreamEvent::ToolCallEnd { .. } => {}
         }
         None
+    }
+
+    fn take(&mut self, kind: Kind, text: &str) {
+        let (all, new) = match &mut self.source {
+            Source::Raw(parser) => return parser.push(text),
+            Source::Events { all, new } => (all, new),
+        };
+        let (all, new) = match kind {
+            Kind::Content => (&mut all.content, &mut new.content),
+            Kind::Thinking => (&mut all.reasoning, &mut new.reasoning),
+        };
+        all.push_str(text);
+        // Where nobody reads pieces, all of it comes at the end.
+        if self.form.in_pieces {
+            new.push_str(text);
+            self.sent.append(kind, text);
+        }
     }
 
     fn end(&mut self, mut completion: Completion) -> ReplyEvent {
@@ -106,10 +135,17 @@ impl Reply {
         let is_cut = self.is_cut || output.tool_calls.len() > most_calls;
         output.tool_calls.truncate(most_calls);
         let own_ids = self.form.call_prefix.is_some() || output.tool_calls.iter().all(|call| call.id.is_empty());
-        let mut rest = self.growing.rest(&output);
+        if !self.form.in_pieces {
+            self.sent = nothing_sent(&self.form);
+        }
+        let mut rest = match &mut self.source {
+            Source::Raw(_) => Delta::default(),
+            Source::Events { new, .. } => std::mem::take(new),
+        };
+        rest.append(self.sent.update(&output));
         rest.logprobs = std::mem::take(&mut self.logprobs);
         rest.tokens = std::mem::take(&mut self.tokens);
-        for (call, id) in output.tool_calls.iter_mut().zip(self.growing.call_ids()) {
+        for (call, id) in output.tool_calls.iter_mut().zip(self.sent.call_ids()) {
             call.id.clone_from(id);
         }
         if let Some(recording) = self.form.recording.as_ref().filter(|_| !is_cut) {
@@ -145,23 +181,22 @@ impl Reply {
         tokens_spelling(text.as_bytes(), &pieces)
     }
 
-    /// What is new; `None` if it cannot be read yet, such as in the middle of a marker.
-    fn new_part(&mut self) -> Option<Delta> {
-        let form = &self.form;
-        match &form.parser {
-            Some(parser) => self.growing.more(&self.text.raw, &**parser, form),
-            None => Some(self.growing.plain(&self.text.plain, &self.text.reasoning)),
-        }
-    }
-
     /// The whole reply. A text that is not what the template promises is shown as it is: the client loses nothing.
     fn parse_whole(&self, is_cut: bool) -> ChatOutput {
-        let Some(parser) = &self.form.parser else { return self.text.as_content() };
-        parser.parse(&self.text.raw, is_cut).unwrap_or_else(|error| {
+        let parser = match &self.source {
+            Source::Raw(parser) => parser,
+            Source::Events { all, .. } => return all.clone(),
+        };
+        parser.whole(is_cut).unwrap_or_else(|error| {
             tracing::warn!(model = self.model.id(), %error, "the reply does not have its template's form");
-            parser.parse(&self.text.raw, true).unwrap_or_else(|_| self.text.as_content())
+            let as_content = || ChatOutput { content: parser.raw().to_owned(), ..ChatOutput::default() };
+            parser.whole(true).unwrap_or_else(|_| as_content())
         })
     }
+}
+
+fn nothing_sent(form: &ReplyForm) -> Sent {
+    Sent::new(form.call_prefix.clone(), form.most_calls.unwrap_or(usize::MAX))
 }
 
 impl futures_core::Stream for Reply {
@@ -210,48 +245,6 @@ fn tokens_spelling(text: &[u8], pieces: &[Vec<u8>]) -> usize {
     touched.count()
 }
 
-/// The text as the model wrote it, put together again from what the engine told apart.
-#[derive(Default)]
-struct ReplyText {
-    raw: String,
-    /// The same without thinking.
-    plain: String,
-    reasoning: String,
-    in_thinking: bool,
-}
-
-impl ReplyText {
-    fn text(&mut self, text: &str) {
-        self.raw.push_str(text);
-        self.plain.push_str(text);
-    }
-
-    fn thinking(&mut self, text: &str, form: &ReplyForm) {
-        self.open(form);
-        self.raw.push_str(text);
-        self.reasoning.push_str(text);
-    }
-
-    fn thinking_end(&mut self, form: &ReplyForm) {
-        self.open(form);
-        self.raw.push_str(&form.thinking_end);
-        self.in_thinking = false;
-    }
-
-    fn open(&mut self, form: &ReplyForm) {
-        // The parser has seen the prompt's end, so a block that was opened there is open already.
-        let opened_by_prompt = form.starts_thinking && self.raw.is_empty();
-        if !self.in_thinking && !opened_by_prompt {
-            self.raw.push_str(&form.thinking_start);
-        }
-        self.in_thinking = true;
-    }
-
-    fn as_content(&self) -> ChatOutput {
-        ChatOutput { content: self.plain.clone(), reasoning: self.reasoning.clone(), tool_calls: Vec::new() }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -264,24 +257,5 @@ mod tests {
         assert_eq!(tokens_spelling(b"so</think>h", &pieces), 3);
         assert_eq!(tokens_spelling(b"nowhere", &pieces), 8);
         assert_eq!(tokens_spelling(b"x", &[]), 0);
-    }
-
-    #[test]
-    fn thinking_that_the_engine_told_apart_is_put_back() {
-        let form =
-            ReplyForm { thinking_start: "<think>".into(), thinking_end: "</think>".into(), ..ReplyForm::default() };
-        let write = |form: &ReplyForm| {
-            let mut text = ReplyText::default();
-            text.thinking("hm", form);
-            text.thinking(" so", form);
-            text.thinking_end(form);
-            text.text("Yes.");
-            text
-        };
-        assert_eq!(write(&form).raw, "<think>hm so</think>Yes.");
-        let opened = ReplyForm { starts_thinking: true, ..form };
-        let text = write(&opened);
-        assert_eq!(text.raw, "hm so</think>Yes.");
-        assert_eq!((text.as_content().content.as_str(), text.as_content().reasoning.as_str()), ("Yes.", "hm so"));
     }
 }

@@ -17,24 +17,23 @@ use serde_json::Value;
 use crate::backend::{ChatParser, ChatPrompt, ChatRequest, GrammarTrigger, TokenizeMode, ToolChoice};
 use crate::calls::stream::Stream;
 use crate::chat::hygiene;
+use crate::chat::marks::ReplyMarks;
 use crate::chat::message_ends;
 use crate::chat::model::ChatModel;
 use crate::chat::prompt::most_counted;
 use crate::chat::replay::{Check, Recording, Scene, splice};
 use crate::chat::reply_prefix::opening_tokens;
-use crate::chat::tools::{self, GenericParser, ToolStyle};
+use crate::chat::tools::{self, CALL_OPEN, GenericParser, ToolStyle};
 use crate::model::Model;
 use crate::shared::queue_place::QueuePlace;
 
 /// How the text of a reply is read.
 #[derive(Clone, Default)]
 pub(crate) struct ReplyForm {
-    /// Takes the text apart; without one it is all content.
+    /// Takes the raw text apart; without one the worker's events are content and thinking.
     pub(crate) parser: Option<Arc<dyn ChatParser>>,
-    pub(crate) thinking_start: String,
-    pub(crate) thinking_end: String,
-    /// Whether the prompt itself opened a thinking block.
-    pub(crate) starts_thinking: bool,
+    /// What tells content, thinking and calls apart in that text.
+    pub(crate) marks: ReplyMarks,
     /// What the ids of tool calls begin with, if the dialect has a rule; else the model's own ids are kept.
     pub(crate) call_prefix: Option<String>,
     /// How many calls the client gets; `None` for all of them.
@@ -148,7 +147,7 @@ pub(crate) fn prepare_chat(model: &ChatModel, turn: &ChatTurn, asked: &Request) 
         }
         None => prompt,
     };
-    let mut request = Request { tokens, boundary_hints: boundaries, ..asked.clone() };
+    let mut request = Request { tokens, boundary_hints: boundaries, raw_text: true, ..asked.clone() };
     request.stop.extend(answer.stops.iter().cloned());
     request.shown_tokens = shown_tokens(model, &answer)?;
     if request.thinking_budget.is_some() && model.config().markers.thinking.is_none() {
@@ -170,7 +169,9 @@ pub(crate) fn prepare_chat(model: &ChatModel, turn: &ChatTurn, asked: &Request) 
     let recording = (!model.is_exact(asked.exact))
         .then(|| Recording::new(model, &request.tokens, &answer.generation_prompt, &turn.messages));
     let most_calls = (tools::offers_tools(turn) && turn.wants_one_call()).then_some(1);
-    Ok(Prepared { request, form: ReplyForm { recording, normalised, most_calls, ..reply_form(answer, generic) } })
+    let has_tools = style == ToolStyle::Template && tools::offers_tools(turn);
+    let form = reply_form(answer, has_tools, generic);
+    Ok(Prepared { request, form: ReplyForm { recording, normalised, most_calls, ..form } })
 }
 
 /// Whether the prompt itself opened a thinking block.
@@ -179,16 +180,18 @@ fn starts_thinking(answer: &ChatPrompt) -> bool {
     !mark.is_empty() && answer.generation_prompt.trim_end().ends_with(mark)
 }
 
-fn reply_form(answer: ChatPrompt, generic: bool) -> ReplyForm {
+/// `has_tools` if the template knows the tools that may be called, `generic` if calls have the generic form.
+fn reply_form(answer: ChatPrompt, has_tools: bool, generic: bool) -> ReplyForm {
+    let mut marks = ReplyMarks::of(&answer, has_tools);
     let starts_thinking = starts_thinking(&answer);
-    let thinking_start = answer.thinking_start;
-    let thinking_end = answer.thinking_ends.into_iter().next().unwrap_or_default();
     let mut parser = answer.parser;
     if generic {
-        let (thinking_start, thinking_end) = (thinking_start.clone(), thinking_end.clone());
+        marks.texts.push(CALL_OPEN.to_owned());
+        let thinking_end = answer.thinking_ends.into_iter().next().unwrap_or_default();
+        let thinking_start = answer.thinking_start;
         parser = Arc::new(GenericParser { inner: parser, thinking_start, thinking_end, starts_thinking });
     }
-    ReplyForm { parser: Some(parser), thinking_start, thinking_end, starts_thinking, ..ReplyForm::default() }
+    ReplyForm { parser: Some(parser), marks, ..ReplyForm::default() }
 }
 
 /// Renders; if the template cannot, because of a tool's schema, the error names that tool.

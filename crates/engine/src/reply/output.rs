@@ -1,7 +1,8 @@
 //! From drawn tokens to events: markers, UTF-8, stop sequences.
 //!
 //! One value per request, fed by the worker with each drawn token. It must never send a part of a matched stop sequence
-//! or half a character, and never lose a byte of a tool call.
+//! or half a character, and never lose a byte of a tool call. A request for raw text gets all of it as text, in the order
+//! in which it was drawn; markers then still count thinking, sign it and keep stop sequences out of it.
 
 use crate::SigningKey;
 use crate::backend::{Model, SpecialText};
@@ -22,6 +23,7 @@ pub(crate) struct Output {
     thinking: Block,
     tool: Block,
     shown_tokens: Vec<u32>,
+    raw_text: bool,
     signing_key: Option<SigningKey>,
     reply: String,
     /// Scratch, kept between tokens.
@@ -54,6 +56,7 @@ impl Output {
             thinking: Block::default(),
             tool: Block::default(),
             shown_tokens: request.shown_tokens.clone(),
+            raw_text: request.raw_text,
             signing_key,
             reply: String::new(),
             bytes: Vec::new(),
@@ -92,21 +95,8 @@ impl Output {
         if stopped {
             return;
         }
-        let tail = self.text.flush().to_owned();
-        let emit = if self.has_stops {
-            let outcome = self.stops.push(&tail);
-            let mut emit = outcome.emit.to_owned();
-            if outcome.matched.is_none() {
-                emit.push_str(self.stops.flush());
-            }
-            emit
-        } else {
-            tail
-        };
-        self.reply.push_str(&emit);
-        if !emit.is_empty() {
-            events.send(StreamEvent::Text(emit));
-        }
+        let tail = self.release_text();
+        self.send_text(tail, events);
     }
 
     /// The reply's text so far.
@@ -125,18 +115,14 @@ impl Output {
                 }
                 MarkerEvent::ThinkingEnd(_) => {
                     let tail = self.thinking.utf8.flush().to_owned();
-                    if !tail.is_empty() {
-                        events.send(StreamEvent::ThinkingDelta(tail));
-                    }
+                    self.send_block(tail, StreamEvent::ThinkingDelta, events);
                     let block = std::mem::take(&mut self.thinking).all;
                     let signature = self.signing_key.as_ref().map(|key| key.sign(&block));
                     events.send(StreamEvent::ThinkingEnd { signature });
                 }
                 MarkerEvent::ToolEnd(_) => {
                     let tail = self.tool.utf8.flush().to_owned();
-                    if !tail.is_empty() {
-                        events.send(StreamEvent::ToolCallDelta(tail));
-                    }
+                    self.send_block(tail, StreamEvent::ToolCallDelta, events);
                     events.send(StreamEvent::ToolCallEnd { bytes: std::mem::take(&mut self.tool).all });
                 }
             }
@@ -147,28 +133,63 @@ impl Output {
     fn push_class(&mut self, token: u32, class: Class, model: &dyn Model, events: &EventSender) -> Option<usize> {
         // The bytes of a tool call are kept exactly as they were drawn, control tokens too.
         let shown = matches!(class, Class::ToolMarker | Class::ToolSyntax | Class::ToolPayload)
+            || (class == Class::ThinkingMarker && self.raw_text)
             || (!self.shown_tokens.is_empty() && self.shown_tokens.contains(&token));
         self.bytes.clear();
         model.token_bytes(token, if shown { SpecialText::Render } else { SpecialText::Hide }, &mut self.bytes);
         match class {
             Class::Text => return self.push_text(events),
+            Class::ThinkingMarker if self.raw_text => {
+                let text = self.thinking.utf8.push(&self.bytes).to_owned();
+                self.send_block(text, StreamEvent::ThinkingDelta, events);
+            }
             Class::ThinkingMarker => {}
             Class::Thinking => {
                 self.thinking.all.extend_from_slice(&self.bytes);
-                let text = self.thinking.utf8.push(&self.bytes);
-                if !text.is_empty() {
-                    events.send(StreamEvent::ThinkingDelta(text.to_owned()));
-                }
+                let text = self.thinking.utf8.push(&self.bytes).to_owned();
+                self.send_block(text, StreamEvent::ThinkingDelta, events);
             }
             Class::ToolMarker | Class::ToolSyntax | Class::ToolPayload => {
                 self.tool.all.extend_from_slice(&self.bytes);
-                let text = self.tool.utf8.push(&self.bytes);
-                if !text.is_empty() {
-                    events.send(StreamEvent::ToolCallDelta(text.to_owned()));
-                }
+                let text = self.tool.utf8.push(&self.bytes).to_owned();
+                self.send_block(text, StreamEvent::ToolCallDelta, events);
             }
         }
         None
+    }
+
+    /// Sends a part of a block: as its own event, or as text, after the text that was held back before it.
+    fn send_block(&mut self, text: String, event: fn(String) -> StreamEvent, events: &EventSender) {
+        if text.is_empty() {
+            return;
+        }
+        if self.raw_text {
+            let before = self.release_text();
+            self.send_text(before + &text, events);
+        } else {
+            events.send(event(text));
+        }
+    }
+
+    /// The text that was held back: a stop sequence that it may have begun is none.
+    fn release_text(&mut self) -> String {
+        let tail = self.text.flush().to_owned();
+        if !self.has_stops {
+            return tail;
+        }
+        let outcome = self.stops.push(&tail);
+        let mut text = outcome.emit.to_owned();
+        if outcome.matched.is_none() {
+            text.push_str(self.stops.flush());
+        }
+        text
+    }
+
+    fn send_text(&mut self, text: String, events: &EventSender) {
+        if !text.is_empty() {
+            self.reply.push_str(&text);
+            events.send(StreamEvent::Text(text));
+        }
     }
 
     fn push_text(&mut self, events: &EventSender) -> Option<usize> {
