@@ -25,3 +25,5 @@ mod stub;
 mod supervision;
 #[cfg(test)]
 mod support;
+#[cfg(test)]
+mod turns;

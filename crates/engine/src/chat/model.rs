@@ -3,6 +3,8 @@
 //! Made by the host for each call. It stands for the engine's model wherever one is wanted. `Conversations` is what all
 //! calls of a host share; it must never hold the state of a single request.
 
+mod tokens;
+
 use std::collections::HashMap;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,12 +12,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use poncho_api::{HygieneRule, Privacy, Tenant};
 use poncho_cache::OwnerId;
 
-use crate::backend::{ChatPrompt, ChatRequest};
+use crate::backend::{ChatPrompt, ChatRequest, TokenizeMode};
 use crate::chat::kept::KeptTurns;
+use crate::chat::message_ends::known::KnownEnds;
 use crate::chat::preparing::client_left;
 use crate::config::Exactness;
 use crate::error::EngineError;
 use crate::model::Model;
+
+use tokens::KnownTokens;
 
 /// A model's fingerprint, and the template that stands for its own.
 type TemplateKey = ([u8; 32], Option<String>);
@@ -28,11 +33,16 @@ pub(crate) struct Conversations {
     pub(crate) hygiene: Vec<HygieneRule>,
     /// Whether a template knows tools, by the model's fingerprint and the template that stands for its own: probed once.
     knows_tools: Mutex<HashMap<TemplateKey, bool>>,
+    /// The tokens of what was rendered before.
+    tokens: KnownTokens,
+    /// Where the messages of earlier turns end.
+    pub(crate) ends: KnownEnds,
 }
 
 impl Conversations {
     pub(crate) fn new(replay: KeptTurns, hygiene: Vec<HygieneRule>) -> Self {
-        Self { replay, hygiene, knows_tools: Mutex::default() }
+        let (tokens, ends) = (KnownTokens::default(), KnownEnds::default());
+        Self { replay, hygiene, knows_tools: Mutex::default(), tokens, ends }
     }
 }
 
@@ -65,6 +75,33 @@ impl ChatModel {
     /// The one tenant with access to the conversations of this call; `None` where there is only one caller.
     pub(crate) fn private_to(&self) -> Option<OwnerId> {
         self.tenant.filter(|tenant| tenant.privacy != Privacy::Open).map(|tenant| tenant.id)
+    }
+
+    /// The bytes of that tenant's id, for what is kept apart by them.
+    pub(crate) fn share(&self) -> Option<[u8; OwnerId::LENGTH]> {
+        self.private_to().map(|owner| *owner.as_bytes())
+    }
+
+    /// The template that stands for the model's own.
+    pub(crate) fn template_override(&self) -> Option<&str> {
+        self.template.as_deref()
+    }
+
+    /// The tokens of one stretch of a rendered prompt; those of earlier turns are remembered.
+    pub(crate) fn stretch_tokens(&self, text: &str, mode: TokenizeMode) -> Result<Arc<[u32]>, EngineError> {
+        let fingerprint = self.namespace().fingerprint;
+        let tokenize = |text: &str| self.model.tokenize(text, mode);
+        self.conversations.tokens.of(fingerprint, self.share(), text, mode, tokenize)
+    }
+
+    /// The tokens of a rendered prompt: what came from the request never becomes a special token.
+    pub(crate) fn conversation_tokens(&self, prompt: &ChatPrompt) -> Result<Vec<u32>, EngineError> {
+        let mut tokens = Vec::new();
+        for (place, part) in prompt.parts.iter().enumerate() {
+            let mode = TokenizeMode { add_special: place == 0, parse_special: !part.is_input };
+            tokens.extend_from_slice(&self.stretch_tokens(&part.text, mode)?);
+        }
+        Ok(tokens)
     }
 
     /// Whether a prompt may depend on nothing but its request.

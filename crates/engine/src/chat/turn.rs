@@ -13,6 +13,7 @@ use poncho_api::{
     Tool, Trigger,
 };
 use serde_json::Value;
+use sha2::{Digest, Sha256};
 
 use crate::backend::{ChatParser, ChatPrompt, ChatRequest, GrammarTrigger, TokenizeMode, ToolChoice};
 use crate::calls::stream::Stream;
@@ -108,24 +109,37 @@ fn rendered(
     let is_exact = model.is_exact(asked.exact);
     let spliced = if is_exact { None } else { splice(&scene, Check::Surroundings) };
     let is_spliced = spliced.is_some();
-    let tokens = spliced.map_or_else(|| model.tokenize_prompt(&prompt), Ok);
+    let tokens = spliced.map_or_else(|| model.conversation_tokens(&prompt), Ok);
     let tokens = tokens.map_err(|error| error.in_field("messages"))?;
     let closed = |messages: &[Value]| {
         let request = ChatRequest { add_generation_prompt: false, ..request(messages).ok()? };
         model.apply_chat_template(&request).ok()
     };
-    let mut whole = message_ends::whole(model, &prompt, tokens.len());
-    let boundaries = message_ends::hints(model, &turn.messages, |head| {
+    let settings = settings(model, turn, asked, short_ids.get());
+    let boundaries = message_ends::hints(model, &settings, &turn.messages, &tokens, |head| {
         let normal = ChatPrompt { generation_prompt: prompt.generation_prompt.clone(), ..closed(head)? };
-        if !is_spliced {
-            return whole.common_with(&normal);
-        }
         let scene = Scene { model, messages: head, normal: &normal, render: &closed };
-        let head = splice(&scene, Check::Done).or_else(|| model.tokenize_prompt(&normal).ok())?;
-        Some(head.iter().zip(&tokens).take_while(|(one, other)| one == other).count())
+        let spliced = is_spliced.then(|| splice(&scene, Check::Done)).flatten();
+        spliced.or_else(|| model.conversation_tokens(&normal).ok())
     });
-    drop(whole);
     Ok(Rendered { prompt, tokens, boundaries })
+}
+
+/// A hash of what a rendering depends on besides the messages.
+fn settings(model: &ChatModel, turn: &ChatTurn, asked: &Request, short_ids: bool) -> Sha256 {
+    let all = serde_json::json!([
+        turn.tools,
+        turn.choice,
+        turn.parallel_calls,
+        turn.json_schema,
+        turn.template_kwargs,
+        model.template_override(),
+        model.share(),
+        asked.thinking,
+        model.is_exact(asked.exact),
+        short_ids,
+    ]);
+    Sha256::new_with_prefix(model.namespace().fingerprint).chain_update(all.to_string())
 }
 
 /// Makes a request out of a turn; `asked` is how the client wants the reply.

@@ -79,6 +79,10 @@ pub struct StubCounts {
     pub restores: u64,
     /// Stored states that were refused for what they hold: damage, or a bug of the caller.
     pub refused: u64,
+    /// Conversations rendered.
+    pub renders: u64,
+    /// Bytes of the texts that were tokenized.
+    pub tokenized_bytes: u64,
 }
 
 /// The handle. Clones speak of the same thing.

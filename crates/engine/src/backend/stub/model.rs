@@ -165,6 +165,7 @@ impl Model for StubModel {
     }
 
     fn tokenize(&self, text: &str, mode: TokenizeMode, out: &mut Vec<Token>) -> Result<(), TokenizeError> {
+        self.facts.faults.count(|counts| counts.tokenized_bytes += text.len() as u64);
         vocab::tokenize(text, mode, out);
         Ok(())
     }
@@ -246,6 +247,7 @@ impl Model for StubModel {
     }
 
     fn apply_chat_template(&self, request: &ChatRequest) -> Result<ChatPrompt, ChatError> {
+        self.facts.faults.count(|counts| counts.renders += 1);
         chat::render(request, self.template)
     }
 }

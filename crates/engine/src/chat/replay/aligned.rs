@@ -161,7 +161,7 @@ impl<'a> Attempt<'a> {
         for stretch in stretches.iter().filter(|stretch| !stretch.text.is_empty()) {
             let add_special = self.tokens.is_empty() && tokens.is_empty();
             let mode = TokenizeMode { add_special, parse_special: !stretch.is_input };
-            tokens.extend(self.scene.model.tokenize(&stretch.text, mode).ok()?);
+            tokens.extend_from_slice(&self.scene.model.stretch_tokens(&stretch.text, mode).ok()?);
         }
         Some(tokens)
     }
@@ -169,7 +169,8 @@ impl<'a> Attempt<'a> {
     /// Templates that name the tool again with its answer take the mark for the name.
     fn unmarked<'t>(&self, text: &'t str) -> Cow<'t, str> {
         let mut text = Cow::Borrowed(text);
-        for one in self.some {
+        let is_marked = self.some.first().is_some_and(|one| text.contains(&*one.secret));
+        for one in self.some.iter().filter(|_| is_marked) {
             if let Some(name) = one.name(self.scene.messages).filter(|_| text.contains(&one.mark)) {
                 text = text.replace(&one.mark, name).into();
             }

@@ -5,6 +5,7 @@
 //! same around the real turn; on any doubt the caller renders as usual. It must never change a token outside of the
 //! turns it replaces.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use poncho_api::random_id;
@@ -49,6 +50,8 @@ pub(super) enum Stand {
 pub(super) struct Placeholder {
     pub(super) message: usize,
     pub(super) mark: String,
+    /// What all marks of a rendering begin with.
+    pub(super) secret: Arc<str>,
     pub(super) stand: Stand,
 }
 
@@ -71,6 +74,9 @@ impl Placeholder {
 /// The prompt's tokens with what was sampled put back; nothing if nothing was kept or it does not fit.
 pub(crate) fn splice(scene: &Scene<'_>, check: Check) -> Option<Vec<u32>> {
     let all = placeholders(scene);
+    if let Some(spliced) = in_place(scene, &all) {
+        return spliced;
+    }
     let calls_only: fn(&Placeholder) -> bool = |one| matches!(one.stand, Stand::Calls(_));
     let texts_only: fn(&Placeholder) -> bool = |one| matches!(one.stand, Stand::Text(_));
     let everything: fn(&Placeholder) -> bool = |_| true;
@@ -97,7 +103,7 @@ pub(crate) fn splice(scene: &Scene<'_>, check: Check) -> Option<Vec<u32>> {
 fn placeholders(scene: &Scene<'_>) -> Vec<Placeholder> {
     let replay = &scene.model.conversations().replay;
     let with_texts = replay.has_texts();
-    let secret = random_id("kept");
+    let secret: Arc<str> = random_id("kept").into();
     let mut said = Said::new(begin(scene.model));
     let stand = |message: &Value, said: &Said| {
         if message.get("role").and_then(Value::as_str) != Some("assistant") {
@@ -111,7 +117,8 @@ fn placeholders(scene: &Scene<'_>) -> Vec<Placeholder> {
     };
     let found = scene.messages.iter().enumerate().filter_map(|(message, value)| {
         let mark = format!("{secret}x{message}x");
-        let found = stand(value, &said).map(|stand| Placeholder { message, mark, stand });
+        let secret = Arc::clone(&secret);
+        let found = stand(value, &said).map(|stand| Placeholder { message, mark, secret, stand });
         said.add(value);
         found
     });
@@ -151,11 +158,14 @@ fn fitting(scene: &Scene<'_>, some: &[&Placeholder], check: Check) -> Option<Cha
         }
     }
     if calls.len() < some.len() {
-        let mut text = prompt.text.clone();
-        for one in some {
-            if let Stand::Text(content) = &one.stand {
-                text = text.replacen(&one.mark, content, 1);
-            }
+        let mut text = String::with_capacity(scene.normal.text.len());
+        let written = some.iter().map(|one| match &one.stand {
+            Stand::Text(content) => content.as_str(),
+            Stand::Calls(_) => one.mark.as_str(),
+        });
+        for (around, written) in around.iter().zip(written.chain([""])) {
+            text.push_str(around);
+            text.push_str(written);
         }
         let as_usual = if calls.is_empty() {
             text == scene.normal.text
@@ -189,7 +199,8 @@ fn split<'t>(text: &'t str, some: &[&Placeholder]) -> Option<Vec<&'t str>> {
         rest = after;
     }
     parts.push(rest);
-    let once = some.iter().all(|one| !parts.iter().any(|part| part.contains(&one.mark)));
+    let secret = &some.first()?.secret;
+    let once = !parts.iter().any(|part| part.contains(&**secret));
     once.then_some(parts)
 }
 
@@ -216,17 +227,44 @@ struct Walk<'a> {
     is_proved: bool,
 }
 
+/// The prompt's tokens with texts put back where the template wrote them, without another rendering. `None` if that takes
+/// placeholders; `Some(None)` if nothing fits.
+///
+/// The key of a kept text has every token before it, the opening of a reply at their end, and all of its text. So where
+/// the template has written that opening and then that text as a stretch of its own, its tokens are those of the model,
+/// whatever the template does elsewhere.
+fn in_place(scene: &Scene<'_>, all: &[Placeholder]) -> Option<Option<Vec<u32>>> {
+    if all.is_empty() {
+        return Some(None);
+    }
+    let text = |one: &Placeholder| match &one.stand {
+        Stand::Text(content) => Some(content.clone()),
+        Stand::Calls(_) => None,
+    };
+    let texts: HashSet<String> = all.iter().map(text).collect::<Option<_>>()?;
+    let opening = scene.normal.generation_prompt.as_str();
+    let mut seen: HashSet<&str> = HashSet::new();
+    let mut walk = Walk::new(scene.model);
+    for part in &scene.normal.parts {
+        walk.next_part(part.is_input)?;
+        if !part.is_input || !texts.contains(&part.text) {
+            walk.write(&part.text);
+            continue;
+        }
+        seen.insert(&part.text);
+        if walk.lacks_of(opening) {
+            return None;
+        }
+        walk.put_text(&part.text, opening, true)?;
+    }
+    walk.commit_all_but(0)?;
+    // A text that the template has changed or joined to others.
+    (seen.len() == texts.len()).then(|| (walk.replayed > 0).then_some(walk.tokens))
+}
+
 /// Tokenizes a prompt part by part, kept tokens in place of their marks.
 fn walk<'a>(scene: &Scene<'a>, prompt: &ChatPrompt, some: &[&Placeholder]) -> Option<Walk<'a>> {
-    let mut walk = Walk {
-        model: scene.model,
-        tokens: Vec::new(),
-        hash: begin(scene.model),
-        pending: Vec::new(),
-        is_first: true,
-        replayed: 0,
-        is_proved: true,
-    };
+    let mut walk = Walk::new(scene.model);
     let mut waiting = some.iter().copied().peekable();
     for part in &prompt.parts {
         walk.next_part(part.is_input)?;
@@ -246,10 +284,22 @@ fn walk<'a>(scene: &Scene<'a>, prompt: &ChatPrompt, some: &[&Placeholder]) -> Op
     (waiting.peek().is_none() && walk.replayed > 0).then_some(walk)
 }
 
-impl Walk<'_> {
-    fn tokenized(&self, stretch: &Stretch, is_first: bool) -> Option<Vec<u32>> {
+impl<'a> Walk<'a> {
+    fn new(model: &'a ChatModel) -> Self {
+        let (tokens, hash, pending) = (Vec::new(), begin(model), Vec::new());
+        Self { model, tokens, hash, pending, is_first: true, replayed: 0, is_proved: true }
+    }
+
+    /// Whether an opening is begun and not all of it is there: the rest would have to be put there.
+    fn lacks_of(&self, opening: &str) -> bool {
+        let text: String = self.pending.iter().map(|stretch| stretch.text.as_str()).collect();
+        let begun = |end: usize| opening.get(..end).is_some_and(|head| text.ends_with(head));
+        !text.ends_with(opening) && (1..opening.len()).any(begun)
+    }
+
+    fn tokenized(&self, stretch: &Stretch, is_first: bool) -> Option<Arc<[u32]>> {
         let mode = TokenizeMode { add_special: is_first, parse_special: !stretch.is_input };
-        self.model.tokenize(&stretch.text, mode).ok()
+        self.model.stretch_tokens(&stretch.text, mode).ok()
     }
 
     /// The tokens of stretches that come next.
@@ -257,7 +307,7 @@ impl Walk<'_> {
         let mut is_first = self.is_first;
         let mut tokens = Vec::new();
         for stretch in stretches.iter().filter(|stretch| !stretch.text.is_empty()) {
-            tokens.extend(self.tokenized(stretch, is_first)?);
+            tokens.extend_from_slice(&self.tokenized(stretch, is_first)?);
             is_first = false;
         }
         Some(tokens)
