@@ -175,6 +175,15 @@ pub enum EngineError {
         /// The model.
         model: String,
     },
+    /// The process that computes ended, or cannot be reached.
+    #[error("the engine's process was lost: {reason}; send the request again")]
+    NodeLost {
+        /// What is known of it.
+        reason: String,
+    },
+    /// The request was in flight each time that the process that computes ended.
+    #[error("the request ended the engine's process twice and is not tried again; change the prompt, and report this")]
+    Poison,
     /// A part of a call is wrong, by the name that the caller gave it.
     #[error("{field}: {reason}")]
     Input {
@@ -372,6 +381,9 @@ pub enum RequestError {
     /// `continue` goes on from what was generated, which a cold server would have read.
     #[error("exact is on and continue cannot be exact; send the whole prompt or leave exact out")]
     ExactContinue,
+    /// Only a reply to a whole prompt can be resumed.
+    #[error("the reply cannot be resumed, because the request reads only or continues a session; send it again")]
+    ResumeMode,
 }
 
 #[cfg(test)]

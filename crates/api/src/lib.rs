@@ -51,8 +51,8 @@ pub use node::{LoadEvent, LoadModel, Loading, Node, NodeModel, ReplyStream};
 pub use poncho_kinds::{FileStamp, Gates, HitKind, Key, OwnerId, SaveReason, Tier, to_hex};
 pub use reply::{CallDelta, ChatOutput, ChatToolCall, Delta, Finish, Finished, ReplyEvent, Started};
 pub use request::{
-    Grammar, GrammarSource, MAX_SESSION_BYTES, MAX_STOP_BYTES, MAX_STOPS, MAX_TOP_LOGPROBS, Mode, Request, Sampling,
-    Thinking, Trigger,
+    Grammar, GrammarSource, MAX_SESSION_BYTES, MAX_STOP_BYTES, MAX_STOPS, MAX_TOP_LOGPROBS, Mode, Request, Resume,
+    Sampling, Thinking, Trigger,
 };
 pub use signature::SigningKey;
 pub use tenant::{Privacy, Tenant};

@@ -36,6 +36,8 @@ pub struct ChatOutput {
 pub struct Delta {
     /// Tokens that were drawn since the last event, also those that yield no text yet.
     pub tokens: Vec<u32>,
+    /// Random numbers that were used up for the reply so far, if tokens were drawn.
+    pub draws: u64,
     /// More of the text for the reader.
     pub content: String,
     /// More of the thinking.
@@ -56,6 +58,7 @@ impl Delta {
     /// Adds what came after it.
     pub fn append(&mut self, next: Self) {
         self.tokens.extend(next.tokens);
+        self.draws = self.draws.max(next.draws);
         self.content.push_str(&next.content);
         self.reasoning.push_str(&next.reasoning);
         self.calls.extend(next.calls);

@@ -145,6 +145,16 @@ pub enum Trigger {
     PatternFull(String),
 }
 
+/// The beginning of a reply that was generated before, by a process that ended. Nothing of it is drawn again: grammar,
+/// penalties, stop sequences and random numbers move past it, its events are sent again, and the reply goes on after it.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Resume {
+    /// The tokens that were drawn.
+    pub tokens: Vec<u32>,
+    /// How many random numbers drawing them took.
+    pub draws: u64,
+}
+
 /// One request. Every field but `tokens` has a default.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Request {
@@ -184,6 +194,8 @@ pub struct Request {
     pub shown_tokens: Vec<u32>,
     /// Send the reply as one text, with thinking, tool calls and their markers in it, for a parser that reads all of it.
     pub raw_text: bool,
+    /// The beginning of the reply, where it was generated before. With `Mode::Complete` only.
+    pub resume: Option<Resume>,
 }
 
 impl Request {
@@ -222,6 +234,9 @@ impl Request {
         if self.exact && self.mode == Mode::Continue {
             return Err(RequestError::ExactContinue);
         }
+        if self.resume.is_some() && self.mode != Mode::Complete {
+            return Err(RequestError::ResumeMode);
+        }
         self.boundary_hints.retain(|&hint| hint > 0 && hint <= self.tokens.len());
         self.boundary_hints.sort_unstable();
         self.boundary_hints.dedup();
@@ -246,7 +261,12 @@ impl Request {
         if tokens > limit {
             return Err(RequestError::PromptTooLong { tokens, limit });
         }
-        tokens_known(Field::Tokens, self.tokens.iter().copied(), limits.vocab)
+        let resumed = self.resume.as_ref().map_or(&[][..], |resume| &resume.tokens);
+        // The reply that was generated before fitted.
+        if tokens + resumed.len() > limits.context {
+            return Err(RequestError::PromptTooLong { tokens: tokens + resumed.len(), limit: limits.context });
+        }
+        tokens_known(Field::Tokens, self.tokens.iter().chain(resumed).copied(), limits.vocab)
     }
 
     fn check_stops(&self) -> Result<(), RequestError> {

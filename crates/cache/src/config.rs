@@ -57,6 +57,8 @@ pub struct CacheConfig {
     pub clock: Arc<dyn Clock>,
     /// Notified at each publish stage.
     pub observer: Option<Arc<dyn StageObserver>>,
+    /// The process that others are told to stop if they want the folder: this one, or the one that it works for.
+    pub process: u32,
 }
 
 impl Default for CacheConfig {
@@ -80,6 +82,7 @@ impl Default for CacheConfig {
             fs: Arc::new(StdFs),
             clock: Arc::new(SystemClock::default()),
             observer: None,
+            process: std::process::id(),
         }
     }
 }

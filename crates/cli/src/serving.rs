@@ -4,6 +4,7 @@
 
 pub(crate) mod disk;
 pub(crate) mod draining;
+pub(crate) mod engine_process;
 pub(crate) mod limits;
 pub(crate) mod model_file;
 pub(crate) mod models;

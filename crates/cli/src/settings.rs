@@ -115,6 +115,7 @@ pub(crate) const SETTINGS: &[Setting] = &[
     Setting::new("models_dir", Kind::Path, Group::Models),
     Setting::new("memory", Kind::Quantity, Group::Models),
     Setting::new("probe_models", Kind::Text, Group::Models),
+    Setting::new("in_process", Kind::Switch, Group::Models),
     Setting::new("keep_alive", Kind::Quantity, Group::Models),
     Setting::new("alias", Kind::Pairs, Group::Models),
     Setting::new("client_templates", Kind::Switch, Group::Models),

@@ -5,3 +5,4 @@ pub(crate) mod crafted;
 pub(crate) mod named_models;
 pub(crate) mod stopping;
 pub(crate) mod strange_files;
+pub(crate) mod surviving;

@@ -430,6 +430,10 @@ fn engine_facts(error: &EngineError) -> Facts {
         EngineError::FileChanged { .. } => {
             Facts::new(StatusCode::SERVICE_UNAVAILABLE, Kind::Unavailable).code("model_changed").retry()
         }
+        EngineError::NodeLost { .. } => {
+            Facts::new(StatusCode::SERVICE_UNAVAILABLE, Kind::Unavailable).code("engine_lost").retry()
+        }
+        EngineError::Poison => failed().code("poison_request"),
         EngineError::WorkerDied { .. } => failed().code("worker_died"),
         EngineError::Watchdog { .. } => failed().code("watchdog"),
         EngineError::Decode { .. } => failed().code("decode_failed"),
@@ -452,6 +456,7 @@ fn request_param(error: &RequestError) -> Option<&'static str> {
         RequestError::NothingToGenerate => Field::MaxTokens,
         RequestError::SessionMissing => Field::SessionId,
         RequestError::ExactUnavailable | RequestError::ExactContinue => Field::Exact,
+        RequestError::ResumeMode => Field::Tokens,
     };
     match field {
         // Clients send texts, not these.

@@ -25,8 +25,8 @@ impl Drop for FolderLock {
 }
 
 impl FolderLock {
-    /// Takes the lock of a folder.
-    pub(crate) fn take(folder: &Path) -> Result<Self, CacheError> {
+    /// Takes the lock of a folder for a process, which is named to others.
+    pub(crate) fn take(folder: &Path, process: u32) -> Result<Self, CacheError> {
         let path = folder.join(LOCK_FILE_NAME);
         let wrap = |action, source| CacheError::Folder { action, path: path.clone(), source };
         let mut file = files::open_or_create_private(OpenOptions::new().read(true).write(true).truncate(false), &path)
@@ -39,7 +39,7 @@ impl FolderLock {
             Err(TryLockError::Error(source)) => return Err(wrap("lock", source)),
         }
         // Who holds it, for people; the lock itself is the kernel's.
-        let note = format!("{}\n", std::process::id());
+        let note = format!("{process}\n");
         let _ = file.set_len(0).and_then(|()| file.rewind()).and_then(|()| file.write_all(note.as_bytes()));
         Ok(Self { file })
     }
@@ -72,8 +72,8 @@ mod tests {
     #[test]
     fn a_second_owner_is_refused_with_the_pid_of_the_first() {
         let folder = tempfile::tempdir().unwrap();
-        let lock = FolderLock::take(folder.path()).unwrap();
-        let refused = FolderLock::take(folder.path()).unwrap_err();
+        let lock = FolderLock::take(folder.path(), std::process::id()).unwrap();
+        let refused = FolderLock::take(folder.path(), std::process::id()).unwrap_err();
         let pid = std::process::id().to_string();
         assert!(
             matches!(&refused, CacheError::Locked { pid: held, path } if *held == pid && path == folder.path()),
@@ -83,6 +83,6 @@ mod tests {
         assert_eq!(FolderLock::holder_of(folder.path()), Some(pid));
         drop(lock);
         assert_eq!(FolderLock::holder_of(folder.path()), None);
-        FolderLock::take(folder.path()).unwrap();
+        FolderLock::take(folder.path(), std::process::id()).unwrap();
     }
 }

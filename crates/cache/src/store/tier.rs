@@ -204,7 +204,7 @@ impl FileTiers {
             config.fs.create_folder(folder).map_err(wrap)?;
             if config.fs.has_locks() {
                 close_to_others(folder);
-                opened._locks.push(FolderLock::take(folder)?);
+                opened._locks.push(FolderLock::take(folder, config.process)?);
             }
             opened.tiers.push(FileTier::new(tier, folder.clone()));
         }

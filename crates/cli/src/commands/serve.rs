@@ -15,17 +15,17 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use poncho_api::{ChatSettings, HygieneRule, SigningKey};
-use poncho_cache::Cache;
-use poncho_engine::backend::llama::LlamaBackend;
-use poncho_engine::{Engine, Exactness, Host};
+use poncho_engine::Exactness;
 use poncho_server::{ServerConfig, check_bind};
 use poncho_terminal::{Outcome, Progress, printable_line, show_bytes};
 use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
 
 use crate::commands::serve::greeting::Greeting;
 use crate::commands::serve::stopping::StopSignals;
 use crate::serving::disk::{LITTLE_SPACE, free_bytes};
-use crate::serving::draining::{Drained, drain};
+use crate::serving::draining::Drained;
+use crate::serving::engine_process::{self, EngineProcess};
 use crate::serving::models::{Asked, ServedModels, aliases};
 use crate::serving::probing::prober;
 use crate::serving::shape::{ModelShape, replay_file, show_fingerprint};
@@ -41,6 +41,12 @@ const IDLE_THREAD: Duration = Duration::from_secs(2);
 
 pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outcome> {
     limits::raise_open_files();
+    if let Some(socket) = engine_process::socket() {
+        let folder = cache_folder(args.cache_dir.as_deref())?;
+        let cache = cache_config(args, &folder)?;
+        engine_process::serve_engine(&runtime()?, &socket, cache, chat(args, &folder), args.drain_limit)?;
+        return Ok(Outcome::Good);
+    }
     let address = address(args)?;
     let keys = args.api_key.clone();
     let all_keys = [keys.as_slice(), &args.admin_key].concat();
@@ -82,34 +88,27 @@ pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outc
         ..ServerConfig::default()
     };
     observe(args, &mut config);
-    let chat = ChatSettings {
-        hygiene: if args.no_hygiene { Vec::new() } else { HygieneRule::ALL.to_vec() },
-        replay: args.replay.scope(),
-        replay_file: Some(replay_file(&folder)),
-    };
     // Fail before a model is loaded.
     config.check()?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .max_blocking_threads(BLOCKING_THREADS)
-        .thread_keep_alive(IDLE_THREAD)
-        .enable_all()
-        .build()
-        .context("cannot start the runtime")?;
+    let runtime = runtime()?;
     // The port first: if it is taken, no time is lost for loading a model.
     let listener = runtime.block_on(TcpListener::bind(address)).map_err(|error| {
         let why = port::why_not(address, &error);
         anyhow::Error::new(error).context(format!("cannot listen on {address}: {why}"))
     })?;
     let address = listener.local_addr()?;
-    let cache = Cache::open(cache_config(args, &folder)?)?;
+    let engine = if args.in_process {
+        EngineProcess::own(cache_config(args, &folder)?, chat(args, &folder))?
+    } else {
+        EngineProcess::child(&runtime, &folder)?
+    };
     warn_of_little_space(&folder);
-    let engine = Arc::new(Engine::new(Arc::new(LlamaBackend), Arc::new(cache)));
     for name in &models.named {
         let model = models.get(name)?;
         writeln!(out, "loading {}", printable_line(name))?;
         out.flush()?;
         let progress = Progress::on_stderr();
-        engine.load_model(model.load(), &mut show_fingerprint(&progress))?;
+        engine.load(&runtime, model.load(), show_fingerprint(&progress))?;
         progress.clear();
     }
     let id = models.named.first().context("no model is named")?.clone();
@@ -120,12 +119,11 @@ pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outc
     greet(args, address, &id, &folder, out)?;
     config.default_model = Some(id);
     config.library = Some(Arc::new(models.library.with_client_templates(args.client_templates)));
-    let node = Arc::new(Host::new(Arc::clone(&engine), chat));
-    runtime.block_on(poncho_server::serve(listener, node, config, signals.stopped()))?;
+    runtime.block_on(poncho_server::serve(listener, engine.node(), config, signals.stopped()))?;
     let limit = args.drain_limit;
     writeln!(out, "saving the states of the models, for at most {} s", limit.as_secs_f64())?;
     out.flush()?;
-    if drain(engine, limit)? == Drained::GaveUp {
+    if engine.end(&runtime, limit)? == Drained::GaveUp {
         let seconds = limit.as_secs_f64();
         writeln!(
             out,
@@ -137,6 +135,23 @@ pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outc
     // A load that is still running must not delay the end.
     runtime.shutdown_background();
     Ok(Outcome::Good)
+}
+
+fn runtime() -> anyhow::Result<Runtime> {
+    tokio::runtime::Builder::new_multi_thread()
+        .max_blocking_threads(BLOCKING_THREADS)
+        .thread_keep_alive(IDLE_THREAD)
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")
+}
+
+fn chat(args: &ServeArgs, folder: &Path) -> ChatSettings {
+    ChatSettings {
+        hygiene: if args.no_hygiene { Vec::new() } else { HygieneRule::ALL.to_vec() },
+        replay: args.replay.scope(),
+        replay_file: Some(replay_file(folder)),
+    }
 }
 
 /// Without space nothing fails, but prompts are computed again; a warning says why.

@@ -66,6 +66,10 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "WHICH", default_value = "auto")]
     pub(crate) probe_models: ProbeArg,
 
+    /// Run the engine in the server's own process, where a crash of llama.cpp ends the server and every reply
+    #[arg(long)]
+    pub(crate) in_process: bool,
+
     /// How long a model that a request loaded stays after its last request: 5m, 1h30m, seconds, 0, or -1 for no limit
     #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = KeepAlive::parse, allow_hyphen_values = true)]
     pub(crate) keep_alive: KeepAlive,

@@ -25,6 +25,8 @@ pub enum StreamEvent {
         id: u32,
         /// Its log probability, if the request asked for it.
         logprob: Option<TokenLogprob>,
+        /// Random numbers that were used up for the reply so far.
+        draws: u64,
     },
     /// More of a thinking block.
     ThinkingDelta(String),

@@ -36,6 +36,8 @@ pub(crate) struct Reply {
     sent: Sent,
     /// Drawn since the last event.
     tokens: Vec<u32>,
+    /// Random numbers that were used up so far.
+    draws: u64,
     /// Of the tokens since the last piece.
     logprobs: Vec<TokenLogprob>,
     /// Whether it was ended here, because it went on to a call too many.
@@ -56,6 +58,7 @@ impl Reply {
             form,
             source,
             tokens: Vec::new(),
+            draws: 0,
             logprobs: Vec::new(),
             is_cut: false,
             ended: false,
@@ -80,6 +83,7 @@ impl Reply {
             delta.logprobs = std::mem::take(&mut self.logprobs);
         }
         delta.tokens = std::mem::take(&mut self.tokens);
+        delta.draws = self.draws;
         (!delta.is_silent() || !delta.tokens.is_empty()).then_some(delta)
     }
 
@@ -97,8 +101,9 @@ impl Reply {
             StreamEvent::Error(error) => return Some(ReplyEvent::Failed(error)),
             StreamEvent::Done(completion) => return Some(self.end(*completion)),
             StreamEvent::Started { prompt, read } => return Some(ReplyEvent::Started(Started { prompt, read })),
-            StreamEvent::Token { id, logprob } => {
+            StreamEvent::Token { id, logprob, draws } => {
                 self.tokens.push(id);
+                self.draws = draws;
                 self.logprobs.extend(logprob.filter(|_| !self.model.is_end_of_generation(id)));
             }
             StreamEvent::Text(text) | StreamEvent::ToolCallDelta(text) => self.take(Kind::Content, &text),
@@ -145,6 +150,7 @@ impl Reply {
         rest.append(self.sent.update(&output));
         rest.logprobs = std::mem::take(&mut self.logprobs);
         rest.tokens = std::mem::take(&mut self.tokens);
+        rest.draws = self.draws;
         for (call, id) in output.tool_calls.iter_mut().zip(self.sent.call_ids()) {
             call.id.clone_from(id);
         }

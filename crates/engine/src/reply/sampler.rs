@@ -51,6 +51,8 @@ pub struct Sampler {
     penalties: Penalties,
     bias: Vec<(Token, f32)>,
     random: Random,
+    /// Random numbers that were used up.
+    draws: u64,
     seed: u64,
     grammar: Option<Box<dyn Grammar>>,
     /// Whether the grammar got to a point where nothing fits.
@@ -71,6 +73,7 @@ impl Sampler {
             penalties: Penalties::new(sampling, recent),
             bias: sampling.logit_bias.clone(),
             random: Random::new(seed),
+            draws: 0,
             seed,
             grammar,
             stuck: false,
@@ -89,13 +92,17 @@ impl Sampler {
         }
         let own = mode == Draw::Own;
         let greedy = !own || self.filters.is_greedy();
-        let Self { filters, random, candidates, .. } = self;
+        let Self { filters, random, draws, candidates, .. } = self;
+        let mut next_unit = || {
+            *draws += 1;
+            random.next_unit()
+        };
         let row = change_row(logits, &self.bias, Some(&self.penalties).filter(|_| own), &mut self.changed);
         let free = if greedy {
             argmax(row)?
         } else {
             filters.gather(row, candidates)?;
-            filters.draw(candidates, random.next_unit()).ok_or(SampleError::NothingLeft)?
+            filters.draw(candidates, next_unit()).ok_or(SampleError::NothingLeft)?
         };
         let Some(grammar) = self.grammar.as_deref_mut() else { return Ok(free) };
         let chosen = match is_allowed(grammar, free) {
@@ -107,7 +114,7 @@ impl Sampler {
                         return candidates.iter().min_by(|a, b| scan::better_first(a, b)).map(|best| best.token);
                     }
                     filters.cut_to_k(candidates);
-                    filters.draw(candidates, random.next_unit())
+                    filters.draw(candidates, next_unit())
                 })
             }
             Err(error) => Err(grammar_end(error)),
@@ -129,6 +136,20 @@ impl Sampler {
         }
         self.penalties.push(token);
         Ok(())
+    }
+
+    /// Moves the random numbers on as if `draws` of them had been used up since the start.
+    pub fn skip_to(&mut self, draws: u64) {
+        for _ in self.draws..draws {
+            self.random.next_unit();
+        }
+        self.draws = self.draws.max(draws);
+    }
+
+    /// How many random numbers were used up since the start.
+    #[must_use]
+    pub fn draws(&self) -> u64 {
+        self.draws
     }
 
     /// Whether the grammar allows no further token: the reply cannot go on.

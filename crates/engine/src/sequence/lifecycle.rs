@@ -62,9 +62,13 @@ pub(crate) fn begin(slots: &Slots, tasks: &mut Tasks, shared: &Shared, id: TaskI
         us = task.waited().as_micros(), "request admitted"
     );
     task.events.send(StreamEvent::Started { prompt: task.prompt_len, read: task.reported_hit().1 });
+    task.replay(&*shared.model);
     if let Some(logits) = logits {
-        task.draw(&logits, &*shared.model);
-        add(&shared.status.generated, task.generated() as u64);
+        // Where a reply is resumed, they may be those after the prompt.
+        if task.end.is_none() && task.n_past() == task.tokens.len() {
+            task.draw(&logits, &*shared.model);
+            add(&shared.status.generated, 1);
+        }
         task.keep_logits(logits);
         task.prompt_saved = true;
     }

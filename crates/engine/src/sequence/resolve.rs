@@ -48,7 +48,7 @@ pub(crate) fn resolve(
     };
     // The session's own sequence needs no lookup in the cache if it holds everything up to the end of the prompt.
     let is_complete = |found: &PrefixMatch| found.common + 1 >= task.tokens.len();
-    let wanted = Wanted { namespace: &task.namespace, prompt: &task.tokens, grid };
+    let wanted = Wanted { namespace: &task.namespace, prompt: task.restorable(grid), grid };
     let plan = if own.as_ref().is_some_and(is_complete) && parent.is_none() {
         None
     } else {
@@ -112,7 +112,7 @@ fn best_match(
     candidates: impl Iterator<Item = SeqId>,
 ) -> Option<PrefixMatch> {
     let grid = shared.grid_of(&task.request);
-    let wanted = Wanted { namespace: &task.namespace, prompt: &task.tokens, grid };
+    let wanted = Wanted { namespace: &task.namespace, prompt: task.restorable(grid), grid };
     slots.held().best(&wanted, slots.can_cut(), candidates)
 }
 

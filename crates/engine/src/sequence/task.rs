@@ -108,12 +108,12 @@ pub(crate) struct NewTask {
 
 impl Task {
     pub(crate) fn new(new: NewTask) -> Self {
-        let tokens = new.request.tokens.clone();
+        let resumed = new.request.resume.as_ref().map_or(&[][..], |resume| &resume.tokens);
         Self {
             id: new.id,
             lease: new.lease,
-            prompt_len: tokens.len(),
-            tokens,
+            prompt_len: new.request.tokens.len(),
+            tokens: [&new.request.tokens, resumed].concat(),
             logits: Vec::new(),
             logits_for: None,
             namespace: new.namespace,
@@ -160,6 +160,13 @@ impl Task {
             Some(End::Finished { .. }) => LeaderState::Finished,
             Some(End::Failed(_)) => LeaderState::Failed,
         }
+    }
+
+    /// The tokens that stored states may cover. On a grid, generated tokens are computed one by one, as they were the
+    /// first time, so a state that has them is another one.
+    pub(crate) fn restorable(&self, grid: Option<Grid>) -> &[u32] {
+        let end = if grid.is_some() { self.prompt_len } else { self.tokens.len() };
+        self.tokens.get(..end).unwrap_or(&self.tokens)
     }
 
     pub(crate) fn set_generation_limit(&mut self, limit: usize) {
@@ -276,7 +283,28 @@ impl Task {
         };
         let logprob = self.request.logprobs.and_then(|top| token_logprob(model, logits, token, top));
         self.tokens.push(token);
-        self.events.send(StreamEvent::Token { id: token, logprob: logprob.clone() });
+        self.keep(token, self.generated(), logprob, model);
+    }
+
+    /// The reply begins with what was generated before: sends its events again and brings sampler and output to its end.
+    /// Its log probabilities are gone with the logits.
+    pub(crate) fn replay(&mut self, model: &dyn Model) {
+        let Some(resume) = self.request.resume.take() else { return };
+        self.sampler.skip_to(resume.draws);
+        for (before, token) in resume.tokens.into_iter().enumerate() {
+            if self.end.is_some() {
+                // The reply was over, and its last event got lost.
+                self.tokens.truncate(self.prompt_len + before);
+                return;
+            }
+            self.keep(token, before + 1, None, model);
+        }
+    }
+
+    /// Sends what follows from the token that makes `generated` of them.
+    fn keep(&mut self, token: u32, generated: usize, logprob: Option<TokenLogprob>, model: &dyn Model) {
+        let draws = self.sampler.draws();
+        self.events.send(StreamEvent::Token { id: token, logprob: logprob.clone(), draws });
         self.logprobs.extend(logprob);
         if model.is_eog(token) && !self.request.ignore_eos {
             self.finish(FinishReason::Stop, None);
@@ -291,7 +319,7 @@ impl Task {
             self.finish(FinishReason::Stop, stop);
         } else if stuck {
             self.finish(FinishReason::Stop, None);
-        } else if self.generated() >= self.generation_limit {
+        } else if generated >= self.generation_limit {
             self.finish(FinishReason::Length, None);
         }
     }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::backend::Batch;
+use crate::backend::{Batch, Token};
 
 /// How often a held decode looks at its abort flag, which nobody can announce to it.
 const ABORT_POLL: Duration = Duration::from_millis(1);
@@ -111,6 +111,8 @@ struct FaultState {
     batches: Option<Vec<Batch>>,
     /// What a decode takes at least.
     decode_time: Duration,
+    /// A batch with these tokens in a row ends the process.
+    poison: Vec<Token>,
 }
 
 impl StubFaults {
@@ -135,6 +137,11 @@ impl StubFaults {
     /// From now on each decode keeps its thread busy for at least so long, as computing would.
     pub fn busy_decodes(&self, time: Duration) {
         self.lock().decode_time = time;
+    }
+
+    /// From now on a batch that has these tokens in a row ends the process, as an assertion of llama.cpp would.
+    pub fn abort_on(&self, tokens: &[Token]) {
+        self.lock().poison = tokens.to_vec();
     }
 
     /// Spends what a decode takes.
@@ -195,6 +202,10 @@ impl StubFaults {
         state.counts.rows += batch.rows.len() as u64;
         if let Some(batches) = &mut state.batches {
             batches.push(batch.clone());
+        }
+        let tokens: Vec<Token> = batch.rows.iter().map(|row| row.token).collect();
+        if !state.poison.is_empty() && tokens.windows(state.poison.len()).any(|window| window == state.poison) {
+            std::process::abort();
         }
         let number = state.counts.decodes;
         let fault = state.decodes.remove(&number);

@@ -1,0 +1,132 @@
+//! Where the engine of a server runs: in a child process, which may end without taking the server along, or in this one.
+//!
+//! Used by `serve`. The child is this program with the same arguments and a variable that names the socket to serve, so
+//! both read the same settings. It must never print.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow, bail};
+use futures_util::StreamExt as _;
+use poncho_api::{ChatSettings, LoadEvent, LoadModel, Node};
+use poncho_cache::{Cache, CacheConfig};
+use poncho_engine::backend::llama::LlamaBackend;
+use poncho_engine::{Engine, Host};
+use poncho_node::{ChildNode, Ended, Launch, parent_is_gone, serve_parent};
+use tokio::runtime::Runtime;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::serving::draining::{Drained, drain};
+use crate::serving::shape::beside;
+
+/// Names the socket that a child serves. Users never set it.
+const SOCKET: &str = "PONCHO_NODE_SOCKET";
+/// A cache folder of a million rows takes a while to open.
+const START_WITHIN: Duration = Duration::from_secs(600);
+/// A large model on a slow disk takes a while to load again.
+const RESTART_WITHIN: Duration = Duration::from_secs(600);
+
+/// The socket to serve, in a process that was started to compute.
+pub(crate) fn socket() -> Option<PathBuf> {
+    std::env::var_os(SOCKET).map(PathBuf::from)
+}
+
+/// See the module.
+pub(crate) enum EngineProcess {
+    Child(ChildNode),
+    Own(Arc<Engine>, Arc<Host>),
+}
+
+impl EngineProcess {
+    /// Starts a child that opens the cache in this folder.
+    pub(crate) fn child(runtime: &Runtime, folder: &Path) -> anyhow::Result<Self> {
+        let launch = Launch {
+            program: std::env::current_exe().context("cannot find this program to start it again")?,
+            arguments: std::env::args_os().skip(1).collect(),
+            socket_variable: SOCKET,
+            start_within: START_WITHIN,
+            call_wait: RESTART_WITHIN,
+            crashes: beside(folder, ".crashes"),
+        };
+        Ok(Self::Child(runtime.block_on(ChildNode::start(launch))?))
+    }
+
+    /// Opens the cache in this process.
+    pub(crate) fn own(cache: CacheConfig, chat: ChatSettings) -> anyhow::Result<Self> {
+        let engine = Arc::new(Engine::new(Arc::new(LlamaBackend), Arc::new(Cache::open(cache)?)));
+        let host = Arc::new(Host::new(Arc::clone(&engine), chat));
+        Ok(Self::Own(engine, host))
+    }
+
+    /// The engine as the server sees it.
+    pub(crate) fn node(&self) -> Arc<dyn Node> {
+        match self {
+            Self::Child(child) => Arc::new(child.clone()),
+            Self::Own(_, host) => Arc::clone(host) as Arc<dyn Node>,
+        }
+    }
+
+    /// Loads a model; `progress` learns how much of its file was read.
+    pub(crate) fn load(
+        &self,
+        runtime: &Runtime,
+        model: LoadModel,
+        mut progress: impl FnMut(u64, u64),
+    ) -> anyhow::Result<()> {
+        runtime.block_on(async {
+            let mut events = self.node().load(model);
+            while let Some(event) = events.next().await {
+                match event {
+                    LoadEvent::Progress { read, total } => progress(read, total),
+                    LoadEvent::Loaded => return Ok(()),
+                    LoadEvent::Failed(error) => bail!(error),
+                }
+            }
+            Err(anyhow!("loading was interrupted; see the log"))
+        })
+    }
+
+    /// Saves what the models hold and ends the engine, within a time limit.
+    pub(crate) fn end(self, runtime: &Runtime, limit: Duration) -> anyhow::Result<Drained> {
+        match self {
+            Self::Child(child) => {
+                Ok(if runtime.block_on(child.stop(limit)) { Drained::Saved } else { Drained::GaveUp })
+            }
+            Self::Own(engine, host) => {
+                drop(host);
+                drain(engine, limit)
+            }
+        }
+    }
+}
+
+/// The work of a child: serves an engine to the process that started it, saves its states when that process wants it to
+/// end, and ends at once when that process is gone.
+pub(crate) fn serve_engine(
+    runtime: &Runtime,
+    socket: &Path,
+    cache: CacheConfig,
+    chat: ChatSettings,
+    limit: Duration,
+) -> anyhow::Result<()> {
+    // Whoever wants the folder has to stop the server.
+    let server = rustix::process::getppid().and_then(|server| server.as_raw_nonzero().get().try_into().ok());
+    let cache = CacheConfig { process: server.unwrap_or(cache.process), ..cache };
+    let EngineProcess::Own(engine, host) = EngineProcess::own(cache, chat)? else { bail!("the engine is elsewhere") };
+    let ended = runtime.block_on(async {
+        // A terminal and a service manager send their signals to both processes; the server decides what they mean.
+        let _interrupts = signal(SignalKind::interrupt())?;
+        let _terminations = signal(SignalKind::terminate())?;
+        serve_parent(socket, host).await
+    })?;
+    if ended == Ended::ParentGone {
+        std::process::exit(1);
+    }
+    runtime.spawn(async {
+        parent_is_gone().await;
+        std::process::exit(1);
+    });
+    drain(engine, limit)?;
+    Ok(())
+}

@@ -1,0 +1,247 @@
+//! The process itself: starting it, watching it, loading its models again, and ending it.
+//!
+//! One task for each child node. It is the only one that changes the state that others wait for.
+
+use std::io;
+use std::process::{ExitStatus, Stdio};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use futures_util::StreamExt as _;
+use poncho_api::{LoadEvent, Node as _, NodeModel as _};
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::process::{Child, ChildStderr, ChildStdin, Command};
+use tokio::sync::{Mutex, watch};
+
+use super::{State, Supervised, Wanted, lock};
+use crate::crash::{self, CrashedModel, LastLines};
+use crate::remote::RemoteNode;
+
+/// The pause before a process that ended soon after its start is started again, doubled each time.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// A process that ran for longer was well.
+const RAN_WELL: Duration = Duration::from_secs(2);
+/// Starts that fail one after the other before callers are told.
+const FAILED_STARTS: u32 = 3;
+/// How long a process may live on after its connection is closed.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// Keeps the process running until it is stopped.
+pub(super) async fn supervise(supervised: Arc<Supervised>) {
+    let mut pause = FIRST_PAUSE;
+    let mut failed_starts = 0;
+    loop {
+        let began = Instant::now();
+        let lines = Arc::new(Mutex::new(LastLines::default()));
+        let (mut child, _stdin, node) = match start(&supervised, &lines).await {
+            Ok((child, stdin, node)) => {
+                failed_starts = 0;
+                load_again(&supervised, &node).await;
+                if is_ended(&supervised) {
+                    return;
+                }
+                supervised.state.send_replace(State::Up(node.clone()));
+                (child, stdin, node)
+            }
+            Err(reason) => {
+                failed_starts += 1;
+                // A first start that fails is told to the one who wanted it.
+                if supervised.models_are_new() {
+                    supervised.state.send_replace(State::Ended(reason));
+                    return;
+                }
+                tracing::error!(reason, "the engine's process did not start");
+                if failed_starts >= FAILED_STARTS {
+                    supervised.state.send_replace(State::Ended(reason));
+                    return;
+                }
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(LONGEST_PAUSE);
+                continue;
+            }
+        };
+        let status = tokio::select! {
+            status = child.wait() => status,
+            // It lives and does not speak any more. One that is being stopped gets its time from `stop`.
+            () = node.closed() => end_of(&supervised, &mut child).await,
+        };
+        supervised.process_id.store(0, Ordering::Relaxed);
+        let models = crashed_models(&supervised);
+        if is_ended(&supervised) {
+            return;
+        }
+        supervised.state.send_replace(State::Starting);
+        let ran_for = began.elapsed();
+        if let Ok(status) = status {
+            let ended_by = crash::ended_by(status);
+            let mut lines = lines.lock().await;
+            match crash::record(&supervised.launch.crashes, status, ran_for, models, &mut lines) {
+                Ok(path) => tracing::error!(
+                    ended_by, report = %path.display(),
+                    "the engine's process ended; it is started again and replies continue"
+                ),
+                Err(error) => tracing::error!(ended_by, %error, "the engine's process ended; it is started again"),
+            }
+        }
+        // A process that ran for a while is started again at once: somebody is waiting for a reply.
+        if ran_for > RAN_WELL {
+            pause = FIRST_PAUSE;
+        } else {
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+}
+
+/// The end of a process that closed its connection, by force if it does not come by itself.
+async fn end_of(supervised: &Supervised, child: &mut Child) -> io::Result<ExitStatus> {
+    if is_ended(supervised) {
+        return child.wait().await;
+    }
+    if let Ok(status) = tokio::time::timeout(LAST_WORDS, child.wait()).await {
+        return status;
+    }
+    child.start_kill()?;
+    child.wait().await
+}
+
+/// Ends the process. Says whether it ended by itself.
+pub(super) async fn stop(supervised: &Supervised, limit: Duration) -> bool {
+    let before = supervised.state.send_replace(State::Ended("the server is shutting down".to_owned()));
+    let State::Up(node) = before else { return true };
+    if node.stop().await.is_err() {
+        return true;
+    }
+    // The process closes its end of the connection when it is gone.
+    tokio::time::timeout(limit, node.closed()).await.is_ok()
+}
+
+fn is_ended(supervised: &Supervised) -> bool {
+    matches!(&*supervised.state.borrow(), State::Ended(_))
+}
+
+impl Supervised {
+    /// Whether nothing was ever loaded: a first start that fails is told at once.
+    fn models_are_new(&self) -> bool {
+        lock(&self.wanted).is_empty()
+    }
+}
+
+/// A child, and the pipe that keeps it: waiting for a child closes a pipe that it still owns.
+type Started = (Child, Option<ChildStdin>, RemoteNode);
+
+async fn start(supervised: &Supervised, lines: &Arc<Mutex<LastLines>>) -> Result<Started, String> {
+    let launch = &supervised.launch;
+    let folder = tempfile::Builder::new().prefix("poncho-node-").tempdir();
+    let folder = folder.map_err(|error| format!("no folder for its socket: {error}"))?;
+    let socket = folder.path().join("socket");
+    let mut child = Command::new(&launch.program)
+        .args(&launch.arguments)
+        .env(launch.socket_variable, &socket)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .map_err(|error| format!("{} cannot be started: {error}", launch.program.display()))?;
+    supervised.process_id.store(child.id().unwrap_or(0), Ordering::Relaxed);
+    let stdin = child.stdin.take();
+    let (serves, is_serving) = watch::channel(false);
+    let log = child.stderr.take().map(|stderr| tokio::spawn(pass_on(stderr, Arc::clone(lines), is_serving)));
+    let connected = tokio::select! {
+        connected = RemoteNode::connect(&socket, launch.start_within) => connected.map_err(|error| error.to_string()),
+        status = child.wait() => Err(match status {
+            Ok(status) => format!("it ended with {} before it served", crash::ended_by(status)),
+            Err(error) => error.to_string(),
+        }),
+    };
+    let _ = serves.send(connected.is_ok());
+    let connected = match (connected, log) {
+        (Err(reason), Some(log)) => {
+            drop(serves);
+            // A process that ended has said why.
+            let said = tokio::time::timeout(LAST_WORDS, log).await.ok().and_then(Result::ok).unwrap_or_default();
+            let said = said.trim();
+            Err(if said.is_empty() { reason } else { said.strip_prefix("error: ").unwrap_or(said).to_owned() })
+        }
+        (connected, _) => connected,
+    };
+    // The connection stays when the name is gone.
+    connected.map(|node| (child, stdin, node))
+}
+
+/// Shows the log of a process that serves, and keeps its last lines. Returns what one wrote that never served.
+async fn pass_on(stderr: ChildStderr, lines: Arc<Mutex<LastLines>>, mut is_serving: watch::Receiver<bool>) -> String {
+    let mut reader = BufReader::new(stderr).split(b'\n');
+    let mut unshown = String::new();
+    loop {
+        let line = tokio::select! {
+            line = reader.next_segment() => line,
+            Ok(()) = is_serving.changed() => {
+                show(&std::mem::take(&mut unshown));
+                continue;
+            }
+        };
+        let Ok(Some(line)) = line else { return unshown };
+        let line = String::from_utf8_lossy(&line);
+        lines.lock().await.push(&line);
+        if *is_serving.borrow() {
+            show(&format!("{line}\n"));
+        } else {
+            unshown.push_str(&line);
+            unshown.push('\n');
+        }
+    }
+}
+
+#[expect(clippy::print_stderr, reason = "the log of the child belongs where it would write it itself")]
+fn show(text: &str) {
+    eprint!("{text}");
+}
+
+/// Loads the models that the last process had.
+async fn load_again(supervised: &Arc<Supervised>, node: &RemoteNode) {
+    let wanted: Vec<(String, Wanted)> = lock(&supervised.wanted).clone().into_iter().collect();
+    for (id, Wanted { mut model, adapters }) in wanted {
+        // It was tried in a process of its own when it was loaded first.
+        model.config.prober = None;
+        let mut events = node.load(model);
+        let mut last = None;
+        while let Some(event) = events.next().await {
+            last = Some(event);
+        }
+        if last != Some(LoadEvent::Loaded) {
+            tracing::error!(model = id, ?last, "the model was not loaded again");
+            supervised.forget_model(&id);
+            continue;
+        }
+        let Some(loaded) = node.remote_model(&id) else { continue };
+        let mut again = Vec::new();
+        for (known, path, scale) in adapters {
+            match loaded.load_adapter(&path, scale).await {
+                Ok(attached) if attached == known => again.push((known, path, scale)),
+                Ok(attached) => {
+                    tracing::warn!(model = id, adapter = attached.0, "an adapter has another number after the restart");
+                    again.push((attached, path, scale));
+                }
+                Err(error) => tracing::error!(model = id, %error, "an adapter was not loaded again"),
+            }
+        }
+        if let Some(wanted) = lock(&supervised.wanted).get_mut(&id) {
+            wanted.adapters = again;
+        }
+    }
+}
+
+/// What the models were doing, as far as that is known.
+fn crashed_models(supervised: &Supervised) -> Vec<CrashedModel> {
+    let models = supervised.models.read().unwrap_or_else(PoisonError::into_inner);
+    let crashed = models.values().map(|model| {
+        let status = model.status();
+        let (phase, active, pending) = (status.phase.as_str(), status.active, status.pending);
+        CrashedModel { id: model.report().id.clone(), phase, active, pending }
+    });
+    crashed.collect()
+}

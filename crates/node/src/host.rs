@@ -1,0 +1,380 @@
+//! The end of the protocol that has the engine: serves a node on a Unix socket.
+//!
+//! Run by the process that computes. A call that its caller gave up is dropped, which gives the work up. It must never
+//! answer a caller of another version.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::future::Future;
+use std::io;
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures_util::stream::{self, BoxStream};
+use futures_util::{FutureExt as _, StreamExt as _};
+use poncho_api::{EngineError, Node, NodeModel, ReplyStream};
+use tokio::io::AsyncReadExt as _;
+use tokio::net::UnixListener;
+use tokio::sync::Notify;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::body::Body;
+use tonic::server::{Grpc, NamedService};
+use tonic::{Request, Response, Status};
+use tower::{Service, service_fn};
+
+use crate::codec::{LARGEST, Packed};
+use crate::methods::{self, Accepted, Method, ModelSnapshot, SERVICE, Snapshot, VERSION, VERSION_HEADER};
+
+/// How often a watcher's snapshot is compared with the node.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// A reply that nobody claims is dropped after this time, which cancels it.
+const CLAIM_WITHIN: Duration = Duration::from_secs(30);
+
+/// Why a node stopped serving.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    /// It was asked to: states are to be saved.
+    Asked,
+    /// The process that it served is gone. A node that goes on alone would hold the cache folder.
+    ParentGone,
+}
+
+/// Serves a node for the process that started this one, on a socket in a folder that only its user can enter. Returns
+/// when that process wants it to end or is gone itself.
+///
+/// # Errors
+/// The socket cannot be served.
+pub async fn serve_parent(socket: &Path, node: Arc<dyn Node>) -> io::Result<Ended> {
+    let listener = UnixListener::bind(socket)?;
+    let stop = Arc::new(Notify::new());
+    let service = NodeService(Arc::new(Served { node, stop: Arc::clone(&stop), tickets: Tickets::default() }));
+    let served =
+        tonic::transport::Server::builder().add_service(service).serve_with_incoming(UnixListenerStream::new(listener));
+    tokio::select! {
+        ended = served => ended.map(|()| Ended::Asked).map_err(io::Error::other),
+        () = stop.notified() => Ok(Ended::Asked),
+        () = parent_is_gone() => Ok(Ended::ParentGone),
+    }
+}
+
+/// Waits for the end of the process that started this one: the other end of standard input is closed with it, however it
+/// ends.
+pub async fn parent_is_gone() {
+    let mut stdin = tokio::io::stdin();
+    let mut byte = [0];
+    while stdin.read(&mut byte).await.is_ok_and(|read| read > 0) {}
+}
+
+struct Served {
+    node: Arc<dyn Node>,
+    stop: Arc<Notify>,
+    tickets: Tickets,
+}
+
+/// Replies that were started and not claimed yet.
+#[derive(Default)]
+struct Tickets {
+    next: AtomicU64,
+    open: Arc<Mutex<HashMap<u64, ReplyStream>>>,
+}
+
+impl Tickets {
+    /// Keeps a reply until it is claimed, for a while.
+    fn put(&self, reply: ReplyStream) -> u64 {
+        let ticket = self.next.fetch_add(1, Ordering::Relaxed);
+        lock(&self.open).insert(ticket, reply);
+        let open = Arc::clone(&self.open);
+        tokio::spawn(async move {
+            tokio::time::sleep(CLAIM_WITHIN).await;
+            drop(lock(&open).remove(&ticket));
+        });
+        ticket
+    }
+
+    fn take(&self, ticket: u64) -> Option<ReplyStream> {
+        lock(&self.open).remove(&ticket)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    // Nothing that holds it can panic halfway.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The service as tonic calls it.
+#[derive(Clone)]
+struct NodeService(Arc<Served>);
+
+impl NamedService for NodeService {
+    const NAME: &'static str = SERVICE;
+}
+
+type HttpRequest = http::Request<Body>;
+type HttpResponse = http::Response<Body>;
+type Answering = Pin<Box<dyn Future<Output = Result<HttpResponse, Infallible>> + Send>>;
+
+impl Service<HttpRequest> for NodeService {
+    type Response = HttpResponse;
+    type Error = Infallible;
+    type Future = Answering;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: HttpRequest) -> Answering {
+        let served = Arc::clone(&self.0);
+        if let Err(status) = check_version(&request) {
+            return Box::pin(async move { Ok(status.into_http()) });
+        }
+        route(served, request)
+    }
+}
+
+fn check_version(request: &HttpRequest) -> Result<(), Status> {
+    let theirs = request.headers().get(VERSION_HEADER).and_then(|version| version.to_str().ok());
+    if theirs == Some(VERSION.to_string().as_str()) {
+        return Ok(());
+    }
+    Err(Status::failed_precondition(format!(
+        "the node speaks version {VERSION} of the protocol and the caller version {}; run the same release on both",
+        theirs.unwrap_or("unknown")
+    )))
+}
+
+/// One answer to one question.
+fn unary<M, F>(
+    served: Arc<Served>,
+    request: HttpRequest,
+    answer: impl FnOnce(Arc<Served>, M::Ask) -> F + Send + 'static,
+) -> Answering
+where
+    M: Method + 'static,
+    F: Future<Output = M::Answer> + Send + 'static,
+{
+    let mut once = Some((served, answer));
+    let service = service_fn(move |request: Request<M::Ask>| {
+        let started = once.take().map(|(served, answer)| answer(served, request.into_inner()));
+        async move {
+            match started {
+                Some(answer) => Ok(Response::new(answer.await)),
+                None => Err(Status::internal("a call came twice")),
+            }
+        }
+        .boxed()
+    });
+    Box::pin(async move {
+        let codec = Packed::<M::Answer, M::Ask>::default();
+        let mut grpc = Grpc::new(codec).max_decoding_message_size(LARGEST).max_encoding_message_size(LARGEST);
+        Ok(grpc.unary(service, request).await)
+    })
+}
+
+/// Many answers to one question.
+fn streaming<M, F>(
+    served: Arc<Served>,
+    request: HttpRequest,
+    answer: impl FnOnce(Arc<Served>, M::Ask) -> F + Send + 'static,
+) -> Answering
+where
+    M: Method + 'static,
+    F: Future<Output = Result<BoxStream<'static, M::Answer>, Status>> + Send + 'static,
+{
+    let mut once = Some((served, answer));
+    let service = service_fn(move |request: Request<M::Ask>| {
+        let started = once.take().map(|(served, answer)| answer(served, request.into_inner()));
+        async move {
+            match started {
+                Some(answers) => Ok(Response::new(answers.await?.map(Ok::<M::Answer, Status>))),
+                None => Err(Status::internal("a call came twice")),
+            }
+        }
+        .boxed()
+    });
+    Box::pin(async move {
+        let codec = Packed::<M::Answer, M::Ask>::default();
+        let mut grpc = Grpc::new(codec).max_decoding_message_size(LARGEST).max_encoding_message_size(LARGEST);
+        Ok(grpc.server_streaming(service, request).await)
+    })
+}
+
+impl Served {
+    fn model(&self, id: &str) -> Result<Arc<dyn NodeModel>, EngineError> {
+        self.node.model(id).ok_or_else(|| EngineError::UnknownModel { model: id.to_owned() })
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        let models = self.node.models();
+        let models = models.iter().map(|model| ModelSnapshot {
+            report: model.report().clone(),
+            status: model.status(),
+            is_file_changed: model.is_file_changed(),
+        });
+        Snapshot { models: models.collect(), cache: self.node.cache(), hygiene: self.node.hygiene() }
+    }
+}
+
+/// A call of a model that may fail.
+macro_rules! of_model {
+    ($method:ty, $served:ident, $request:ident, |$model:ident, $($ask:ident),*| $call:expr) => {
+        unary::<$method, _>($served, $request, |served, ask| async move {
+            #[allow(unused_parens, reason = "one question is not a tuple")]
+            let (id, $($ask),*) = ask;
+            let $model = served.model(&id)?;
+            $call.await
+        })
+    };
+}
+
+/// A call of a model that cannot fail: of one that is gone, the answer says nothing.
+macro_rules! told_by_model {
+    ($method:ty, $served:ident, $request:ident, $gone:expr, |$model:ident| $call:expr) => {
+        unary::<$method, _>($served, $request, |served, id| async move {
+            match served.model(&id) {
+                Ok($model) => $call.await,
+                Err(_) => $gone,
+            }
+        })
+    };
+}
+
+fn route(served: Arc<Served>, request: HttpRequest) -> Answering {
+    use methods as m;
+    match request.uri().path() {
+        m::Look::PATH => unary::<m::Look, _>(served, request, |served, ()| async move { served.snapshot() }),
+        m::Watch::PATH => streaming::<m::Watch, _>(served, request, |served, ()| async move { Ok(watch(served)) }),
+        m::Stop::PATH => unary::<m::Stop, _>(served, request, |served, ()| async move { served.stop.notify_one() }),
+        m::Load::PATH => {
+            streaming::<m::Load, _>(served, request, |served, model| async move { Ok(served.node.load(model).boxed()) })
+        }
+        m::Unload::PATH => {
+            unary::<m::Unload, _>(served, request, |served, id| async move { served.node.unload(&id).await })
+        }
+        m::FootprintOf::PATH => {
+            unary::<m::FootprintOf, _>(
+                served,
+                request,
+                |served, model| async move { served.node.footprint(&model).await },
+            )
+        }
+        m::ModelFileOf::PATH => unary::<m::ModelFileOf, _>(served, request, |served, (path, longest)| async move {
+            served.node.model_file(&path, longest).await
+        }),
+        m::CacheRows::PATH => unary::<m::CacheRows, _>(served, request, |served, (owner, offset, limit)| async move {
+            served.node.cache_rows(owner, offset, limit).await
+        }),
+        m::EvictBytes::PATH => unary::<m::EvictBytes, _>(served, request, |served, (owner, bytes, tiers)| async move {
+            served.node.evict_bytes(owner, bytes, &tiers).await
+        }),
+        m::CollectGarbage::PATH => {
+            unary::<m::CollectGarbage, _>(
+                served,
+                request,
+                |served, ()| async move { served.node.collect_garbage().await },
+            )
+        }
+        m::LookAtFile::PATH => told_by_model!(m::LookAtFile, served, request, false, |model| model.look_at_file()),
+        m::Files::PATH => told_by_model!(m::Files, served, request, Default::default(), |model| model.files()),
+        m::FootprintNow::PATH => {
+            told_by_model!(m::FootprintNow, served, request, Default::default(), |model| model.footprint())
+        }
+        m::GenerateReplies::PATH => {
+            streaming::<m::GenerateReplies, _>(served, request, |served, (id, prompts)| async move {
+                let started = match served.model(&id) {
+                    Ok(model) => model.generate(prompts).await,
+                    Err(error) => Err(error),
+                };
+                Ok(accepted(&served, started))
+            })
+        }
+        m::Claim::PATH => streaming::<m::Claim, _>(served, request, |served, ticket| async move {
+            let reply = served.tickets.take(ticket);
+            reply.map(|reply| reply.boxed()).ok_or_else(|| Status::not_found("the reply was claimed or cancelled"))
+        }),
+        m::Render::PATH => of_model!(m::Render, served, request, |model, prompt| model.render(prompt)),
+        m::Explain::PATH => of_model!(m::Explain, served, request, |model, prompt| model.explain(prompt)),
+        m::Tokenize::PATH => of_model!(m::Tokenize, served, request, |model, text, mode| model.tokenize(text, mode)),
+        m::Detokenize::PATH => {
+            of_model!(m::Detokenize, served, request, |model, tokens, special| model.detokenize(tokens, special))
+        }
+        m::TokenBytes::PATH => of_model!(m::TokenBytes, served, request, |model, tokens| model.token_bytes(tokens)),
+        m::EmbeddingInputs::PATH => {
+            of_model!(m::EmbeddingInputs, served, request, |model, inputs, cut| model.embedding_inputs(inputs, cut))
+        }
+        m::EmbeddingBytes::PATH => unary::<m::EmbeddingBytes, _>(served, request, |served, (id, longest)| async move {
+            match served.model(&id) {
+                Ok(model) => model.embedding_bytes(longest).await,
+                Err(_) => 0,
+            }
+        }),
+        m::Embed::PATH => of_model!(m::Embed, served, request, |model, inputs, unit| model.embed(inputs, unit)),
+        m::CapabilitiesOf::PATH => {
+            unary::<m::CapabilitiesOf, _>(served, request, |served, (id, template)| async move {
+                match served.model(&id) {
+                    Ok(model) => model.capabilities(template).await,
+                    Err(_) => crate::remote::NO_CAPABILITIES,
+                }
+            })
+        }
+        m::ChatTemplate::PATH => told_by_model!(m::ChatTemplate, served, request, None, |model| model.chat_template()),
+        m::Sessions::PATH => {
+            unary::<m::Sessions, _>(served, request, |served, id| async move { served.model(&id)?.sessions().await })
+        }
+        m::EndSession::PATH => of_model!(m::EndSession, served, request, |model, name| model.end_session(&name)),
+        m::Verify::PATH => of_model!(m::Verify, served, request, |model, prefix, draft| model.verify(prefix, draft)),
+        m::Draft::PATH => of_model!(m::Draft, served, request, |model, prefix, count| model.draft(prefix, count)),
+        m::LoadAdapter::PATH => {
+            of_model!(m::LoadAdapter, served, request, |model, path, scale| model.load_adapter(&path, scale))
+        }
+        m::UnloadAdapter::PATH => of_model!(m::UnloadAdapter, served, request, |model, id| model.unload_adapter(id)),
+        m::SetAdapterScale::PATH => {
+            of_model!(m::SetAdapterScale, served, request, |model, adapter, scale| model
+                .set_adapter_scale(adapter, scale))
+        }
+        m::Adapters::PATH => {
+            unary::<m::Adapters, _>(served, request, |served, id| async move { served.model(&id)?.adapters().await })
+        }
+        m::Evict::PATH => {
+            unary::<m::Evict, _>(served, request, |served, id| async move { served.model(&id)?.evict().await })
+        }
+        other => {
+            let status = Status::unimplemented(format!("the node has no call {other}"));
+            Box::pin(async move { Ok(status.into_http()) })
+        }
+    }
+}
+
+/// The first answer, and the events of a single reply.
+fn accepted(served: &Served, started: Result<Vec<ReplyStream>, EngineError>) -> BoxStream<'static, Accepted> {
+    let mut replies = match started {
+        Ok(replies) => replies,
+        Err(error) => return stream::iter([Accepted::Refused(error)]).boxed(),
+    };
+    if replies.len() == 1
+        && let Some(reply) = replies.pop()
+    {
+        return stream::iter([Accepted::One]).chain(reply.map(Accepted::Event)).boxed();
+    }
+    let tickets = replies.into_iter().map(|reply| served.tickets.put(reply)).collect();
+    stream::iter([Accepted::Tickets(tickets)]).boxed()
+}
+
+/// The snapshot, and again each time that it differs.
+fn watch(served: Arc<Served>) -> BoxStream<'static, Snapshot> {
+    stream::unfold((served, None), |(served, last): (_, Option<Snapshot>)| async move {
+        loop {
+            if last.is_some() {
+                tokio::time::sleep(LOOK_EVERY).await;
+            }
+            let now = served.snapshot();
+            if last.as_ref() != Some(&now) {
+                return Some((now.clone(), (served, Some(now))));
+            }
+        }
+    })
+    .boxed()
+}

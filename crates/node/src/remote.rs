@@ -1,0 +1,367 @@
+//! A node in another process, as the server sees it.
+//!
+//! What is read without waiting comes from the last snapshot that the other end sent; everything else is a call. It must
+//! never block: a node that does not answer costs its own callers their answer and nobody else anything.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::{StreamExt as _, stream};
+use poncho_api::{
+    AdapterId, AdapterInfo, CacheReport, Capabilities, EngineError, Explained, Footprint, Generate, HygieneRule, Input,
+    LoadEvent, LoadModel, Loading, ModelFile, ModelFiles, ModelReport, Node, NodeModel, OwnerId, PressureReport,
+    Rendered, ReplyEvent, ReplyStream, RowPage, SessionInfo, SpecialText, StatusReport, Tier, TokenizeMode, Verified,
+};
+
+use crate::link::{Link, LinkError};
+use crate::methods::{self, Accepted, ModelSnapshot, Snapshot};
+
+/// What a model that does not answer can do.
+pub(crate) const NO_CAPABILITIES: Capabilities =
+    Capabilities { embedding: false, tools: false, thinking: false, insert: false };
+
+/// See the module. A clone is the same node.
+#[derive(Clone)]
+pub struct RemoteNode {
+    link: Link,
+    seen: Arc<Seen>,
+}
+
+/// What the node last said of itself.
+struct Seen {
+    models: RwLock<BTreeMap<String, Arc<RemoteModel>>>,
+    cache: RwLock<CacheReport>,
+    hygiene: RwLock<Vec<HygieneRule>>,
+}
+
+impl RemoteNode {
+    /// Connects to the socket of a node, which may take a moment to open it.
+    ///
+    /// # Errors
+    /// Nobody listens there, or somebody of another version.
+    pub async fn connect(socket: &Path, within: Duration) -> Result<Self, EngineError> {
+        let link = Link::connect(socket, within).await?;
+        let cache = CacheReport {
+            counters: Vec::new(),
+            tiers: Vec::new(),
+            rows: 0,
+            pinned_rows: 0,
+            write_queue: 0,
+            index_bytes: 0,
+            pressure: PressureReport::default(),
+        };
+        let seen = Seen { models: RwLock::default(), cache: RwLock::new(cache), hygiene: RwLock::default() };
+        let node = Self { link, seen: Arc::new(seen) };
+        node.look().await?;
+        let watching = node.clone();
+        tokio::spawn(async move { watching.watch().await });
+        Ok(node)
+    }
+
+    /// Ends the process on the other end, with the states of its models saved. It answers before it saves.
+    ///
+    /// # Errors
+    /// It cannot be reached.
+    pub async fn stop(&self) -> Result<(), EngineError> {
+        Ok(self.link.call::<methods::Stop>(()).await?)
+    }
+
+    /// Waits until the process on the other end is gone.
+    pub(crate) async fn closed(&self) {
+        let Ok(mut snapshots) = self.link.stream::<methods::Watch>(()).await else { return };
+        while let Some(Ok(_)) = snapshots.next().await {}
+    }
+
+    /// Whether it is the same process.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.seen, &other.seen)
+    }
+
+    /// Asks for a snapshot now.
+    async fn look(&self) -> Result<(), LinkError> {
+        let snapshot = self.link.call::<methods::Look>(()).await?;
+        self.take(snapshot);
+        Ok(())
+    }
+
+    /// Takes snapshots until the connection ends.
+    async fn watch(&self) {
+        let Ok(mut snapshots) = self.link.stream::<methods::Watch>(()).await else { return };
+        while let Some(Ok(snapshot)) = snapshots.next().await {
+            self.take(snapshot);
+        }
+    }
+
+    fn take(&self, snapshot: Snapshot) {
+        let Snapshot { models, cache, hygiene } = snapshot;
+        let mut known = self.seen.models.write().unwrap_or_else(PoisonError::into_inner);
+        let models = models.into_iter().map(|model| {
+            let id = model.report.id.clone();
+            // A handle that somebody has goes on learning.
+            let same = known.get(&id).filter(|known| known.report.fingerprint == model.report.fingerprint);
+            let kept = match same {
+                Some(same) => {
+                    same.learn(&model);
+                    Arc::clone(same)
+                }
+                None => Arc::new(RemoteModel::new(model, self.link.clone())),
+            };
+            (id, kept)
+        });
+        let models = models.collect();
+        *known = models;
+        drop(known);
+        *self.seen.cache.write().unwrap_or_else(PoisonError::into_inner) = cache;
+        *self.seen.hygiene.write().unwrap_or_else(PoisonError::into_inner) = hygiene;
+    }
+
+    /// The loaded model of that name.
+    pub(crate) fn remote_model(&self, id: &str) -> Option<Arc<RemoteModel>> {
+        self.seen.models.read().unwrap_or_else(PoisonError::into_inner).get(id).cloned()
+    }
+
+    /// All loaded models.
+    pub(crate) fn remote_models(&self) -> Vec<Arc<RemoteModel>> {
+        self.seen.models.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    }
+}
+
+#[async_trait]
+impl Node for RemoteNode {
+    fn models(&self) -> Vec<Arc<dyn NodeModel>> {
+        self.remote_models().into_iter().map(|model| model as Arc<dyn NodeModel>).collect()
+    }
+
+    fn model(&self, id: &str) -> Option<Arc<dyn NodeModel>> {
+        self.remote_model(id).map(|model| model as Arc<dyn NodeModel>)
+    }
+
+    fn hygiene(&self) -> Vec<HygieneRule> {
+        self.seen.hygiene.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn load(&self, model: LoadModel) -> Loading {
+        let node = self.clone();
+        let events = async move {
+            let events = match node.link.stream::<methods::Load>(model).await {
+                Ok(events) => events,
+                Err(error) => return stream::iter([LoadEvent::Failed(error.into())]).boxed(),
+            };
+            let seen = events.then(move |event| {
+                let node = node.clone();
+                async move {
+                    match event {
+                        // The model is known here before anybody learns that it is loaded.
+                        Ok(LoadEvent::Loaded) => match node.look().await {
+                            Ok(()) => LoadEvent::Loaded,
+                            Err(error) => LoadEvent::Failed(error.into()),
+                        },
+                        Ok(event) => event,
+                        Err(error) => LoadEvent::Failed(error.into()),
+                    }
+                }
+            });
+            seen.boxed()
+        };
+        Box::pin(stream::once(events).flatten())
+    }
+
+    async fn unload(&self, id: &str) -> Result<(), EngineError> {
+        let unloaded = self.link.call::<methods::Unload>(id.to_owned()).await?;
+        self.look().await?;
+        unloaded
+    }
+
+    async fn footprint(&self, model: &LoadModel) -> Footprint {
+        self.link.call::<methods::FootprintOf>(model.clone()).await.unwrap_or_default()
+    }
+
+    async fn model_file(&self, path: &Path, longest_array: usize) -> ModelFile {
+        self.link.call::<methods::ModelFileOf>((path.to_owned(), longest_array)).await.unwrap_or_default()
+    }
+
+    fn cache(&self) -> CacheReport {
+        self.seen.cache.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    async fn cache_rows(&self, owner: Option<OwnerId>, offset: usize, limit: usize) -> RowPage {
+        let page = self.link.call::<methods::CacheRows>((owner, offset, limit)).await;
+        page.unwrap_or_else(|_| RowPage { total: 0, rows: Vec::new() })
+    }
+
+    async fn evict_bytes(&self, owner: Option<OwnerId>, bytes: u64, tiers: &[Tier]) -> u64 {
+        self.link.call::<methods::EvictBytes>((owner, bytes, tiers.to_vec())).await.unwrap_or(0)
+    }
+
+    async fn collect_garbage(&self) -> u64 {
+        self.link.call::<methods::CollectGarbage>(()).await.unwrap_or(0)
+    }
+}
+
+/// A model of a node in another process.
+pub(crate) struct RemoteModel {
+    link: Link,
+    report: ModelReport,
+    /// Its status, and whether its file was changed.
+    last: RwLock<(StatusReport, bool)>,
+}
+
+impl RemoteModel {
+    fn new(model: ModelSnapshot, link: Link) -> Self {
+        let ModelSnapshot { report, status, is_file_changed } = model;
+        Self { link, report, last: RwLock::new((status, is_file_changed)) }
+    }
+
+    fn learn(&self, model: &ModelSnapshot) {
+        *self.last.write().unwrap_or_else(PoisonError::into_inner) = (model.status, model.is_file_changed);
+    }
+
+    fn id(&self) -> String {
+        self.report.id.clone()
+    }
+}
+
+/// The events of a reply; a connection that ends is its last one.
+fn events(reply: impl futures_core::Stream<Item = Result<ReplyEvent, LinkError>> + Send + 'static) -> ReplyStream {
+    let ended = |is_over: &mut bool, event: Result<ReplyEvent, LinkError>| {
+        let event = event.unwrap_or_else(|error| ReplyEvent::Failed(error.into()));
+        let shown = (!*is_over).then(|| event.clone());
+        *is_over |= matches!(event, ReplyEvent::Done(_) | ReplyEvent::Cancelled(_) | ReplyEvent::Failed(_));
+        std::future::ready(shown)
+    };
+    // A stream that just stops is a connection that was lost, too.
+    let lost = stream::iter([Err(LinkError::Lost("the reply stopped in the middle".to_owned()))]);
+    Box::pin(reply.chain(lost).scan(false, ended))
+}
+
+#[async_trait]
+impl NodeModel for RemoteModel {
+    fn report(&self) -> &ModelReport {
+        &self.report
+    }
+
+    fn status(&self) -> StatusReport {
+        self.last.read().unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    fn is_file_changed(&self) -> bool {
+        self.last.read().unwrap_or_else(PoisonError::into_inner).1
+    }
+
+    async fn look_at_file(&self) -> bool {
+        let changed = self.link.call::<methods::LookAtFile>(self.id()).await.unwrap_or(false);
+        self.last.write().unwrap_or_else(PoisonError::into_inner).1 = changed;
+        changed
+    }
+
+    async fn files(&self) -> ModelFiles {
+        self.link.call::<methods::Files>(self.id()).await.unwrap_or_default()
+    }
+
+    async fn footprint(&self) -> Footprint {
+        self.link.call::<methods::FootprintNow>(self.id()).await.unwrap_or_default()
+    }
+
+    async fn generate(&self, prompts: Vec<Generate>) -> Result<Vec<ReplyStream>, EngineError> {
+        let mut answers = self.link.stream::<methods::GenerateReplies>((self.id(), prompts)).await?;
+        let first = answers.next().await;
+        let first = first.unwrap_or_else(|| Err(LinkError::Lost("the node did not answer".to_owned())));
+        match first? {
+            Accepted::Refused(error) => Err(error),
+            Accepted::One => {
+                let replies = answers.map(|answer| match answer? {
+                    Accepted::Event(event) => Ok(event),
+                    other => Err(LinkError::Refused(format!("the answer {other:?} came in a reply"))),
+                });
+                Ok(vec![events(replies)])
+            }
+            Accepted::Tickets(tickets) => {
+                let mut replies = Vec::new();
+                for ticket in tickets {
+                    replies.push(events(self.link.stream::<methods::Claim>(ticket).await?));
+                }
+                Ok(replies)
+            }
+            Accepted::Event(_) => Err(EngineError::internal("received a reply before it was accepted")),
+        }
+    }
+
+    async fn render(&self, prompt: Generate) -> Result<Rendered, EngineError> {
+        self.link.call::<methods::Render>((self.id(), prompt)).await?
+    }
+
+    async fn explain(&self, prompt: Generate) -> Result<Explained, EngineError> {
+        self.link.call::<methods::Explain>((self.id(), prompt)).await?
+    }
+
+    async fn tokenize(&self, text: String, mode: TokenizeMode) -> Result<Vec<u32>, EngineError> {
+        self.link.call::<methods::Tokenize>((self.id(), text, mode)).await?
+    }
+
+    async fn detokenize(&self, tokens: Vec<u32>, special: SpecialText) -> Result<String, EngineError> {
+        self.link.call::<methods::Detokenize>((self.id(), tokens, special)).await?
+    }
+
+    async fn token_bytes(&self, tokens: Vec<u32>) -> Result<Vec<Vec<u8>>, EngineError> {
+        self.link.call::<methods::TokenBytes>((self.id(), tokens)).await?
+    }
+
+    async fn embedding_inputs(&self, inputs: Vec<Input>, truncates: bool) -> Result<Vec<Vec<u32>>, EngineError> {
+        self.link.call::<methods::EmbeddingInputs>((self.id(), inputs, truncates)).await?
+    }
+
+    async fn embedding_bytes(&self, longest: usize) -> u64 {
+        self.link.call::<methods::EmbeddingBytes>((self.id(), longest)).await.unwrap_or(0)
+    }
+
+    async fn embed(&self, inputs: Vec<Vec<u32>>, normalises: bool) -> Result<Vec<Vec<f32>>, EngineError> {
+        self.link.call::<methods::Embed>((self.id(), inputs, normalises)).await?
+    }
+
+    async fn capabilities(&self, template: Option<String>) -> Capabilities {
+        self.link.call::<methods::CapabilitiesOf>((self.id(), template)).await.unwrap_or(NO_CAPABILITIES)
+    }
+
+    async fn chat_template(&self) -> Option<String> {
+        self.link.call::<methods::ChatTemplate>(self.id()).await.ok().flatten()
+    }
+
+    async fn sessions(&self) -> Result<Vec<SessionInfo>, EngineError> {
+        self.link.call::<methods::Sessions>(self.id()).await?
+    }
+
+    async fn end_session(&self, name: &str) -> Result<bool, EngineError> {
+        self.link.call::<methods::EndSession>((self.id(), name.to_owned())).await?
+    }
+
+    async fn verify(&self, prefix: Vec<u32>, draft: Vec<u32>) -> Result<Verified, EngineError> {
+        self.link.call::<methods::Verify>((self.id(), prefix, draft)).await?
+    }
+
+    async fn draft(&self, prefix: Vec<u32>, count: usize) -> Result<Vec<u32>, EngineError> {
+        self.link.call::<methods::Draft>((self.id(), prefix, count)).await?
+    }
+
+    async fn load_adapter(&self, path: &Path, scale: f32) -> Result<AdapterId, EngineError> {
+        self.link.call::<methods::LoadAdapter>((self.id(), path.to_owned(), scale)).await?
+    }
+
+    async fn unload_adapter(&self, id: AdapterId) -> Result<(), EngineError> {
+        self.link.call::<methods::UnloadAdapter>((self.id(), id)).await?
+    }
+
+    async fn set_adapter_scale(&self, id: AdapterId, scale: f32) -> Result<(), EngineError> {
+        self.link.call::<methods::SetAdapterScale>((self.id(), id, scale)).await?
+    }
+
+    async fn adapters(&self) -> Result<Vec<AdapterInfo>, EngineError> {
+        self.link.call::<methods::Adapters>(self.id()).await?
+    }
+
+    async fn evict(&self) -> Result<usize, EngineError> {
+        self.link.call::<methods::Evict>(self.id()).await?
+    }
+}

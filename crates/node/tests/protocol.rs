@@ -1,0 +1,93 @@
+//! A child answers as an engine in this process does.
+
+use poncho_api::{EngineError, Node, SpecialText, TokenizeMode};
+
+use crate::support::{KINDS, ask, child, in_process, read, written};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_child_answers_as_an_engine_in_this_process() {
+    let folder = tempfile::tempdir().unwrap();
+    let kind = KINDS[0];
+    let (here, there) = (in_process(kind, folder.path()).await, child(kind, folder.path()).await);
+    let mut answers = Vec::new();
+    for node in [&*here, &there as &dyn Node] {
+        let model = node.model("stub").unwrap();
+        let reply = ask(node, written("once upon a time", 40)).await.unwrap();
+        assert_eq!(reply.content, reply.whole, "the pieces add up");
+        let tokens = model.tokenize("some text".to_owned(), TokenizeMode::default()).await.unwrap();
+        let text = model.detokenize(tokens.clone(), SpecialText::Hide).await.unwrap();
+        let bytes = model.token_bytes(tokens.clone()).await.unwrap();
+        let vectors = model.embed(vec![tokens.clone()], true).await.map_err(|error| error.to_string());
+        let template = model.chat_template().await;
+        let refused = model.generate(vec![written("too many", 0)]).await.err();
+        let three =
+            model.generate(vec![written("three", 9), written("prompts", 9), written("at once", 9)]).await.unwrap();
+        let mut replies = Vec::new();
+        for reply in three {
+            replies.push(read(reply).await.unwrap());
+        }
+        let facts = (model.report().info.clone(), model.report().limits, node.hygiene(), node.models().len());
+        answers.push((reply, tokens, text, bytes, vectors, template, refused, replies, facts));
+    }
+    let [here, there] = <[_; 2]>::try_from(answers).unwrap();
+    assert_eq!(here, there);
+    assert!(there.6.is_some(), "a request for nothing is refused on both sides");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_that_is_unloaded_is_gone_on_both_sides() {
+    let folder = tempfile::tempdir().unwrap();
+    let node = child(KINDS[0], folder.path()).await;
+    let model = node.model("stub").unwrap();
+    node.unload("stub").await.unwrap();
+    assert!(node.models().is_empty());
+    let refused = model.generate(vec![written("hello", 4)]).await.err();
+    assert_eq!(refused, Some(EngineError::UnknownModel { model: "stub".to_owned() }));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reply_that_nobody_reads_is_cancelled_in_the_child() {
+    let folder = tempfile::tempdir().unwrap();
+    let node = child(KINDS[0], folder.path()).await;
+    let model = node.model("stub").unwrap();
+    drop(model.generate(vec![written("hello", 1900), written("world", 1900)]).await.unwrap());
+    drop(model.generate(vec![written("hello", 1900)]).await.unwrap());
+    let started = std::time::Instant::now();
+    while model.status().queue_depth > 0 || model.status().ticks == 0 {
+        assert!(started.elapsed() < crate::support::PATIENCE);
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+    // Those of the first call were never claimed by anybody.
+    assert!(model.status().generated_tokens < 3 * 1900, "they were cancelled: {:?}", model.status());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_child_that_is_stopped_ends_and_calls_say_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let node = child(KINDS[0], folder.path()).await;
+    let process = node.process_id().unwrap();
+    assert!(node.stop(crate::support::PATIENCE).await);
+    let model = node.model("stub").unwrap();
+    let refused = model.generate(vec![written("hello", 4)]).await.err();
+    assert!(matches!(refused, Some(EngineError::NodeLost { .. })), "{refused:?}");
+    let started = std::time::Instant::now();
+    while std::path::Path::new(&format!("/proc/{process}/exe")).exists() {
+        assert!(started.elapsed() < crate::support::PATIENCE, "the process is gone");
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_program_that_is_no_node_is_an_error_with_its_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let launch = poncho_node::Launch {
+        program: "false".into(),
+        arguments: Vec::new(),
+        socket_variable: "UNUSED",
+        start_within: crate::support::PATIENCE,
+        call_wait: crate::support::PATIENCE,
+        crashes: folder.path().join("crashes"),
+    };
+    let error = poncho_node::ChildNode::start(launch).await.err().unwrap();
+    assert!(error.to_string().contains("exit code 1 before it served"), "{error}");
+}
