@@ -45,7 +45,8 @@ pub use load::options::{
 pub use load::prober::{ProbeWhen, Prober};
 pub use model::{
     AdapterId, AdapterInfo, Capabilities, FillTokens, Footprint, LastHit, MemoryKind, ModelFile, ModelFiles, ModelInfo,
-    ModelLimits, ModelReport, Phase, SessionInfo, SpecialText, SpecialTokens, StatusReport, TokenizeMode, Verified,
+    ModelLimits, ModelReport, Phase, RequestProgress, RequestReport, RequestStage, SessionInfo, SpecialText,
+    SpecialTokens, StatusReport, TokenizeMode, Verified,
 };
 pub use node::{LoadEvent, LoadModel, Loading, Node, NodeModel, ReplyStream};
 pub use poncho_kinds::{FileStamp, Gates, HitKind, Key, OwnerId, SaveReason, Tier, to_hex};

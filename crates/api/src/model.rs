@@ -3,9 +3,9 @@
 //! Made by the engine, read by servers and monitors. Plain owned data; a report never changes.
 
 use std::path::PathBuf;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
-use poncho_kinds::{HitKind, Key};
+use poncho_kinds::{HitKind, Key, OwnerId};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -230,6 +230,62 @@ pub struct StatusReport {
     pub overhead_nanos: u64,
     /// Times that the worker was started.
     pub starts: u64,
+}
+
+/// What happens to a request at the moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum RequestStage {
+    /// It waits for a sequence, or for the worker to take it.
+    Queued,
+    /// Its stored rows are being read.
+    Restoring,
+    /// Its prompt is being computed.
+    Prefilling,
+    /// Its reply is being generated.
+    Generating,
+}
+
+impl RequestStage {
+    /// The one spelling.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Queued => "queued",
+            Self::Restoring => "restoring",
+            Self::Prefilling => "prefilling",
+            Self::Generating => "generating",
+        }
+    }
+}
+
+/// How far a request is, as of the last decode call.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct RequestProgress {
+    /// What happens to it.
+    pub stage: RequestStage,
+    /// Tokens of its prompt.
+    pub prompt_tokens: usize,
+    /// Of these, tokens with a state that was there already.
+    pub cached_tokens: usize,
+    /// Prompt tokens that need no more work: cached or computed.
+    pub processed_tokens: usize,
+    /// Tokens of its reply so far.
+    pub generated_tokens: usize,
+    /// Speed of its stage: prompt tokens computed or tokens generated. `None` before the first decode call of the stage.
+    pub tokens_per_second: Option<f64>,
+}
+
+/// A request that has not ended.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RequestReport {
+    /// The tenant that sent it.
+    pub tenant: Option<OwnerId>,
+    /// Its session.
+    pub session: Option<String>,
+    /// Time since it was submitted.
+    pub age: Duration,
+    /// How far it is.
+    pub progress: RequestProgress,
 }
 
 /// A session that holds a sequence.

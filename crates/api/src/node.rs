@@ -18,8 +18,8 @@ use crate::chat::HygieneRule;
 use crate::error::EngineError;
 use crate::load::config::ModelConfig;
 use crate::model::{
-    AdapterId, AdapterInfo, Capabilities, Footprint, ModelFile, ModelFiles, ModelReport, SessionInfo, SpecialText,
-    StatusReport, TokenizeMode, Verified,
+    AdapterId, AdapterInfo, Capabilities, Footprint, ModelFile, ModelFiles, ModelReport, RequestReport, SessionInfo,
+    SpecialText, StatusReport, TokenizeMode, Verified,
 };
 use crate::reply::ReplyEvent;
 use crate::turn::{Generate, Input, Rendered};
@@ -107,6 +107,15 @@ pub trait NodeModel: Send + Sync {
     /// What it is doing.
     fn status(&self) -> StatusReport;
 
+    /// Requests that have not ended, oldest first, as far as its worker has reported them. Does not wait for the worker.
+    fn requests(&self) -> Vec<RequestReport>;
+
+    /// Sessions that hold a sequence and are idle. Does not wait for the worker.
+    fn sessions(&self) -> Vec<SessionInfo>;
+
+    /// The attached adapters. Does not wait for the worker.
+    fn adapters(&self) -> Vec<AdapterInfo>;
+
     /// Whether its file was changed since it was loaded, as far as anybody looked. It takes no requests then.
     fn is_file_changed(&self) -> bool;
 
@@ -153,9 +162,6 @@ pub trait NodeModel: Send + Sync {
     /// Its chat template.
     async fn chat_template(&self) -> Option<String>;
 
-    /// Sessions that hold a sequence and are idle.
-    async fn sessions(&self) -> Result<Vec<SessionInfo>, EngineError>;
-
     /// Forgets a session and frees its sequence. Says whether it was known.
     async fn end_session(&self, name: &str) -> Result<bool, EngineError>;
 
@@ -173,9 +179,6 @@ pub trait NodeModel: Send + Sync {
 
     /// Changes an adapter's strength for requests that come after.
     async fn set_adapter_scale(&self, id: AdapterId, scale: f32) -> Result<(), EngineError>;
-
-    /// The attached adapters.
-    async fn adapters(&self) -> Result<Vec<AdapterInfo>, EngineError>;
 
     /// Saves every idle session and frees its sequence. Returns how many there were.
     async fn evict(&self) -> Result<usize, EngineError>;

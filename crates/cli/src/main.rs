@@ -23,6 +23,7 @@ use crate::commands::{
     bench, cache, config, doctor, embed, manual, models, ps, run as chat, serve, stop, tokenize, top,
 };
 use crate::serving::probing;
+use crate::settings::logging::ReplyLines;
 use crate::settings::{Environment, Refused, Resolved, logging};
 
 /// llama.cpp allocates and frees hundreds of small tables for each state that is restored. With the system allocator a
@@ -57,8 +58,17 @@ fn main() -> ExitCode {
     }
 }
 
+/// Whether each reply is logged in a line of its own. A chat in this process shows its replies itself.
+fn reply_lines(command: &Command) -> ReplyLines {
+    match command {
+        Command::Serve(args) if args.quiet => ReplyLines::Off,
+        Command::Serve(_) => ReplyLines::On,
+        _ => ReplyLines::WithInfo,
+    }
+}
+
 fn run(args: &Args, resolved: Option<&Resolved>) -> anyhow::Result<Outcome> {
-    logging::start(args.log)?;
+    logging::start(args.log, reply_lines(&args.command))?;
     let mut out = BufWriter::new(io::stdout().lock());
     let outcome = match &args.command {
         Command::Serve(args) => serve::run(args, &mut out)?,

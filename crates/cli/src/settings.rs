@@ -180,6 +180,7 @@ pub(crate) const SETTINGS: &[Setting] = &[
     Setting::new("yarn_orig_ctx", Kind::Number, Group::Computing),
     Setting::new("log_level", Kind::Text, Group::Logs).variable_named("PONCHO_LOG"),
     Setting::new("log_format", Kind::Text, Group::Logs),
+    Setting::new("quiet", Kind::Switch, Group::Logs),
     Setting::new("otlp_endpoint", Kind::Text, Group::Logs).variable_named("OTEL_EXPORTER_OTLP_ENDPOINT"),
 ];
 

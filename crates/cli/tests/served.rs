@@ -82,6 +82,13 @@ impl Served {
         std::fs::read_to_string(&self.stderr).unwrap()
     }
 
+    /// The next line that it prints after the greeting.
+    pub(crate) fn next_line(&mut self) -> String {
+        let mut line = String::new();
+        self.stdout.read_line(&mut line).unwrap();
+        line
+    }
+
     /// Status and body of a request without one.
     pub(crate) fn ask(&self, method: &str, path: &str) -> (u16, String) {
         request(self.address, method, path, "")

@@ -91,7 +91,10 @@ pub use files::footprint::{EmbeddingCost, footprint};
 pub use files::probe::{ProbeWhen, Prober};
 pub use host::{Engine, Host};
 pub use model::Model;
-pub use poncho_api::{ChatSettings, Footprint, HygieneRule, LoadModel, ReplayScope, SigningKey};
+pub use poncho_api::{
+    ChatSettings, Footprint, HygieneRule, LoadModel, ReplayScope, RequestProgress, RequestReport, RequestStage,
+    SigningKey,
+};
 pub use shared::adapters::{AdapterId, AdapterInfo};
 pub use shared::embedding::Embedding;
 pub use shared::queue_place::QueuePlace;

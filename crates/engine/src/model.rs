@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
-use poncho_api::ModelReport;
+use poncho_api::{ModelReport, RequestReport};
 use poncho_cache::{Cache, FileStamp, Key, Namespace, QuantType};
 use sha2::{Digest, Sha256};
 use tokio::sync::oneshot;
@@ -20,6 +20,7 @@ use crate::backend::{
     SpecialText, TokenizeError, TokenizeMode,
 };
 use crate::calls::event::Completion;
+use crate::calls::open_request::OpenRequest;
 use crate::calls::request::{Grammar, GrammarSource, Mode, ModelLimits, Request, RequestId, Trigger};
 use crate::calls::stream::{Stream, Streams};
 use crate::calls::tenant::{Tenant, TenantNamespace as _};
@@ -35,6 +36,7 @@ use crate::shared::adapters::{AdapterId, AdapterInfo};
 use crate::shared::embedding::{Embedding, OpenEmbeddings, Reply};
 use crate::shared::queue_place::QueuePlace;
 use crate::shared::running::Running;
+use crate::shared::session_list::SessionList;
 use crate::shared::status::{Phase, Status, StatusReport};
 use crate::state::identity::FileIdentity;
 use crate::worker::command::{Command, SessionInfo, Verified};
@@ -120,6 +122,7 @@ impl Model {
             limits,
             status: Status::default(),
             streams: Arc::new(Streams::default()),
+            sessions: SessionList::default(),
             embeddings: OpenEmbeddings::default(),
             running: Running::default(),
             readers: Arc::default(),
@@ -232,6 +235,24 @@ impl Model {
     #[must_use]
     pub fn status(&self) -> StatusReport {
         self.shared().status.report()
+    }
+
+    /// Its unfinished requests, oldest first, as far as the worker has reported them. Does not wait for the worker.
+    #[must_use]
+    pub fn requests(&self) -> Vec<RequestReport> {
+        self.shared().streams.requests()
+    }
+
+    /// Sessions that hold a sequence and are idle. Does not wait for the worker.
+    #[must_use]
+    pub fn sessions(&self) -> Vec<SessionInfo> {
+        self.shared().sessions.get().iter().map(|resting| resting.info.clone()).collect()
+    }
+
+    /// The attached adapters. Does not wait for the worker.
+    #[must_use]
+    pub fn adapters(&self) -> Vec<AdapterInfo> {
+        self.shared().adapters().map_or_else(Vec::new, |set| set.infos())
     }
 
     /// The tokens of a text. Set `parse_special` only for text that you wrote yourself.
@@ -410,8 +431,9 @@ impl Model {
         grammar: Option<Box<dyn CompiledGrammar>>,
     ) -> Result<Stream, EngineError> {
         let id = RequestId::next();
-        let (events, stream) = place.open(id);
-        let command = Command::Submit { id, request: Box::new(request), grammar, events, submitted: Instant::now() };
+        let submitted = Instant::now();
+        let (events, stream) = place.open(id, OpenRequest::new(&request, submitted));
+        let command = Command::Submit { id, request: Box::new(request), grammar, events, submitted };
         if let Err(error) = self.inner.supervisor.send(command) {
             self.shared().end(id, crate::calls::event::StreamEvent::Error(error.clone()));
             return Err(error);
@@ -482,14 +504,6 @@ impl Model {
     /// The worker is gone.
     pub fn end_session(&self, name: &str) -> Result<bool, EngineError> {
         self.ask(|reply| Command::EndSession { name: name.to_owned(), reply })
-    }
-
-    /// Sessions that hold a sequence and are idle.
-    ///
-    /// # Errors
-    /// The worker is gone.
-    pub fn sessions(&self) -> Result<Vec<SessionInfo>, EngineError> {
-        self.ask(|reply| Command::Sessions { reply })
     }
 
     /// One vector for each input; of length 1 if `normalise`.
@@ -595,14 +609,6 @@ impl Model {
     /// No such adapter, or the scale is not a number.
     pub fn set_adapter_scale(&self, id: AdapterId, scale: f32) -> Result<(), EngineError> {
         self.ask(|reply| Command::ScaleAdapter { id, scale, reply })
-    }
-
-    /// The attached adapters.
-    ///
-    /// # Errors
-    /// The worker is gone.
-    pub fn adapters(&self) -> Result<Vec<AdapterInfo>, EngineError> {
-        self.ask(|reply| Command::Adapters { reply })
     }
 
     /// Saves every idle session and frees its sequence. Returns how many there were.

@@ -6,6 +6,7 @@ pub(crate) mod adapters;
 pub(crate) mod embedding;
 pub(crate) mod queue_place;
 pub(crate) mod running;
+pub(crate) mod session_list;
 pub(crate) mod status;
 
 use std::sync::atomic::Ordering;
@@ -24,6 +25,7 @@ use crate::schedule::grid::Grid;
 use crate::shared::adapters::AdapterSet;
 use crate::shared::embedding::OpenEmbeddings;
 use crate::shared::running::Running;
+use crate::shared::session_list::SessionList;
 use crate::shared::status::Status;
 use crate::state::identity::FileIdentity;
 use crate::state::segment_reader::Readers;
@@ -40,6 +42,8 @@ pub(crate) struct Shared {
     pub(crate) limits: ModelLimits,
     pub(crate) status: Status,
     pub(crate) streams: Arc<Streams>,
+    /// The idle sessions, as the worker last published them.
+    pub(crate) sessions: SessionList,
     /// Calls for embeddings without an answer.
     pub(crate) embeddings: OpenEmbeddings,
     /// The decode call that runs, and the right to abort it.

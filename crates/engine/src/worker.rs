@@ -20,10 +20,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, TryRecvError};
 use std::time::{Duration, Instant};
 
+use poncho_api::{RequestProgress, RequestStage};
+
 use crate::config::Checked as _;
 use crate::error::EngineError;
 use crate::schedule::awaiting_parent::POLL_INTERVAL;
 use crate::sequence::lifecycle::{end_all, save_all_and_cancel};
+use crate::sequence::pending_read::PendingRead;
 use crate::sequence::reading;
 use crate::sequence::slots::Slots;
 use crate::sequence::start::start_reread;
@@ -129,7 +132,7 @@ impl Worker {
                 }
             }
             if !self.embeds.is_empty() {
-                self.note_phase();
+                self.note_status();
                 if self.embeds.run_next(&self.shared, !self.tasks.is_empty()) {
                     self.ticker.pause_clock();
                 }
@@ -140,7 +143,7 @@ impl Worker {
             if self.tasks.is_empty() {
                 continue;
             }
-            self.note_phase();
+            self.note_status();
             let began = Instant::now();
             let Self { slots, tasks, shared, ticker, embeds, given_up, .. } = self;
             if let Err(exit) = ticker.tick(slots, tasks, shared, given_up) {
@@ -156,7 +159,7 @@ impl Worker {
 
     /// The next command for a worker without requests. `Empty` if there is something to do without one.
     fn next_command(&mut self, inbox: &Inbox) -> Result<Command, TryRecvError> {
-        self.note_phase();
+        self.note_status();
         // Cancellations send no command, so they are polled for.
         let deadline = reading::next_deadline(&self.tasks);
         let reads = deadline.map(|until| until.saturating_duration_since(Instant::now()).min(CALLER_CHECK));
@@ -214,11 +217,19 @@ impl Worker {
         save_all_and_cancel(slots, tasks, shared);
         queue.clear();
         shared.fail_all(&EngineError::ShuttingDown { model: shared.config.id.clone() });
-        self.note_phase();
+        self.note_status();
     }
 
-    fn note_phase(&self) {
+    /// Publishes what status answers show: they are made without asking the worker.
+    fn note_status(&mut self) {
         let Self { shared, slots, tasks, queue, embeds, .. } = self;
+        slots.publish_sessions(shared);
+        let now = Instant::now();
+        let running = tasks.iter().map(|(_, task)| (task.id, task.report(now)));
+        let restoring = tasks.reading.iter().map(|PendingRead { task, .. }| {
+            (task.id, RequestProgress { stage: RequestStage::Restoring, ..task.report(now) })
+        });
+        shared.streams.note(running.chain(restoring));
         let status = &shared.status;
         status.pending.store(queue.len(), Ordering::Relaxed);
         status.active.store(tasks.len() + tasks.reading.len(), Ordering::Relaxed);

@@ -8,7 +8,8 @@ use poncho_cache::{Cache, CacheConfig, Gates, HitKind, Key, SaveReason, Stage, S
 use poncho_engine::backend::MemoryKind;
 use poncho_engine::backend::stub::{DecodeFault, StubBackend};
 use poncho_engine::{
-    Completion, EngineError, FingerprintSource, FinishReason, Mode, ModelConfig, Request, Sampling, Stream,
+    Completion, EngineError, FingerprintSource, FinishReason, Mode, ModelConfig, Request, RequestStage, Sampling,
+    Stream,
 };
 
 use crate::stub::{
@@ -28,7 +29,7 @@ fn next_turn(so_far: &Completion, number: u32) -> Vec<u32> {
 }
 
 fn names(bench: &Bench) -> Vec<String> {
-    let mut names: Vec<String> = bench.model.sessions().unwrap().into_iter().map(|session| session.name).collect();
+    let mut names: Vec<String> = bench.model.sessions().into_iter().map(|session| session.name).collect();
     names.sort();
     names
 }
@@ -370,5 +371,29 @@ fn an_idle_session_lends_its_prefix_and_keeps_its_state() {
         let whole = [&first.context_tokens[..], &prompt(3, 5)].concat();
         assert_eq!(continued.generated, solo(kind, &greedy(&whole, 6)).generated, "{kind:?}");
         assert_idle(&bench);
+    }
+}
+
+/// Everyday use 3: a question about sessions waited for the decode call that ran.
+#[test]
+fn sessions_and_requests_are_listed_while_a_decode_call_runs() {
+    for kind in KINDS {
+        let bench = bench(kind);
+        bench.model.complete(in_session("kept", greedy(&prompt(1, 30), 5))).unwrap();
+        assert_eq!(names(&bench), ["kept"], "listed as soon as its reply ends");
+        bench.faults.on_decode(2, DecodeFault::Block);
+        let stream = bench.model.submit(in_session("new", greedy(&prompt(2, 30), 5))).unwrap();
+        assert!(bench.faults.wait_until_held(LONG));
+        let behind = bench.model.submit(greedy(&prompt(3, 20), 5)).unwrap();
+        assert_eq!(names(&bench), ["kept"], "a session in flight belongs to its request");
+        let [running, queued] = &bench.model.requests()[..] else { panic!("{:?}", bench.model.requests()) };
+        assert_eq!((running.session.as_deref(), running.progress.stage), (Some("new"), RequestStage::Generating));
+        let progress = &running.progress;
+        assert_eq!((progress.prompt_tokens, progress.processed_tokens, progress.generated_tokens), (30, 30, 1));
+        assert_eq!((queued.progress.prompt_tokens, queued.progress.stage), (20, RequestStage::Queued));
+        bench.faults.release();
+        assert!(stream.wait().is_ok() && behind.wait().is_ok());
+        assert_eq!(bench.model.requests(), [], "{kind:?}: it is gone before its last event");
+        assert_eq!(names(&bench), ["kept", "new"]);
     }
 }

@@ -160,7 +160,7 @@ impl<'a> Run<'a> {
             68..72 => drop(self.take_open()),
             72..75 => drop(self.bench.model.end_session(SESSIONS[self.random.below(3)]).unwrap()),
             75..77 => drop(self.bench.model.evict().unwrap()),
-            77..79 => drop(self.bench.model.sessions().unwrap()),
+            77..79 => drop((self.bench.model.sessions(), self.bench.model.requests())),
             79..85 => self.change_adapters(),
             85..88 => self.draft(),
             88..90 => drop(self.bench.cache.gc()),
@@ -312,7 +312,7 @@ impl<'a> Run<'a> {
             _ => return,
         }
         let number_of = |id: AdapterId| self.attached.iter().find(|(known, _)| *known == id).unwrap().1;
-        let now = model.adapters().unwrap().into_iter().map(|info| (number_of(info.id), info.scale)).collect();
+        let now = model.adapters().into_iter().map(|info| (number_of(info.id), info.scale)).collect();
         self.history.push(now);
     }
 

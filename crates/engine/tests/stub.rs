@@ -107,7 +107,7 @@ pub(crate) fn assert_idle(bench: &Bench) {
     // An answer to a command means that the worker has noted how it stands; a request that was given up just before may
     // take it one more round.
     eventually("an idle model", || {
-        bench.model.sessions().unwrap();
+        bench.model.end_session("nobody's").unwrap();
         let status = bench.model.status();
         (status.active, status.pending, status.queue_depth) == (0, 0, 0) && bench.cache.pinned_rows() == 0
     });

@@ -27,7 +27,7 @@ use tonic::{Request, Response, Status};
 use tower::{Service, service_fn};
 
 use crate::codec::{LARGEST, Packed};
-use crate::methods::{self, Accepted, Method, ModelSnapshot, SERVICE, Snapshot, VERSION, VERSION_HEADER};
+use crate::methods::{self, Accepted, Method, ModelNow, ModelSnapshot, SERVICE, Snapshot, VERSION, VERSION_HEADER};
 
 /// How often a watcher's snapshot is compared with the node.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -211,8 +211,13 @@ impl Served {
         let models = self.node.models();
         let models = models.iter().map(|model| ModelSnapshot {
             report: model.report().clone(),
-            status: model.status(),
-            is_file_changed: model.is_file_changed(),
+            now: ModelNow {
+                status: model.status(),
+                requests: model.requests(),
+                sessions: model.sessions(),
+                adapters: model.adapters(),
+                is_file_changed: model.is_file_changed(),
+            },
         });
         Snapshot { models: models.collect(), cache: self.node.cache(), hygiene: self.node.hygiene() }
     }
@@ -321,9 +326,6 @@ fn route(served: Arc<Served>, request: HttpRequest) -> Answering {
             })
         }
         m::ChatTemplate::PATH => told_by_model!(m::ChatTemplate, served, request, None, |model| model.chat_template()),
-        m::Sessions::PATH => {
-            unary::<m::Sessions, _>(served, request, |served, id| async move { served.model(&id)?.sessions().await })
-        }
         m::EndSession::PATH => of_model!(m::EndSession, served, request, |model, name| model.end_session(&name)),
         m::Verify::PATH => of_model!(m::Verify, served, request, |model, prefix, draft| model.verify(prefix, draft)),
         m::Draft::PATH => of_model!(m::Draft, served, request, |model, prefix, count| model.draft(prefix, count)),
@@ -334,9 +336,6 @@ fn route(served: Arc<Served>, request: HttpRequest) -> Answering {
         m::SetAdapterScale::PATH => {
             of_model!(m::SetAdapterScale, served, request, |model, adapter, scale| model
                 .set_adapter_scale(adapter, scale))
-        }
-        m::Adapters::PATH => {
-            unary::<m::Adapters, _>(served, request, |served, id| async move { served.model(&id)?.adapters().await })
         }
         m::Evict::PATH => {
             unary::<m::Evict, _>(served, request, |served, id| async move { served.model(&id)?.evict().await })

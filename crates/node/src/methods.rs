@@ -7,8 +7,8 @@ use std::path::PathBuf;
 
 use poncho_api::{
     AdapterId, AdapterInfo, CacheReport, Capabilities, EngineError, Explained, Footprint, Generate, HygieneRule, Input,
-    LoadEvent, LoadModel, ModelFile, ModelFiles, ModelReport, OwnerId, Rendered, ReplyEvent, RowPage, SessionInfo,
-    SpecialText, StatusReport, Tier, TokenizeMode, Verified,
+    LoadEvent, LoadModel, ModelFile, ModelFiles, ModelReport, OwnerId, Rendered, ReplyEvent, RequestReport, RowPage,
+    SessionInfo, SpecialText, StatusReport, Tier, TokenizeMode, Verified,
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -72,14 +72,12 @@ methods! {
     Embed "embed": (String, Vec<Vec<u32>>, bool) => Fallible<Vec<Vec<f32>>>;
     CapabilitiesOf "capabilities": (String, Option<String>) => Capabilities;
     ChatTemplate "chat_template": String => Option<String>;
-    Sessions "sessions": String => Fallible<Vec<SessionInfo>>;
     EndSession "end_session": (String, String) => Fallible<bool>;
     Verify "verify": (String, Vec<u32>, Vec<u32>) => Fallible<Verified>;
     Draft "draft": (String, Vec<u32>, usize) => Fallible<Vec<u32>>;
     LoadAdapter "load_adapter": (String, PathBuf, f32) => Fallible<AdapterId>;
     UnloadAdapter "unload_adapter": (String, AdapterId) => Fallible<()>;
     SetAdapterScale "set_adapter_scale": (String, AdapterId, f32) => Fallible<()>;
-    Adapters "adapters": String => Fallible<Vec<AdapterInfo>>;
     Evict "evict": String => Fallible<usize>;
 }
 
@@ -108,14 +106,23 @@ pub(crate) struct Snapshot {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct ModelSnapshot {
     pub(crate) report: ModelReport,
+    pub(crate) now: ModelNow,
+}
+
+/// What changes while a model is loaded.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct ModelNow {
     pub(crate) status: StatusReport,
+    pub(crate) requests: Vec<RequestReport>,
+    pub(crate) sessions: Vec<SessionInfo>,
+    pub(crate) adapters: Vec<AdapterInfo>,
     pub(crate) is_file_changed: bool,
 }
 
 impl PartialEq for ModelSnapshot {
-    /// A report never changes while its model is loaded; another load has another worker, which starts to count anew.
+    /// A report never changes while its model is loaded; after another load the worker counts from zero.
     fn eq(&self, other: &Self) -> bool {
-        (&self.report.id, self.report.fingerprint, self.status, self.is_file_changed)
-            == (&other.report.id, other.report.fingerprint, other.status, other.is_file_changed)
+        (&self.report.id, self.report.fingerprint, &self.now)
+            == (&other.report.id, other.report.fingerprint, &other.now)
     }
 }

@@ -13,11 +13,12 @@ use futures_util::{StreamExt as _, stream};
 use poncho_api::{
     AdapterId, AdapterInfo, CacheReport, Capabilities, EngineError, Explained, Footprint, Generate, HygieneRule, Input,
     LoadEvent, LoadModel, Loading, ModelFile, ModelFiles, ModelReport, Node, NodeModel, OwnerId, PressureReport,
-    Rendered, ReplyEvent, ReplyStream, RowPage, SessionInfo, SpecialText, StatusReport, Tier, TokenizeMode, Verified,
+    Rendered, ReplyEvent, ReplyStream, RequestReport, RowPage, SessionInfo, SpecialText, StatusReport, Tier,
+    TokenizeMode, Verified,
 };
 
 use crate::link::{Link, LinkError};
-use crate::methods::{self, Accepted, ModelSnapshot, Snapshot};
+use crate::methods::{self, Accepted, ModelNow, ModelSnapshot, Snapshot};
 
 /// What a model that does not answer can do.
 pub(crate) const NO_CAPABILITIES: Capabilities =
@@ -104,7 +105,7 @@ impl RemoteNode {
             let same = known.get(&id).filter(|known| known.report.fingerprint == model.report.fingerprint);
             let kept = match same {
                 Some(same) => {
-                    same.learn(&model);
+                    same.learn(model.now);
                     Arc::clone(same)
                 }
                 None => Arc::new(RemoteModel::new(model, self.link.clone())),
@@ -205,18 +206,31 @@ impl Node for RemoteNode {
 pub(crate) struct RemoteModel {
     link: Link,
     report: ModelReport,
-    /// Its status, and whether its file was changed.
-    last: RwLock<(StatusReport, bool)>,
+    last: RwLock<ModelNow>,
 }
 
 impl RemoteModel {
     fn new(model: ModelSnapshot, link: Link) -> Self {
-        let ModelSnapshot { report, status, is_file_changed } = model;
-        Self { link, report, last: RwLock::new((status, is_file_changed)) }
+        let ModelSnapshot { report, now } = model;
+        Self { link, report, last: RwLock::new(now) }
     }
 
-    fn learn(&self, model: &ModelSnapshot) {
-        *self.last.write().unwrap_or_else(PoisonError::into_inner) = (model.status, model.is_file_changed);
+    fn learn(&self, now: ModelNow) {
+        *self.last.write().unwrap_or_else(PoisonError::into_inner) = now;
+    }
+
+    fn last<T>(&self, read: impl FnOnce(&ModelNow) -> T) -> T {
+        read(&self.last.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Something was changed here: the caller must see it in what it reads next.
+    async fn look(&self) {
+        let snapshot = self.link.call::<methods::Look>(()).await;
+        let own =
+            snapshot.into_iter().flat_map(|snapshot| snapshot.models).find(|model| model.report.id == self.report.id);
+        if let Some(own) = own {
+            self.learn(own.now);
+        }
     }
 
     fn id(&self) -> String {
@@ -244,16 +258,28 @@ impl NodeModel for RemoteModel {
     }
 
     fn status(&self) -> StatusReport {
-        self.last.read().unwrap_or_else(PoisonError::into_inner).0
+        self.last(|last| last.status)
+    }
+
+    fn requests(&self) -> Vec<RequestReport> {
+        self.last(|last| last.requests.clone())
+    }
+
+    fn sessions(&self) -> Vec<SessionInfo> {
+        self.last(|last| last.sessions.clone())
+    }
+
+    fn adapters(&self) -> Vec<AdapterInfo> {
+        self.last(|last| last.adapters.clone())
     }
 
     fn is_file_changed(&self) -> bool {
-        self.last.read().unwrap_or_else(PoisonError::into_inner).1
+        self.last(|last| last.is_file_changed)
     }
 
     async fn look_at_file(&self) -> bool {
         let changed = self.link.call::<methods::LookAtFile>(self.id()).await.unwrap_or(false);
-        self.last.write().unwrap_or_else(PoisonError::into_inner).1 = changed;
+        self.last.write().unwrap_or_else(PoisonError::into_inner).is_file_changed = changed;
         changed
     }
 
@@ -329,12 +355,10 @@ impl NodeModel for RemoteModel {
         self.link.call::<methods::ChatTemplate>(self.id()).await.ok().flatten()
     }
 
-    async fn sessions(&self) -> Result<Vec<SessionInfo>, EngineError> {
-        self.link.call::<methods::Sessions>(self.id()).await?
-    }
-
     async fn end_session(&self, name: &str) -> Result<bool, EngineError> {
-        self.link.call::<methods::EndSession>((self.id(), name.to_owned())).await?
+        let answer = self.link.call::<methods::EndSession>((self.id(), name.to_owned())).await?;
+        self.look().await;
+        answer
     }
 
     async fn verify(&self, prefix: Vec<u32>, draft: Vec<u32>) -> Result<Verified, EngineError> {
@@ -346,22 +370,26 @@ impl NodeModel for RemoteModel {
     }
 
     async fn load_adapter(&self, path: &Path, scale: f32) -> Result<AdapterId, EngineError> {
-        self.link.call::<methods::LoadAdapter>((self.id(), path.to_owned(), scale)).await?
+        let answer = self.link.call::<methods::LoadAdapter>((self.id(), path.to_owned(), scale)).await?;
+        self.look().await;
+        answer
     }
 
     async fn unload_adapter(&self, id: AdapterId) -> Result<(), EngineError> {
-        self.link.call::<methods::UnloadAdapter>((self.id(), id)).await?
+        let answer = self.link.call::<methods::UnloadAdapter>((self.id(), id)).await?;
+        self.look().await;
+        answer
     }
 
     async fn set_adapter_scale(&self, id: AdapterId, scale: f32) -> Result<(), EngineError> {
-        self.link.call::<methods::SetAdapterScale>((self.id(), id, scale)).await?
-    }
-
-    async fn adapters(&self) -> Result<Vec<AdapterInfo>, EngineError> {
-        self.link.call::<methods::Adapters>(self.id()).await?
+        let answer = self.link.call::<methods::SetAdapterScale>((self.id(), id, scale)).await?;
+        self.look().await;
+        answer
     }
 
     async fn evict(&self) -> Result<usize, EngineError> {
-        self.link.call::<methods::Evict>(self.id()).await?
+        let answer = self.link.call::<methods::Evict>(self.id()).await?;
+        self.look().await;
+        answer
     }
 }

@@ -27,7 +27,7 @@
 //! | `POST /tokenize`, `/detokenize`, `/apply-template` | tokens, texts, and a conversation as the model reads it |
 //! | `POST /api/cache/explain` | where a prompt or a chat request leaves the best cached prompt, and the likely cause |
 //! | `GET /api/cache/rows`, `POST /api/cache/evict`, `/api/cache/gc` | the rows page by page; giving bytes back |
-//! | `GET /api/sessions`, `DELETE /api/sessions/{id}` | idle sessions, and the end of one |
+//! | `GET /api/sessions`, `DELETE /api/sessions/{id}` | idle sessions and unfinished requests with their progress; the end of a session |
 //! | `GET /api/hygiene` | the rules that keep prompts alike from request to request, and which are on |
 //! | `GET /api/cache`, `GET /api/version` | the cache's counters and tiers; the version |
 //!
@@ -72,4 +72,5 @@ pub use library::{
     LibraryError, LibraryFacts, LibraryModel, ModelDefaults, ModelLibrary, PullStep, Recipe, UploadLimits,
 };
 pub use models::registry_library::{ModelSettings, RegistryLibrary};
-pub use serve::serve;
+pub use serve::{Draining, Ending, serve, serve_until};
+pub use telemetry::reply_line::REPLY_TARGET;

@@ -106,14 +106,21 @@ async fn wrong_method(method: Method, uri: Uri) -> ApiError {
     ApiError::Method { method: method.to_string(), path: uri.path().to_owned() }
 }
 
-/// Counts work in flight, and takes no more of it once shutdown began.
+/// Counts work in flight, and takes no more of it once shutdown began. Work without an answer is given up when it is cut off;
+/// a stream ends by itself then, with its dialect's error.
 async fn admit(State(app): State<SharedApp>, request: Request, next: Next) -> Result<Response, ApiError> {
     let in_flight = app.life.enter();
     // Looked at after entering: a shutdown that was not seen here sees this request.
     if app.life.is_draining() {
         return Err(ApiError::ShuttingDown);
     }
-    Ok(next.run(request).await.map(|body| HoldingBody::wrap(body, in_flight)))
+    let mut cut = app.life.cut_signal();
+    tokio::select! {
+        // First: a handler that notices it by itself ends its reply in order.
+        biased;
+        response = next.run(request) => Ok(response.map(|body| HoldingBody::wrap(body, in_flight))),
+        () = cut.received() => Err(ApiError::ShuttingDown),
+    }
 }
 
 /// Gives every answer an id and every error the shape of its family; writes the log line and ends the trace.

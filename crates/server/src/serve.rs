@@ -1,8 +1,8 @@
 //! The accept loop and the shutdown.
 //!
-//! Readiness turns off first; then new work is refused while what is in flight may end; then connections are closed;
-//! what is still open after the grace is dropped, and dropping a reply cancels it. Loads and unloads under way may end
-//! too. Models are not unloaded here: the caller owns the engine and saves what it holds when this returns.
+//! Readiness turns off first; then new work is refused while what is in flight may end. A reply that is still open after
+//! the grace is cut off: its client gets the error event of its dialect, and the engine cancels it. Then connections are
+//! closed. Loads and unloads under way may end too. Models are not unloaded here: the caller owns the engine and saves what it holds when this returns.
 
 use std::future::Future;
 use std::pin::pin;
@@ -18,7 +18,7 @@ use poncho_api::Node;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout_at};
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use crate::config::{ConfigError, Endpoint, ServerConfig};
 use crate::http::app::{App, SharedApp};
@@ -34,6 +34,28 @@ const READ_BUFFER: usize = 32 << 10;
 /// A process without free file descriptors cannot accept; a moment later it may.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
+/// How long clients that are cut off have to take their error event.
+const LAST_EVENTS: Duration = Duration::from_secs(1);
+
+/// How a server ends.
+pub struct Ending<S, H, N> {
+    /// Ready when the server is asked to stop: it takes no more work, and requests in flight may end within their grace.
+    pub shutdown: S,
+    /// Ready when the rest of the grace is not wanted: requests in flight are cut off.
+    pub hurry: H,
+    /// Called when the grace begins, if there is somebody to wait for.
+    pub notice: N,
+}
+
+/// A server that was asked to stop and waits for requests in flight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Draining {
+    /// How many requests there are.
+    pub replies: usize,
+    /// How long it waits for them at most.
+    pub limit: Duration,
+}
+
 /// Serves until `shutdown` is ready and the requests in flight have ended or used up their grace.
 ///
 /// Models may be loaded and unloaded meanwhile, by requests and by the caller. When it returns, all requests
@@ -47,6 +69,20 @@ pub async fn serve(
     config: ServerConfig,
     shutdown: impl Future<Output = ()> + Send,
 ) -> Result<(), ConfigError> {
+    let ending = Ending { shutdown, hurry: std::future::pending(), notice: |_| {} };
+    serve_until(listener, node, config, ending).await
+}
+
+/// The same for a caller that shows the wait at the end, and may shorten it.
+///
+/// # Errors
+/// As [`serve`].
+pub async fn serve_until(
+    listener: TcpListener,
+    node: Arc<dyn Node>,
+    config: ServerConfig,
+    ending: Ending<impl Future<Output = ()>, impl Future<Output = ()>, impl FnOnce(Draining)>,
+) -> Result<(), ConfigError> {
     config.check()?;
     let (exporter, sending) = match config.otlp_endpoint.as_deref().map(Endpoint::read).transpose()? {
         Some(endpoint) => Some(Exporter::start(endpoint)).unzip(),
@@ -58,24 +94,33 @@ pub async fn serve(
     if let Some(library) = app.models.manager().library() {
         background.spawn(uploads::sweep(Arc::clone(library), app.config.uploads.sweep_every));
     }
+    let Ending { shutdown, hurry, notice } = ending;
     let mut shutdown = pin!(shutdown);
     tokio::select! {
         () = connections.accept(&listener) => {}
         () = &mut shutdown => {}
     }
     app.life.begin_shutdown();
-    tracing::info!(in_flight = app.life.count(), "shutdown began");
-    let end = tokio::time::Instant::now() + app.config.shutdown_grace;
+    let (replies, limit) = (app.life.count(), app.config.shutdown_grace);
+    tracing::info!(in_flight = replies, "shutdown began");
+    if replies > 0 && !limit.is_zero() {
+        notice(Draining { replies, limit });
+    }
+    let mut end = Instant::now() + limit;
     tokio::select! {
-        () = connections.accept(&listener) => {}
         // Probes still reach the server while it waits.
-        ended = timeout_at(end, app.life.idle()) => {
-            if ended.is_err() {
-                tracing::warn!(in_flight = app.life.count(), "requests did not end within the grace and are cancelled");
-            }
-        }
+        () = connections.accept(&listener) => {}
+        () = app.life.idle() => {}
+        () = sleep_until(end) => {}
+        () = hurry => end = Instant::now(),
     }
     drop(listener);
+    let cut = app.life.count();
+    if cut > 0 {
+        tracing::warn!(in_flight = cut, "requests did not end within the grace and are cut off");
+        app.life.cut();
+        end = Instant::now() + LAST_EVENTS;
+    }
     connections.close(end).await;
     background.shutdown().await;
     app.models.close(end).await;
@@ -143,9 +188,9 @@ impl Connections {
     }
 
     /// Closes idle connections at once and the others when they are done or when the time is over.
-    async fn close(self, end: tokio::time::Instant) {
+    async fn close(self, end: Instant) {
         // Also with no grace left, idle connections get the chance to close in order.
-        let end = end.max(tokio::time::Instant::now() + ACCEPT_PAUSE);
+        let end = end.max(Instant::now() + ACCEPT_PAUSE);
         if timeout_at(end, self.graceful.shutdown()).await.is_err() {
             tracing::warn!("connections did not end within the grace and are dropped");
         }

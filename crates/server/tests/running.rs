@@ -2,4 +2,6 @@
 
 pub(crate) mod life;
 pub(crate) mod overload;
+pub(crate) mod shutdown;
+pub(crate) mod status;
 pub(crate) mod worker_death;

@@ -14,7 +14,7 @@ use poncho_cache::{Cache, CacheConfig, Gates};
 use poncho_engine::backend::stub::{StubBackend, StubFaults, StubTemplate, vocab};
 use poncho_engine::backend::{ContextOptions, MemoryKind};
 use poncho_engine::{Engine, FingerprintSource, Host, Model, ModelConfig, RestoreRule};
-use poncho_server::{ConfigError, ServerConfig, serve};
+use poncho_server::{ConfigError, Draining, Ending, ServerConfig, serve_until};
 use serde_json::{Value, json};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
@@ -83,6 +83,8 @@ pub(crate) struct Server {
     pub(crate) faults: StubFaults,
     address: std::net::SocketAddr,
     stop: Option<oneshot::Sender<()>>,
+    hurry: Option<oneshot::Sender<()>>,
+    notice: Option<oneshot::Receiver<Draining>>,
     task: JoinHandle<Result<(), ConfigError>>,
 }
 
@@ -174,11 +176,25 @@ impl Server {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
-        let shutdown = async move {
-            let _ = stopped.await;
+        let (hurry, hurried) = oneshot::channel::<()>();
+        let (noticed, notice) = oneshot::channel();
+        let ending = Ending {
+            shutdown: async move {
+                let _ = stopped.await;
+            },
+            hurry: async move {
+                if hurried.await.is_err() {
+                    std::future::pending::<()>().await;
+                }
+            },
+            notice: move |draining| {
+                let _ = noticed.send(draining);
+            },
         };
-        let task = tokio::spawn(serve(listener, Arc::new(Host::new(Arc::clone(&engine), chat)), config, shutdown));
-        Self { engine, faults: StubFaults::new(), address, stop: Some(stop), task }
+        let node = Arc::new(Host::new(Arc::clone(&engine), chat));
+        let task = tokio::spawn(serve_until(listener, node, config, ending));
+        let (stop, hurry, notice) = (Some(stop), Some(hurry), Some(notice));
+        Self { engine, faults: StubFaults::new(), address, stop, hurry, notice, task }
     }
 
     pub(crate) async fn plain() -> Self {
@@ -293,6 +309,16 @@ impl Server {
 
     pub(crate) fn begin_shutdown(&mut self) {
         self.stop.take().unwrap().send(()).unwrap();
+    }
+
+    /// Ends the grace of a shutdown.
+    pub(crate) fn hurry(&mut self) {
+        self.hurry.take().unwrap().send(()).unwrap();
+    }
+
+    /// What the server says when it begins to wait for replies; `None` if it never waits.
+    pub(crate) async fn draining(&mut self) -> Option<Draining> {
+        tokio::time::timeout(PATIENCE, self.notice.take().unwrap()).await.expect("no notice came").ok()
     }
 
     /// Waits until `serve` returns.

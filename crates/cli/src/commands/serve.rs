@@ -1,8 +1,8 @@
 //! `poncho serve`: opens the cache, loads the named models, serves until a signal arrives, and saves their states.
 //!
 //! Wiring only. The first SIGINT or SIGTERM starts an orderly shutdown: requests in flight may finish, states are saved,
-//! the exit code is 0. Both have a time limit, so that a stuck disk cannot keep the process. A second signal ends it at
-//! once.
+//! the exit code is 0. Both have a time limit, so that a stuck disk cannot keep the process, and a line says that the server
+//! waits. A second signal ends it at once: streams get the error event of their dialect.
 
 mod greeting;
 mod stopping;
@@ -16,13 +16,13 @@ use std::time::Duration;
 use anyhow::{Context, anyhow};
 use poncho_api::{ChatSettings, HygieneRule, SigningKey};
 use poncho_engine::Exactness;
-use poncho_server::{ServerConfig, check_bind};
+use poncho_server::{Ending, ServerConfig, check_bind};
 use poncho_terminal::{Outcome, Progress, printable_line, show_bytes};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 
 use crate::commands::serve::greeting::Greeting;
-use crate::commands::serve::stopping::StopSignals;
+use crate::commands::serve::stopping::{StopSignals, Waiting};
 use crate::serving::disk::{LITTLE_SPACE, free_bytes};
 use crate::serving::draining::Drained;
 use crate::serving::engine_process::{self, EngineProcess};
@@ -119,7 +119,14 @@ pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outc
     greet(args, address, &id, &folder, out)?;
     config.default_model = Some(id);
     config.library = Some(Arc::new(models.library.with_client_templates(args.client_templates)));
-    runtime.block_on(poncho_server::serve(listener, engine.node(), config, signals.stopped()))?;
+    let ending = Ending {
+        shutdown: signals.first(),
+        hurry: signals.second(),
+        // A line that cannot be written is ignored: the server must end all the same.
+        notice: |draining| drop(writeln!(out, "{}", Waiting(draining)).and_then(|()| out.flush())),
+    };
+    runtime.block_on(poncho_server::serve_until(listener, engine.node(), config, ending))?;
+    signals.served();
     let limit = args.drain_limit;
     writeln!(out, "saving the states of the models, for at most {} s", limit.as_secs_f64())?;
     out.flush()?;

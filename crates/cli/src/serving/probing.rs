@@ -16,6 +16,7 @@ use rustix::process::{Resource, Rlimit, setrlimit};
 
 use crate::serving::shape::beside;
 use crate::settings::args::{LogArgs, LogFormat, LogLevel, ProbeArg};
+use crate::settings::logging::ReplyLines;
 use crate::settings::{configured, logging};
 
 /// Makes this binary the child. It is not in the help, because users do not need it.
@@ -87,7 +88,7 @@ fn trial(args: ProbeArgs) -> Result<(), String> {
     be_expendable();
     // The parent puts these lines into its message, so they are not JSON.
     let log = LogArgs { log_level: Some(LogLevel::Warn), log_format: Some(LogFormat::Text) };
-    logging::start(log).map_err(|error| error.to_string())?;
+    logging::start(log, ReplyLines::WithInfo).map_err(|error| error.to_string())?;
     let trial = match &args.settings {
         Some(settings) => Trial::parse(settings, args.files)?,
         None => Trial::with_defaults(args.files),

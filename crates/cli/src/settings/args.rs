@@ -204,6 +204,10 @@ pub(crate) struct ServeArgs {
     #[arg(long)]
     pub(crate) no_hygiene: bool,
 
+    /// Do not log a line for each reply
+    #[arg(long)]
+    pub(crate) quiet: bool,
+
     /// OpenTelemetry collector that receives traces, such as http://localhost:4318 [env: OTEL_EXPORTER_OTLP_ENDPOINT]
     #[arg(long, value_name = "URL")]
     pub(crate) otlp_endpoint: Option<String>,

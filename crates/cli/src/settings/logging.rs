@@ -8,16 +8,48 @@ use std::io::{self, Write};
 
 use anyhow::{Context, bail};
 use clap::ValueEnum;
+use poncho_server::REPLY_TARGET;
 use poncho_terminal::is_obeyed;
-use tracing_subscriber::filter::LevelFilter;
+use tracing::field::{Field, Visit};
+use tracing::{Event, Subscriber};
+use tracing_subscriber::Layer as _;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::{FormatTime as _, SystemTime};
+use tracing_subscriber::fmt::{self, FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 use super::args::{LogArgs, LogFormat, LogLevel};
 
 const LEVEL_VARIABLE: &str = "PONCHO_LOG";
 const FORMAT_VARIABLE: &str = "PONCHO_LOG_FORMAT";
 
+/// Whether each reply is logged in a line of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ReplyLines {
+    /// At `warn` and more verbose levels.
+    On,
+    /// At `info` and more verbose levels, as other events of that level.
+    WithInfo,
+    /// Never.
+    Off,
+}
+
+impl ReplyLines {
+    /// The filter of their events, which have the level `info`.
+    fn filter(self, level: LevelFilter) -> LevelFilter {
+        match self {
+            Self::On if level >= LevelFilter::WARN => level.max(LevelFilter::INFO),
+            Self::On | Self::WithInfo => level,
+            Self::Off => LevelFilter::OFF,
+        }
+    }
+}
+
 /// Starts logging with the flags, or else the variables, or else `warn` and `text`.
-pub(crate) fn start(args: LogArgs) -> anyhow::Result<()> {
+pub(crate) fn start(args: LogArgs, replies: ReplyLines) -> anyhow::Result<()> {
     let level =
         chosen(args.log_level, LEVEL_VARIABLE, "off, error, warn, info, debug or trace")?.unwrap_or(LogLevel::Warn);
     let format = chosen(args.log_format, FORMAT_VARIABLE, "text or json")?.unwrap_or(LogFormat::Text);
@@ -29,13 +61,51 @@ pub(crate) fn start(args: LogArgs) -> anyhow::Result<()> {
         LogLevel::Debug => LevelFilter::DEBUG,
         LogLevel::Trace => LevelFilter::TRACE,
     };
+    let filter = Targets::new().with_default(level).with_target(REPLY_TARGET, replies.filter(level));
     let writer = move || EscapingWriter { format, to: io::stderr() };
-    let lines = tracing_subscriber::fmt().with_max_level(level).with_writer(writer).with_target(false);
-    match format {
-        LogFormat::Text => lines.init(),
-        LogFormat::Json => lines.json().flatten_event(true).with_span_list(false).init(),
-    }
+    let lines = fmt::layer().with_writer(writer).with_target(false);
+    let lines = match format {
+        LogFormat::Text => lines.event_format(TextLines(fmt::format().with_target(false))).boxed(),
+        LogFormat::Json => lines.json().flatten_event(true).with_span_list(false).boxed(),
+    };
+    tracing_subscriber::registry().with(lines.with_filter(filter)).init();
     Ok(())
+}
+
+/// Events as text. Those of replies are a sentence for people, without the fields that JSON has.
+struct TextLines<F>(F);
+
+impl<S, N, F> FormatEvent<S, N> for TextLines<F>
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+    F: FormatEvent<S, N>,
+{
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> std::fmt::Result {
+        if event.metadata().target() != REPLY_TARGET {
+            return self.0.format_event(context, writer, event);
+        }
+        let mut message = Message(String::new());
+        event.record(&mut message);
+        SystemTime.format_time(&mut writer)?;
+        writeln!(writer, " {:>5} {}", event.metadata().level(), message.0)
+    }
+}
+
+/// The message of an event.
+struct Message(String);
+
+impl Visit for Message {
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        if field.name() == "message" {
+            self.0 = format!("{value:?}");
+        }
+    }
 }
 
 /// Escapes control characters. Each call gets one whole event with its line end.
@@ -96,6 +166,8 @@ fn chosen<T: ValueEnum>(flag: Option<T>, variable: &str, known: &str) -> anyhow:
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Arc, Mutex};
+
     use super::*;
 
     fn written(event: &str, format: LogFormat) -> String {
@@ -111,6 +183,48 @@ mod tests {
         let line = written(event, LogFormat::Text);
         assert_eq!(line, "WARN model=a\\nERROR forged\\r\\u{1b}[2J\\u{9b}31m\\u{202e}\\u{e0041} não\n");
         assert_eq!(written("no end", LogFormat::Text), "no end");
+    }
+
+    #[test]
+    fn reply_lines_are_on_by_default_and_never_without_warnings() {
+        let filter = ReplyLines::filter;
+        assert_eq!(filter(ReplyLines::On, LevelFilter::WARN), LevelFilter::INFO);
+        assert_eq!(filter(ReplyLines::On, LevelFilter::DEBUG), LevelFilter::DEBUG);
+        assert_eq!(filter(ReplyLines::On, LevelFilter::ERROR), LevelFilter::ERROR);
+        assert_eq!(filter(ReplyLines::WithInfo, LevelFilter::WARN), LevelFilter::WARN);
+        assert_eq!(filter(ReplyLines::Off, LevelFilter::TRACE), LevelFilter::OFF);
+    }
+
+    /// Everyday use 14: the default level had no line for a reply, and `info` one for a machine.
+    #[test]
+    fn a_reply_is_a_sentence_in_text() {
+        let written = Arc::new(Mutex::new(Vec::new()));
+        let to = Arc::clone(&written);
+        let lines = fmt::layer().with_ansi(false).with_writer(move || Shared(Arc::clone(&to)));
+        let lines = lines.event_format(TextLines(fmt::format().with_target(false)));
+        let filter = Targets::new().with_default(LevelFilter::WARN).with_target(REPLY_TARGET, LevelFilter::INFO);
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(lines.with_filter(filter)), || {
+            tracing::info!(target: REPLY_TARGET, hit = "cold", "m: {} cached", 6);
+            tracing::info!("hidden");
+            tracing::warn!(tier = "disk", "shown");
+        });
+        let text = String::from_utf8(written.lock().unwrap().clone()).unwrap();
+        let [reply, warning] = text.lines().collect::<Vec<_>>()[..] else { panic!("{text}") };
+        assert!(reply.ends_with("  INFO m: 6 cached"), "{reply}");
+        assert!(warning.ends_with("  WARN shown tier=\"disk\""), "{warning}");
+    }
+
+    /// Keeps what is written.
+    struct Shared(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Shared {
+        fn write(&mut self, event: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(event)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
     }
 
     #[test]

@@ -29,6 +29,8 @@ fn a_second_signal_does_not_wait_for_requests_in_flight() {
     };
     until("the request is in flight", || in_flight(&served));
     served.interrupt();
+    // Everyday use 11: 30 s of silence.
+    assert_eq!(served.next_line(), "waiting for 1 reply (30 s), Ctrl-C again to stop\n");
     until("no more work is taken", || served.ask("GET", "/health/ready").0 == 503);
     assert_eq!(served.exit_code(), None, "it waits for the request");
     served.interrupt();

@@ -9,9 +9,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 
+use poncho_api::{RequestProgress, RequestReport};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::calls::event::{Completion, StreamEvent};
+use crate::calls::open_request::OpenRequest;
 use crate::calls::request::RequestId;
 use crate::error::EngineError;
 
@@ -46,42 +48,69 @@ impl EventSender {
     }
 }
 
-/// The streams of all unfinished requests of a model, so that the last event can be sent even if the worker cannot.
+/// The streams of all unfinished requests of a model, so that the last event can be sent even if the worker cannot; and how
+/// far those requests are.
 #[derive(Debug, Default)]
 pub(crate) struct Streams {
-    open: Mutex<HashMap<RequestId, EventSender>>,
+    open: Mutex<HashMap<RequestId, Open>>,
+}
+
+#[derive(Debug)]
+struct Open {
+    sender: EventSender,
+    request: OpenRequest,
 }
 
 impl Streams {
     /// Opens a stream for a request.
-    pub(crate) fn open(self: &Arc<Self>, id: RequestId) -> (EventSender, Stream) {
+    pub(crate) fn open(self: &Arc<Self>, id: RequestId, request: OpenRequest) -> (EventSender, Stream) {
         let (sender, receiver) = unbounded_channel();
         let cancelled = Arc::new(AtomicBool::new(false));
         let sender = EventSender { events: Some(sender), cancelled: Arc::clone(&cancelled) };
-        self.lock().insert(id, sender.clone());
+        self.lock().insert(id, Open { sender: sender.clone(), request });
         (sender, Stream { id, events: receiver, cancelled, ended: false })
     }
 
     /// Marks a request as cancelled. False if it has ended.
     pub(crate) fn cancel(&self, id: RequestId) -> bool {
         let open = self.lock();
-        let Some(sender) = open.get(&id) else { return false };
-        sender.cancelled.store(true, Ordering::Relaxed);
+        let Some(open) = open.get(&id) else { return false };
+        open.sender.cancelled.store(true, Ordering::Relaxed);
         true
     }
 
     /// Closes a stream: the caller that gets the sender sends the last event. `None` if another one already has it.
     pub(crate) fn close(&self, id: RequestId) -> Option<EventSender> {
-        self.lock().remove(&id)
+        self.lock().remove(&id).map(|open| open.sender)
     }
 
     /// Closes every stream. The requests count as cancelled: nobody waits for what a worker may still do for them.
     pub(crate) fn close_all(&self) -> Vec<EventSender> {
         let open = std::mem::take(&mut *self.lock());
-        open.into_values().inspect(|sender| sender.cancelled.store(true, Ordering::Relaxed)).collect()
+        let senders = open.into_values().map(|open| open.sender);
+        senders.inspect(|sender| sender.cancelled.store(true, Ordering::Relaxed)).collect()
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<RequestId, EventSender>> {
+    /// Notes how far some requests are. Those that have ended are skipped.
+    pub(crate) fn note(&self, progress: impl Iterator<Item = (RequestId, RequestProgress)>) {
+        let mut open = self.lock();
+        for (id, progress) in progress {
+            if let Some(open) = open.get_mut(&id) {
+                open.request.progress = progress;
+            }
+        }
+    }
+
+    /// All unfinished requests, oldest first.
+    pub(crate) fn requests(&self) -> Vec<RequestReport> {
+        let open = self.lock();
+        let mut requests: Vec<_> = open.iter().map(|(id, open)| (*id, open.request.report())).collect();
+        drop(open);
+        requests.sort_unstable_by_key(|(id, _)| *id);
+        requests.into_iter().map(|(_, request)| request).collect()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<RequestId, Open>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -182,12 +211,19 @@ impl Iterator for Stream {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
+    use crate::calls::request::Request;
+
+    fn request() -> OpenRequest {
+        OpenRequest::new(&Request::new(vec![1, 2, 3]), Instant::now())
+    }
 
     #[test]
     fn a_dropped_stream_is_a_cancelled_request() {
         let streams = Arc::new(Streams::default());
-        let (sender, stream) = streams.open(RequestId(1));
+        let (sender, stream) = streams.open(RequestId(1), request());
         assert!(!sender.is_cancelled());
         drop(stream);
         assert!(sender.is_cancelled());
@@ -196,7 +232,7 @@ mod tests {
     #[test]
     fn every_stream_has_exactly_one_last_event() {
         let streams = Arc::new(Streams::default());
-        let (_sender, mut stream) = streams.open(RequestId(1));
+        let (_sender, mut stream) = streams.open(RequestId(1), request());
         let error = EngineError::Decode { code: -3 };
         streams.close(RequestId(1)).unwrap().send(StreamEvent::Error(error.clone()));
         assert!(streams.close(RequestId(1)).is_none(), "only once");
@@ -207,11 +243,25 @@ mod tests {
     #[test]
     fn a_dead_worker_leaves_no_stream_without_a_last_word() {
         let streams = Arc::new(Streams::default());
-        let (sender, one) = streams.open(RequestId(1));
-        let (_, two) = streams.open(RequestId(2));
+        let (sender, one) = streams.open(RequestId(1), request());
+        let (_, two) = streams.open(RequestId(2), request());
         let error = EngineError::WorkerDied { model: "m".into(), reason: "panic".into() };
         streams.close_all().iter().for_each(|sender| sender.send(StreamEvent::Error(error.clone())));
         assert_eq!((one.wait(), two.wait()), (Err(error.clone()), Err(error)));
         assert!(sender.is_cancelled() && streams.close_all().is_empty());
+    }
+
+    #[test]
+    fn requests_are_listed_in_their_order_until_they_end() {
+        let streams = Arc::new(Streams::default());
+        let _streams = [3, 1, 2].map(|number| streams.open(RequestId(number), request()));
+        let progress = RequestProgress { processed_tokens: 2, ..request().progress };
+        streams.note([(RequestId(2), progress), (RequestId(9), progress)].into_iter());
+        let processed = || streams.requests().iter().map(|open| open.progress.processed_tokens).collect::<Vec<_>>();
+        assert_eq!(processed(), [0, 2, 0]);
+        assert!(streams.close(RequestId(1)).is_some());
+        assert_eq!(processed(), [2, 0]);
+        streams.close_all();
+        assert!(processed().is_empty());
     }
 }

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use poncho_api::{
     AdapterId, AdapterInfo, Capabilities, ChatTurn, EngineError, Explained, Footprint, Generate, Input, ModelFiles,
-    ModelReport, NodeModel, Prompt, Rendered, ReplyStream, Request, SessionInfo, SpecialText, StatusReport, Tenant,
-    TokenizeMode, Verified,
+    ModelReport, NodeModel, Prompt, Rendered, ReplyStream, Request, RequestReport, SessionInfo, SpecialText,
+    StatusReport, Tenant, TokenizeMode, Verified,
 };
 
 use super::capabilities::capabilities;
@@ -119,6 +119,18 @@ impl NodeModel for Hosted {
         self.model.status()
     }
 
+    fn requests(&self) -> Vec<RequestReport> {
+        self.model.requests()
+    }
+
+    fn sessions(&self) -> Vec<SessionInfo> {
+        self.model.sessions()
+    }
+
+    fn adapters(&self) -> Vec<AdapterInfo> {
+        self.model.adapters()
+    }
+
     fn is_file_changed(&self) -> bool {
         self.model.is_file_changed()
     }
@@ -209,10 +221,6 @@ impl NodeModel for Hosted {
         self.call("described a model", |model| Ok(model.chat_template())).await.ok().flatten()
     }
 
-    async fn sessions(&self) -> Result<Vec<SessionInfo>, EngineError> {
-        self.call("listed the sessions", Model::sessions).await
-    }
-
     async fn end_session(&self, name: &str) -> Result<bool, EngineError> {
         let name = name.to_owned();
         self.call("ended a session", move |model| model.end_session(&name)).await
@@ -237,10 +245,6 @@ impl NodeModel for Hosted {
 
     async fn set_adapter_scale(&self, id: AdapterId, scale: f32) -> Result<(), EngineError> {
         self.call("scaled an adapter", move |model| model.set_adapter_scale(id, scale)).await
-    }
-
-    async fn adapters(&self) -> Result<Vec<AdapterInfo>, EngineError> {
-        self.call("listed the adapters", Model::adapters).await
     }
 
     async fn evict(&self) -> Result<usize, EngineError> {

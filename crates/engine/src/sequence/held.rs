@@ -81,6 +81,11 @@ impl HeldTable {
         self.resting(seq).map(|resting| &resting.held)
     }
 
+    /// The same with a number that no other content of this table ever had.
+    pub(crate) fn stamped(&self, seq: SeqId) -> Option<(u64, &Held)> {
+        self.resting(seq).map(|resting| (resting.used, &resting.held))
+    }
+
     /// Takes the content out: a request runs on the sequence now, or it is about to be cleared.
     pub(crate) fn take(&mut self, seq: SeqId) -> Option<Held> {
         self.slot(seq).take().map(|resting| resting.held)

@@ -90,6 +90,7 @@ fn end(slots: &mut Slots, tasks: &mut Tasks, shared: &Shared, id: TaskId) {
     match task.end.take().expect("invariant: only a request that is over ends") {
         End::Failed(error) => {
             slots.release(task.lease, None);
+            slots.publish_sessions(shared);
             shared.end(task.id, StreamEvent::Error(error));
         }
         End::Finished { reason, stop } => {
@@ -103,6 +104,7 @@ fn end(slots: &mut Slots, tasks: &mut Tasks, shared: &Shared, id: TaskId) {
             let id = task.id;
             let (lease, left) = left_by(task);
             slots.release(lease, left);
+            slots.publish_sessions(shared);
             shared.end(id, StreamEvent::Done(Box::new(completion)));
         }
     }

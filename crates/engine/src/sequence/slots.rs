@@ -6,6 +6,7 @@
 
 mod fill;
 mod pack;
+mod sessions;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -77,6 +78,8 @@ pub(crate) struct Slots {
     compactor: Compactor,
     /// Whether decode rows of exact requests may share a call. Tested when the context is created.
     shares_decodes: bool,
+    /// Whether the idle sessions may differ from the published ones.
+    sessions_changed: bool,
 }
 
 impl Slots {
@@ -127,6 +130,7 @@ impl Slots {
             },
             compactor: Compactor::new(Arc::clone(&shared.cache), memory, context.joiner(), bounds),
             shares_decodes,
+            sessions_changed: true,
             abort,
             context,
         })
@@ -175,12 +179,15 @@ impl Slots {
 
     /// Admits, queues or refuses a request.
     pub(crate) fn submit(&mut self, ticket: Ticket) -> Submitted {
+        self.sessions_changed = true;
         self.admission.submit(ticket)
     }
 
     /// What can be done for the head of the queue.
     pub(crate) fn admit_next(&mut self) -> Next {
-        self.admission.admit_next()
+        let next = self.admission.admit_next();
+        self.sessions_changed |= !matches!(next, Next::Wait);
+        next
     }
 
     /// Takes a waiting request out of the queue.
@@ -189,6 +196,7 @@ impl Slots {
     }
 
     pub(crate) fn end_session(&mut self, name: &str) -> EndedSession {
+        self.sessions_changed = true;
         self.admission.end_session(name)
     }
 
@@ -266,6 +274,7 @@ impl Slots {
 
     #[expect(clippy::expect_used, reason = "a broken invariant must be loud; the supervisor contains it")]
     fn end_lease(&mut self, seq: SeqId, after: After) {
+        self.sessions_changed = true;
         self.admission.release(seq, after).expect("invariant: a leased sequence has a request in flight");
     }
 
@@ -296,6 +305,7 @@ impl Slots {
     /// An idle session gives up its sequence; its state is saved first.
     pub(crate) fn release_session(&mut self, seq: SeqId, grid: Option<Grid>) {
         self.save_held(seq, SaveReason::Evict, grid);
+        self.sessions_changed = true;
         let name = self.admission.release_session(seq);
         tracing::debug!(seq, session = name.as_deref().unwrap_or(""), "idle session released");
     }
@@ -510,6 +520,7 @@ impl Slots {
     pub(crate) fn rebuild(&mut self, shared: &Shared) -> Result<(), ContextError> {
         self.context = shared.model.new_context(&shared.config.context, Arc::clone(&self.abort))?;
         self.held.clear();
+        self.sessions_changed = true;
         let idle: Vec<SeqId> = self.idle_sessions().map(|(seq, _)| seq).collect();
         for seq in idle {
             self.admission.release_session(seq);

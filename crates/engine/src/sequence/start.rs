@@ -57,6 +57,7 @@ pub(crate) fn start(
         Ok(Resolved::Stored(plan)) => restore_from(slots, tasks, shared, task, plan),
         Err(error) => {
             slots.release_untouched(task.lease);
+            slots.publish_sessions(shared);
             shared.end(id, StreamEvent::Error(error));
         }
     }

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use poncho_api::{RequestProgress, RequestStage};
 use poncho_cache::{HitKind, Namespace};
 
 use crate::backend::{Grammar, GrammarError, Model, SeqId, SpecialText};
@@ -333,6 +334,29 @@ impl Task {
         }
     }
 
+    /// How far it is, as status answers show it.
+    pub(crate) fn report(&self, now: Instant) -> RequestProgress {
+        let (_, cached) = self.reported_hit();
+        let computed = self.n_past().saturating_sub(self.read);
+        let (stage, count, since) = match self.first_logits {
+            None => (RequestStage::Prefilling, computed, self.admitted + self.restore_time),
+            Some(first) => (RequestStage::Generating, self.generated(), first),
+        };
+        let is_read = stage == RequestStage::Generating;
+        RequestProgress {
+            stage,
+            prompt_tokens: self.prompt_len,
+            cached_tokens: cached,
+            processed_tokens: if is_read {
+                self.prompt_len
+            } else {
+                cached.saturating_add(computed).min(self.prompt_len)
+            },
+            generated_tokens: self.generated(),
+            tokens_per_second: rate(count, now.saturating_duration_since(since)),
+        }
+    }
+
     fn finish(&mut self, reason: FinishReason, stop: Option<usize>) {
         self.end = Some(End::Finished { reason, stop });
     }
@@ -369,6 +393,12 @@ impl Task {
             context_tokens: self.tokens.clone(),
         }
     }
+}
+
+/// Tokens per second; `None` if there were none yet.
+#[expect(clippy::cast_precision_loss, reason = "counts of tokens are far below 2^52")]
+fn rate(tokens: usize, time: Duration) -> Option<f64> {
+    (tokens > 0 && !time.is_zero()).then(|| tokens as f64 / time.as_secs_f64())
 }
 
 /// What a finished request leaves in its sequence; `None` if that is empty.

@@ -8,6 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use crate::calls::open_request::OpenRequest;
 use crate::calls::request::RequestId;
 use crate::calls::stream::{EventSender, Stream};
 use crate::error::EngineError;
@@ -45,8 +46,8 @@ impl QueuePlace {
     }
 
     /// The request takes the place over; it is given back when the request ends.
-    pub(crate) fn open(mut self, id: RequestId) -> (EventSender, Stream) {
-        let ends = self.shared.streams.open(id);
+    pub(crate) fn open(mut self, id: RequestId, request: OpenRequest) -> (EventSender, Stream) {
+        let ends = self.shared.streams.open(id, request);
         self.is_open = false;
         ends
     }

@@ -26,8 +26,6 @@ pub(crate) enum Command {
     },
     /// Forget a session.
     EndSession { name: String, reply: Reply<bool> },
-    /// Sessions that hold a sequence.
-    Sessions { reply: Reply<Vec<SessionInfo>> },
     /// Embeddings of some inputs; answered through the model's open calls.
     Embed { id: RequestId, inputs: Vec<Vec<u32>> },
     /// How many draft tokens the model agrees with.
@@ -40,8 +38,6 @@ pub(crate) enum Command {
     UnloadAdapter { id: AdapterId, reply: Reply<()> },
     /// Change an adapter's strength.
     ScaleAdapter { id: AdapterId, scale: f32, reply: Reply<()> },
-    /// The attached adapters.
-    Adapters { reply: Reply<Vec<AdapterInfo>> },
     /// Save every idle session and give its sequence back.
     Evict { reply: Reply<usize> },
     /// Stored rows were read: look at them.

@@ -10,7 +10,7 @@ use crate::sequence::start::stop_rereads;
 use crate::sequence::tasks::Tasks;
 use crate::shared::Shared;
 use crate::shared::adapters::LoadedAdapter;
-use crate::worker::command::{Command, SessionInfo};
+use crate::worker::command::Command;
 use crate::worker::embed::Embeds;
 use crate::worker::speculate::{draft, verify};
 
@@ -21,10 +21,8 @@ pub(crate) fn execute(slots: &mut Slots, tasks: &mut Tasks, embeds: &mut Embeds,
         Command::Submit { .. } | Command::Shutdown { .. } | Command::Wake => {}
         Command::EndSession { name, reply } => {
             let is_known = slots.end_session(&name) != EndedSession::Unknown;
+            slots.publish_sessions(shared);
             let _ = reply.send(Ok(is_known));
-        }
-        Command::Sessions { reply } => {
-            let _ = reply.send(Ok(sessions(slots)));
         }
         Command::Embed { id, inputs } => {
             stop_rereads(slots, tasks, shared);
@@ -49,11 +47,10 @@ pub(crate) fn execute(slots: &mut Slots, tasks: &mut Tasks, embeds: &mut Embeds,
             let scaled = slots.adapters().with_scale(id, scale);
             let _ = reply.send(scaled.and_then(|adapters| slots.set_adapters(adapters, shared)));
         }
-        Command::Adapters { reply } => {
-            let _ = reply.send(Ok(slots.adapters().infos()));
-        }
         Command::Evict { reply } => {
-            let _ = reply.send(Ok(evict(slots, shared)));
+            let count = evict(slots, shared);
+            slots.publish_sessions(shared);
+            let _ = reply.send(Ok(count));
         }
     }
 }
@@ -69,14 +66,4 @@ fn evict(slots: &mut Slots, shared: &Shared) -> usize {
         slots.empty(seq);
     }
     idle.len()
-}
-
-fn sessions(slots: &Slots) -> Vec<SessionInfo> {
-    let named = slots.idle_sessions().filter_map(|(seq, name)| Some((name, slots.held().get(seq)?)));
-    named
-        .map(|(name, held)| {
-            let key = held.namespace.key(held.committed());
-            SessionInfo { name: name.to_owned(), tokens: held.n_past, key }
-        })
-        .collect()
 }

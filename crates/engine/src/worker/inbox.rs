@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     fn command() -> Command {
-        Command::Sessions { reply: oneshot::channel().0 }
+        Command::Evict { reply: oneshot::channel().0 }
     }
 
     #[test]

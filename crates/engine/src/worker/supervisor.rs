@@ -144,6 +144,7 @@ impl Link {
             current.given_up.store(true, Ordering::SeqCst);
         }
         // After the flag: what the old worker took before it saw the flag is open, and so fails here.
+        self.shared.sessions.clear();
         self.shared.fail_all(&EngineError::Watchdog { model, waited });
         // Its call counts no more, also until the next worker has a flag of its own.
         drop(self.shared.running.new_worker());
@@ -189,6 +190,7 @@ impl Link {
             let model = shared.config.id.clone();
             tracing::error!(model, reason, "the worker ended; it is started again");
             drop(shared.running.new_worker());
+            shared.sessions.clear();
             shared.fail_all(&EngineError::WorkerDied { model, reason });
             if started.elapsed() > LONG_ENOUGH {
                 pause = shared.config.restart_pause;
@@ -204,6 +206,7 @@ impl Link {
         self.shared.status.set_phase(Phase::Stopped);
         // In this order: a request that came too late is either refused by the inbox or open, and so fails here.
         self.inbox.close();
+        self.shared.sessions.clear();
         self.shared.fail_all(&EngineError::ShuttingDown { model: self.shared.config.id.clone() });
         let (ended, changed) = &self.ended;
         *ended.lock().unwrap_or_else(PoisonError::into_inner) = true;

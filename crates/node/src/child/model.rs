@@ -9,7 +9,8 @@ use std::sync::{Arc, PoisonError, RwLock};
 use async_trait::async_trait;
 use poncho_api::{
     AdapterId, AdapterInfo, Capabilities, EngineError, Explained, Footprint, Generate, Input, ModelFiles, ModelReport,
-    NodeModel, Phase, Rendered, ReplyStream, SessionInfo, SpecialText, StatusReport, TokenizeMode, Verified,
+    NodeModel, Phase, Rendered, ReplyStream, RequestReport, SessionInfo, SpecialText, StatusReport, TokenizeMode,
+    Verified,
 };
 
 use super::{Supervised, lock};
@@ -101,6 +102,18 @@ impl NodeModel for ChildModel {
         }
         let last = *self.last.read().unwrap_or_else(PoisonError::into_inner);
         StatusReport { phase: Phase::Starting, ..last }
+    }
+
+    fn requests(&self) -> Vec<RequestReport> {
+        self.now().map(|model| model.requests()).unwrap_or_default()
+    }
+
+    fn sessions(&self) -> Vec<SessionInfo> {
+        self.now().map(|model| model.sessions()).unwrap_or_default()
+    }
+
+    fn adapters(&self) -> Vec<AdapterInfo> {
+        self.now().map(|model| model.adapters()).unwrap_or_default()
     }
 
     fn is_file_changed(&self) -> bool {
@@ -220,10 +233,6 @@ impl NodeModel for ChildModel {
         self.up().await.ok()?.chat_template().await
     }
 
-    async fn sessions(&self) -> Result<Vec<SessionInfo>, EngineError> {
-        self.repeat(|model| async move { model.sessions().await }).await
-    }
-
     async fn end_session(&self, name: &str) -> Result<bool, EngineError> {
         self.up().await?.end_session(name).await
     }
@@ -267,10 +276,6 @@ impl NodeModel for ChildModel {
             changed.for_each(|(_, _, kept)| *kept = scale);
         }
         Ok(())
-    }
-
-    async fn adapters(&self) -> Result<Vec<AdapterInfo>, EngineError> {
-        self.repeat(|model| async move { model.adapters().await }).await
     }
 
     async fn evict(&self) -> Result<usize, EngineError> {

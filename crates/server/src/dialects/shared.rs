@@ -13,7 +13,7 @@ use crate::http::reply::Reply;
 use crate::models::served::ServedModel;
 use crate::owner::Owner;
 use crate::owner::scoped;
-use crate::telemetry::timing::ReplyTimes;
+use crate::telemetry::timing::{ReplyTimes, refused};
 
 /// The session that the headers name.
 pub(crate) fn session_header(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
@@ -76,11 +76,11 @@ impl Origin {
             prompt.request.session_id = session.map(|name| scoped(self.owner, &name)).transpose()?;
         }
         let model = self.model.clone().asked_by(self.app.keys.tenant(self.owner));
-        let streams = model.start(prompts).await?;
+        let streams = model.start(prompts).await.inspect_err(|error| refused(self.model.id(), self.arrived, error))?;
         let submitted = Instant::now();
         let reply = |stream| {
             let times = ReplyTimes::begin(self.app.metrics.clone(), self.model.id(), self.arrived, submitted);
-            Reply::new(stream, times, self.app.config.request_timeout)
+            Reply::new(stream, times, self.app.config.request_timeout, self.app.life.cut_signal())
         };
         Ok(streams.into_iter().map(reply).collect())
     }

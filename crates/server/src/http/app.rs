@@ -72,15 +72,20 @@ impl App {
     }
 }
 
-/// Whether work is taken, and how much of it is in flight.
+/// Whether work is taken, how much of it is in flight, and whether that is being cut off.
 pub(crate) struct Life {
     draining: AtomicBool,
     in_flight: Arc<watch::Sender<usize>>,
+    cut: watch::Sender<bool>,
 }
 
 impl Default for Life {
     fn default() -> Self {
-        Self { draining: AtomicBool::new(false), in_flight: Arc::new(watch::Sender::new(0)) }
+        Self {
+            draining: AtomicBool::new(false),
+            in_flight: Arc::new(watch::Sender::new(0)),
+            cut: watch::Sender::new(false),
+        }
     }
 }
 
@@ -93,6 +98,16 @@ impl Life {
     /// Whether shutdown began.
     pub(crate) fn is_draining(&self) -> bool {
         self.draining.load(Ordering::SeqCst)
+    }
+
+    /// Cuts off what is in flight: every reply ends with the error event of its dialect.
+    pub(crate) fn cut(&self) {
+        self.cut.send_replace(true);
+    }
+
+    /// For requests that must notice it.
+    pub(crate) fn cut_signal(&self) -> CutSignal {
+        CutSignal(self.cut.subscribe())
     }
 
     /// Counts a request until the value is dropped.
@@ -110,6 +125,20 @@ impl Life {
     pub(crate) async fn idle(&self) {
         // The sender lives as long as `self`, so waiting cannot fail.
         let _ = self.in_flight.subscribe().wait_for(|count| *count == 0).await;
+    }
+}
+
+/// Lets a request in flight notice that it is cut off.
+#[derive(Debug, Clone)]
+pub(crate) struct CutSignal(watch::Receiver<bool>);
+
+impl CutSignal {
+    /// Waits until requests are cut off.
+    pub(crate) async fn received(&mut self) {
+        if self.0.wait_for(|is_cut| *is_cut).await.is_err() {
+            // Nobody is left who could cut anything off.
+            std::future::pending::<()>().await;
+        }
     }
 }
 

@@ -1,4 +1,5 @@
-//! A reply on its way to a client: the engine's events, with the time they took and the limit of the request.
+//! A reply on its way to a client: the engine's events, with the time they took, the limit of the request, and the end of
+//! the server.
 //!
 //! Made by `shared.rs`, read by the dialects piece by piece or to its end. It owns the engine's stream: dropping it
 //! cancels the request.
@@ -9,6 +10,7 @@ use futures_util::StreamExt;
 use poncho_api::{Delta, Finished, ReplyStream, Started};
 
 use crate::error::ApiError;
+use crate::http::app::CutSignal;
 use crate::telemetry::timing::ReplyTimes;
 
 /// What a dialect gets.
@@ -28,12 +30,13 @@ pub(crate) struct Reply {
     stream: ReplyStream,
     times: ReplyTimes,
     time_limit: Option<Duration>,
+    cut: CutSignal,
     ended: bool,
 }
 
 impl Reply {
-    pub(crate) fn new(stream: ReplyStream, times: ReplyTimes, time_limit: Option<Duration>) -> Self {
-        Self { stream, times, time_limit, ended: false }
+    pub(crate) fn new(stream: ReplyStream, times: ReplyTimes, time_limit: Option<Duration>, cut: CutSignal) -> Self {
+        Self { stream, times, time_limit, cut, ended: false }
     }
 
     /// The next event for the client; `None` after the last.
@@ -41,7 +44,7 @@ impl Reply {
         while !self.ended {
             match self.wait().await {
                 Ok(poncho_api::ReplyEvent::Started(started)) => {
-                    self.times.started();
+                    self.times.started(started);
                     return Some(ReplyEvent::Started(started));
                 }
                 Ok(poncho_api::ReplyEvent::Delta(delta)) => {
@@ -81,11 +84,19 @@ impl Reply {
     }
 
     async fn wait(&mut self) -> Result<poncho_api::ReplyEvent, ApiError> {
-        let gone = ApiError::Cancelled;
-        let Some(limit) = self.time_limit else { return self.stream.next().await.ok_or(gone) };
-        match tokio::time::timeout_at(self.times.arrived() + limit, self.stream.next()).await {
-            Ok(event) => event.ok_or(gone),
-            Err(_) => Err(ApiError::Timeout { limit }),
+        let Self { stream, times, time_limit, cut, .. } = self;
+        let next = async {
+            let Some(limit) = *time_limit else { return stream.next().await.ok_or(ApiError::Cancelled) };
+            match tokio::time::timeout_at(times.arrived() + limit, stream.next()).await {
+                Ok(event) => event.ok_or(ApiError::Cancelled),
+                Err(_) => Err(ApiError::Timeout { limit }),
+            }
+        };
+        tokio::select! {
+            // First: a reply with an event ready at all times must notice it too.
+            biased;
+            () = cut.received() => Err(ApiError::ShuttingDown),
+            event = next => event,
         }
     }
 

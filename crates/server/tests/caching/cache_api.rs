@@ -121,7 +121,7 @@ async fn rows_come_in_pages_and_go_when_asked() {
 #[tokio::test]
 async fn sessions_are_listed_and_ended() {
     let server = Server::plain().await;
-    assert_eq!(server.get("/api/sessions").await.json(), json!({"sessions": []}));
+    assert_eq!(server.get("/api/sessions").await.json(), json!({"sessions": [], "requests": []}));
     server.chat(&with(asking("Hello there"), &json!({"session_id": "a/b", "max_tokens": 4, "ignore_eos": true}))).await;
     let model = server.model();
     eventually("the session's rest", || model.status().sessions == 1).await;

@@ -493,7 +493,7 @@ async fn a_session_is_named_in_the_body_or_a_header() {
     let answer = server.send(Method::POST, PATH, &headers, body.to_string().into()).await;
     assert!(answer.json()["poncho"]["hit"].is_string(), "{}", answer.text);
     let model = server.model();
-    let sessions = tokio::task::spawn_blocking(move || model.sessions().unwrap()).await.unwrap();
+    let sessions = model.sessions();
     let mut names: Vec<String> = sessions.into_iter().map(|session| session.name).collect();
     names.sort_unstable();
     assert_eq!(names, ["mine", "other"]);

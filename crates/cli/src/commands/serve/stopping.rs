@@ -1,39 +1,96 @@
 //! The signals that stop a server: the first SIGINT (Ctrl-C) or SIGTERM in order, the second at once.
 //!
 //! Installed before the greeting, because a user who reads it may press Ctrl-C. Once a signal has a handler, the system
-//! no longer acts on it, so the second one is awaited here too.
+//! no longer acts on it, so all of them are awaited here, also while states are being saved.
 
+use std::fmt;
 use std::io;
+use std::time::Duration;
 
+use poncho_server::Draining;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
 
 /// The exit code that a shell reports for a process ended by Ctrl-C.
 const INTERRUPTED: i32 = 130;
+/// How long clients have after the second signal to get the error events of their streams.
+const LAST_EVENTS: Duration = Duration::from_secs(1);
 
-/// The two signals that mean stop.
+/// How many signals arrived.
 #[derive(Debug)]
 pub(crate) struct StopSignals {
-    interrupt: Signal,
-    terminate: Signal,
+    count: watch::Receiver<u32>,
 }
 
 impl StopSignals {
     /// Installs the handlers. Must be called inside a runtime.
     pub(crate) fn install() -> io::Result<Self> {
-        Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
-    }
-
-    /// Waits for the first signal. From then on, another one ends the process at once: replies are cut off and nothing
-    /// more is saved, but published rows stay intact.
-    pub(crate) async fn stopped(mut self) {
-        self.next().await;
+        let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+        let (counted, count) = watch::channel(0);
         tokio::spawn(async move {
-            self.next().await;
+            next(&mut interrupt, &mut terminate).await;
+            counted.send_replace(1);
+            next(&mut interrupt, &mut terminate).await;
+            counted.send_replace(2);
+            // Streams are cut off and nothing more is saved, but published rows stay intact.
+            tokio::select! {
+                () = tokio::time::sleep(LAST_EVENTS) => {}
+                () = counted.closed() => {}
+                () = next(&mut interrupt, &mut terminate) => {}
+            }
             std::process::exit(INTERRUPTED);
         });
+        Ok(Self { count })
     }
 
-    async fn next(&mut self) {
-        tokio::select! { _ = self.interrupt.recv() => {}, _ = self.terminate.recv() => {} }
+    /// Waits for the first signal.
+    pub(crate) async fn first(&self) {
+        self.reached(1).await;
+    }
+
+    /// Waits for the second signal.
+    pub(crate) async fn second(&self) {
+        self.reached(2).await;
+    }
+
+    /// Serving is over. The process ends here if a second signal has arrived; one that arrives later ends it at once.
+    pub(crate) fn served(self) {
+        if *self.count.borrow() >= 2 {
+            std::process::exit(INTERRUPTED);
+        }
+    }
+
+    async fn reached(&self, count: u32) {
+        if self.count.clone().wait_for(|reached| *reached >= count).await.is_err() {
+            // The runtime is going down with the task that counts.
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+async fn next(interrupt: &mut Signal, terminate: &mut Signal) {
+    tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
+}
+
+/// The line for a user who waits for the end.
+pub(crate) struct Waiting(pub(crate) Draining);
+
+impl fmt::Display for Waiting {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Draining { replies, limit } = self.0;
+        let noun = if replies == 1 { "reply" } else { "replies" };
+        write!(formatter, "waiting for {replies} {noun} ({} s), Ctrl-C again to stop", limit.as_secs_f64())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_wait_is_described_with_its_real_limit() {
+        let shown = |replies, limit| Waiting(Draining { replies, limit }).to_string();
+        assert_eq!(shown(1, Duration::from_secs(30)), "waiting for 1 reply (30 s), Ctrl-C again to stop");
+        assert_eq!(shown(12, Duration::from_millis(1500)), "waiting for 12 replies (1.5 s), Ctrl-C again to stop");
     }
 }

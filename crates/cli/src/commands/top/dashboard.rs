@@ -10,8 +10,8 @@ use ratatui::style::{Color, Style, Stylize};
 use ratatui::text::Line;
 use ratatui::widgets::{Block, Borders, Paragraph, Row, Sparkline, Table, Widget};
 
-use super::snapshot::{ModelFacts, TierFacts};
-use super::view::View;
+use super::snapshot::{ModelFacts, RequestFacts, TierFacts};
+use super::view::{View, prefilling};
 
 /// Lines of the curve with its title.
 const CURVE: u16 = 4;
@@ -30,26 +30,32 @@ impl Dashboard<'_> {
     }
 
     /// Of the parts from top to bottom: each list has a title and headings.
-    fn heights(&self) -> [u16; 7] {
+    fn heights(&self) -> [u16; 8] {
         let lines = |count: usize, more: u16| u16::try_from(count).unwrap_or(u16::MAX).saturating_add(more);
         let count = |of: fn(&super::snapshot::Snapshot) -> usize| self.view.latest.as_ref().map_or(0, of);
         let models = lines(count(|seen| seen.models.len()), 2);
         let tiers = lines(count(|seen| seen.tiers.len()), 2);
         let sessions = lines(count(|seen| seen.sessions.len()), 2);
+        // An idle server has none to show.
+        let requests = match count(|seen| seen.requests.len()) {
+            0 => 0,
+            count => lines(count, 2),
+        };
         // A single snapshot has no curve.
         let curve = if self.view.curve.is_empty() { 1 } else { CURVE };
-        [1, models, tiers, 2, curve, sessions, 1]
+        [1, models, requests, tiers, 2, curve, sessions, 1]
     }
 }
 
 impl Widget for Dashboard<'_> {
     fn render(self, area: Rect, buffer: &mut Buffer) {
-        let [head, models, tiers, hits, curve, sessions, foot] = {
-            let [head, models, tiers, hits, curve, _, foot] = self.heights().map(Constraint::Length);
-            Layout::vertical([head, models, tiers, hits, curve, Constraint::Fill(1), foot]).areas(area)
+        let [head, models, requests, tiers, hits, curve, sessions, foot] = {
+            let [head, models, requests, tiers, hits, curve, _, foot] = self.heights().map(Constraint::Length);
+            Layout::vertical([head, models, requests, tiers, hits, curve, Constraint::Fill(1), foot]).areas(area)
         };
         self.head(head, buffer);
         self.models(models, buffer);
+        self.requests(requests, buffer);
         self.tiers(tiers, buffer);
         self.hits(hits, buffer);
         self.curve(curve, buffer);
@@ -92,6 +98,8 @@ impl Dashboard<'_> {
 
     fn model(&self, model: &ModelFacts) -> Row<'static> {
         let rate = self.view.rates.get(&model.id);
+        // A single snapshot has no rates.
+        let known = self.view.latest.as_ref().and_then(|seen| prefilling(seen, &model.id));
         let speed = |number: Option<f64>| number.map_or_else(|| "-".to_owned(), |number| format!("{number:.1}"));
         let last = model.last_hit.as_ref().map(|hit| format!("{} {:.0}/{:.0}", hit.kind, hit.read, hit.prompt));
         Row::new([
@@ -100,10 +108,38 @@ impl Dashboard<'_> {
             format!("{:.0}", model.active),
             format!("{:.0}", model.pending),
             format!("{:.0}", model.sessions),
-            speed(rate.map(|rate| rate.prefilled)),
+            speed(rate.map(|rate| rate.prefilled).or(known)),
             speed(rate.map(|rate| rate.generated)),
             last.unwrap_or_else(|| "-".to_owned()),
         ])
+    }
+
+    fn requests(&self, area: Rect, buffer: &mut Buffer) {
+        let requests = self.view.latest.iter().flat_map(|seen| &seen.requests);
+        let rows = requests.map(|request| {
+            let speed = request.tokens_per_second.map_or_else(|| "-".to_owned(), |speed| format!("{speed:.1}"));
+            Row::new([
+                format!("{} {}", request.model, request.session).trim_end().to_owned(),
+                request.stage.clone(),
+                progress(request),
+                request.cached.to_string(),
+                request.generated.to_string(),
+                speed,
+                format!("{} s", request.age_ms / 1000),
+            ])
+        });
+        let widths = [
+            Constraint::Fill(1),
+            Constraint::Length(10),
+            Constraint::Length(20),
+            Constraint::Length(8),
+            Constraint::Length(8),
+            Constraint::Length(9),
+            Constraint::Length(7),
+        ];
+        let heads = ["MODEL AND SESSION", "STAGE", "PROMPT", "CACHED", "REPLY", "TOKENS/S", "AGE"];
+        let table = Table::new(rows, widths).header(Row::new(heads).style(Style::new().dim()));
+        Widget::render(table.block(titled("requests")), area, buffer);
     }
 
     fn tiers(&self, area: Rect, buffer: &mut Buffer) {
@@ -147,6 +183,13 @@ fn titled(title: &str) -> Block<'static> {
     Block::new().borders(Borders::TOP).title(format!(" {title} "))
 }
 
+/// How much of a prompt is cached or computed.
+fn progress(request: &RequestFacts) -> String {
+    let RequestFacts { processed, prompt, .. } = request;
+    let share = u128::from(*processed) * 100 / u128::from((*prompt).max(1));
+    format!("{processed}/{prompt} {share} %")
+}
+
 /// How full a tier is, as a bar and in percent.
 fn fill(tier: &TierFacts) -> String {
     if tier.quota == 0 {
@@ -184,6 +227,10 @@ mod tests {
             "127.0.0.1:8080  2 in flight, 9 rows, 1 queued saves",
             "generating",
             "partial 70/90",
+            "518/2705 19 %",
+            "107.5",
+            "a s2 ",
+            "32/32 100 %",
             "[#####...............] 25 % of 1.0 KiB",
             "off: no \u{241b}space",
             "cold 2   partial 5",

@@ -22,6 +22,8 @@ pub(crate) struct Snapshot {
     /// Requests served, by hit kind.
     pub(crate) hits: BTreeMap<String, f64>,
     pub(crate) sessions: Vec<SessionFacts>,
+    /// Requests that have not ended, oldest first.
+    pub(crate) requests: Vec<RequestFacts>,
     /// Requests being answered.
     pub(crate) in_flight: f64,
     /// Saves that wait for a writer.
@@ -73,6 +75,28 @@ pub(crate) struct SessionFacts {
     pub(crate) tokens: u64,
 }
 
+/// A request that has not ended.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct RequestFacts {
+    pub(crate) model: String,
+    pub(crate) session: String,
+    pub(crate) stage: String,
+    pub(crate) prompt: u64,
+    pub(crate) cached: u64,
+    /// Prompt tokens that are cached or computed.
+    pub(crate) processed: u64,
+    pub(crate) generated: u64,
+    pub(crate) tokens_per_second: Option<f64>,
+    pub(crate) age_ms: u64,
+}
+
+impl RequestFacts {
+    /// Whether its prompt is being computed.
+    pub(crate) fn is_prefilling(&self) -> bool {
+        self.stage == "prefilling"
+    }
+}
+
 impl Snapshot {
     /// Reads a server.
     pub(crate) async fn take(client: &Client) -> anyhow::Result<Self> {
@@ -85,7 +109,7 @@ impl Snapshot {
         let page = Page::parse(&metrics?);
         let loaded = loaded?.and_then(|answer| serde_json::from_value(answer).ok());
         let loaded = loaded.unwrap_or(Loaded { models: Vec::new() });
-        // A busy model may delay or refuse the request for its sessions.
+        // A server of another version may have no such page.
         let sessions = sessions.ok().flatten().unwrap_or_default();
         Ok(Self::read(&page, &cache?.unwrap_or_default(), &loaded, &sessions))
     }
@@ -103,6 +127,7 @@ impl Snapshot {
             tiers: list(cache, "tiers").iter().map(tier).collect(),
             hits,
             sessions: list(sessions, "sessions").iter().map(session).collect(),
+            requests: list(sessions, "requests").iter().map(request).collect(),
             in_flight: page.plain("poncho_http_in_flight").unwrap_or(0.0),
             write_queue: number(cache, "write_queue"),
             rows: number(cache, "rows"),
@@ -166,6 +191,20 @@ fn session(session: &Value) -> SessionFacts {
     SessionFacts { id: text(session, "id"), model: text(session, "model"), tokens: number(session, "tokens") }
 }
 
+fn request(request: &Value) -> RequestFacts {
+    RequestFacts {
+        model: text(request, "model"),
+        session: text(request, "session"),
+        stage: text(request, "stage"),
+        prompt: number(request, "prompt_tokens"),
+        cached: number(request, "cached_tokens"),
+        processed: number(request, "processed_tokens"),
+        generated: number(request, "generated_tokens"),
+        tokens_per_second: request.get("tokens_per_second").and_then(Value::as_f64),
+        age_ms: number(request, "age_ms"),
+    }
+}
+
 fn list<'a>(value: &'a Value, name: &str) -> &'a [Value] {
     value.get(name).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default()
 }
@@ -208,7 +247,17 @@ pub(crate) mod tests {
             {"name": "a:latest", "size": 2048, "context_length": 512, "expires_at": "2318-01-01T00:00:00Z"},
             {"name": "b:1", "size": 1},
         ]});
-        let sessions = json!({"sessions": [{"id": "s1", "model": "a", "tokens": 77, "key": "00"}]});
+        let sessions = json!({
+            "sessions": [{"id": "s1", "model": "a", "tokens": 77, "key": "00"}],
+            "requests": [
+                {"model": "a", "session": null, "stage": "prefilling", "prompt_tokens": 2705, "cached_tokens": 6,
+                 "new_tokens": 2699, "processed_tokens": 518, "generated_tokens": 0, "tokens_per_second": 107.5,
+                 "age_ms": 4800},
+                {"model": "a", "session": "s2", "stage": "generating", "prompt_tokens": 32, "cached_tokens": 31,
+                 "new_tokens": 1, "processed_tokens": 32, "generated_tokens": 12, "tokens_per_second": 9.5,
+                 "age_ms": 1300},
+            ],
+        });
         Snapshot::read(&page, &cache, &serde_json::from_value(loaded).unwrap(), &sessions)
     }
 
@@ -222,12 +271,16 @@ pub(crate) mod tests {
         assert_eq!(seen.hits, BTreeMap::from([("cold".to_owned(), 2.0), ("partial".to_owned(), 5.0)]));
         assert_eq!(seen.tiers[1].off.as_deref(), Some("no \u{241b}space"));
         assert_eq!((seen.in_flight, seen.write_queue, seen.rows, seen.sessions.len()), (2.0, 1, 9, 1));
+        let [reading, writing] = &seen.requests[..] else { panic!("{:?}", seen.requests) };
+        assert_eq!((reading.processed, reading.prompt, reading.tokens_per_second), (518, 2705, Some(107.5)));
+        assert!(reading.is_prefilling() && !writing.is_prefilling() && writing.session == "s2");
     }
 
     #[test]
     fn empty_pages_are_an_empty_server() {
         let seen =
             Snapshot::read(&Page::default(), &Value::Null, &Loaded { models: Vec::new() }, &json!({"sessions": 1}));
-        assert!(seen.models.is_empty() && seen.tiers.is_empty() && seen.hits.is_empty() && seen.sessions.is_empty());
+        assert!(seen.models.is_empty() && seen.tiers.is_empty() && seen.hits.is_empty());
+        assert!(seen.sessions.is_empty() && seen.requests.is_empty());
     }
 }

@@ -67,10 +67,17 @@ fn rates(before: &Snapshot, now: &Snapshot) -> BTreeMap<String, Rate> {
     let known = |id: &str| before.models.iter().find(|model| model.id == id);
     let models = now.models.iter().filter_map(|model| {
         let earlier = known(&model.id)?;
-        let prefilled = rate(model.prefilled, earlier.prefilled);
+        let prefilled = prefilling(now, &model.id).unwrap_or_else(|| rate(model.prefilled, earlier.prefilled));
         Some((model.id.clone(), Rate { prefilled, generated: rate(model.generated, earlier.generated) }))
     });
     models.collect()
+}
+
+/// The speed at which prompts are being computed, if the server reports it. A counter moves once per decode call, which may
+/// take longer than the pause between two snapshots.
+pub(crate) fn prefilling(now: &Snapshot, model: &str) -> Option<f64> {
+    let requests = now.requests.iter().filter(|request| request.model == model && request.is_prefilling());
+    requests.filter_map(|request| request.tokens_per_second).reduce(|sum, speed| sum + speed)
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "rates are small and never negative")]
@@ -94,15 +101,18 @@ mod tests {
         second.models[0].generated += 50.0;
         second.models[0].prefilled += 300.0;
         second.models[1].generated = 0.0;
+        second.requests.clear();
         view.update(Ok(first));
         assert!(view.rates.is_empty() && view.curve.is_empty());
         view.update(Ok(second.clone()));
         assert_eq!(view.rates["a"], Rate { prefilled: 150.0, generated: 25.0 });
         assert_eq!(view.curve, [25]);
         second.models[0].generated = 1.0;
+        second.requests.clone_from(&example().requests);
         second.at += Duration::from_secs(1);
         view.update(Ok(second));
         assert_eq!(view.rates["a"].generated, 0.0, "a counter that restarted is not a negative rate");
+        assert_eq!(view.rates["a"].prefilled, 107.5, "the server knows it between two decode calls");
     }
 
     #[test]

@@ -32,6 +32,7 @@ fn shared(backend: &StubBackend, kv: KvLayout) -> Shared {
         backend: Arc::new(backend.clone()),
         cache: Arc::new(Cache::open(CacheConfig::in_memory(1 << 20)).unwrap()),
         status: Status::default(),
+        sessions: crate::shared::session_list::SessionList::default(),
         streams: Arc::default(),
         embeddings: OpenEmbeddings::default(),
         running: Running::default(),

@@ -101,15 +101,23 @@ struct PullWriter {
 
 impl PullWriter {
     fn into_lines(self) -> impl Stream<Item = Result<String, Infallible>> {
-        stream::unfold(self, |mut writer| async move {
+        let cut = self.app.life.cut_signal();
+        stream::unfold((self, cut), |(mut writer, mut cut)| async move {
             loop {
                 if let Some(line) = writer.lines.pop_front() {
-                    return Some((Ok(format!("{line}\n")), writer));
+                    return Some((Ok(format!("{line}\n")), (writer, cut)));
                 }
                 if writer.told.end {
                     return None;
                 }
-                let gone = writer.state.changed().await.is_err();
+                let changed = tokio::select! {
+                    changed = writer.state.changed() => changed,
+                    () = cut.received() => {
+                        writer.fail(&ApiError::ShuttingDown);
+                        continue;
+                    }
+                };
+                let gone = changed.is_err();
                 let state = writer.state.borrow_and_update().clone();
                 if let PullState::Ended(Ok(())) = state {
                     writer.app.models.changed(&writer.name).await;

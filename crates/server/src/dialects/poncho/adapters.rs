@@ -49,7 +49,7 @@ pub(crate) struct AdaptersOut {
 pub(crate) async fn list(State(app): State<SharedApp>, uri: Uri) -> Result<Json<AdaptersOut>, ApiError> {
     let mut adapters = Vec::new();
     for model in loaded(&app, model_name(&uri).as_deref()).await? {
-        adapters.extend(model.adapters().await?.iter().map(|info| AdapterOut::new(&*model, info)));
+        adapters.extend(model.adapters().iter().map(|info| AdapterOut::new(&*model, info)));
     }
     Ok(Json(AdaptersOut { adapters }))
 }
@@ -84,7 +84,7 @@ pub(crate) async fn load(
     let named = digest.clone();
     let path = blocking("looked for an adapter", move || Ok(library.adapter_file(&named)?)).await?;
     let model = app.models.resolve_or_only(body.model.as_deref()).await?;
-    if model.adapters().await?.len() >= MOST_ADAPTERS {
+    if model.adapters().len() >= MOST_ADAPTERS {
         let reason = format!("it has {MOST_ADAPTERS} adapters and may have no more; detach one first");
         return Err(ApiError::field("model", reason));
     }
@@ -95,7 +95,7 @@ pub(crate) async fn load(
         }
         other => other.into(),
     })?;
-    attached(&*model, id).await.map(Json)
+    attached(&*model, id).map(Json)
 }
 
 /// `PATCH /api/adapters/{id}`.
@@ -116,7 +116,7 @@ pub(crate) async fn scale(
     let (id, scale) = (adapter_id(&id)?, checked_scale(body.scale)?);
     let model = model_of(&app, id, body.model.as_deref()).await?;
     model.set_adapter_scale(id, scale).await?;
-    attached(&*model, id).await.map(Json)
+    attached(&*model, id).map(Json)
 }
 
 /// `DELETE /api/adapters/{id}`: detaches an adapter; requests in flight keep it to their end.
@@ -128,7 +128,7 @@ pub(crate) async fn unload(
     app.keys.check_changes_models(owner)?;
     let id = adapter_id(&id)?;
     let model = model_of(&app, id, None).await?;
-    let last = attached(&*model, id).await?;
+    let last = attached(&*model, id)?;
     model.unload_adapter(id).await?;
     Ok(Json(last))
 }
@@ -143,8 +143,8 @@ fn adapter_id(text: &str) -> Result<AdapterId, ApiError> {
 }
 
 /// An attached adapter.
-async fn attached(model: &dyn NodeModel, id: AdapterId) -> Result<AdapterOut, ApiError> {
-    let infos = model.adapters().await?;
+fn attached(model: &dyn NodeModel, id: AdapterId) -> Result<AdapterOut, ApiError> {
+    let infos = model.adapters();
     let found = infos.iter().find(|info| info.id == id).map(|info| AdapterOut::new(model, info));
     found.ok_or_else(|| EngineError::UnknownAdapter { adapter: id.0 }.into())
 }
@@ -152,7 +152,7 @@ async fn attached(model: &dyn NodeModel, id: AdapterId) -> Result<AdapterOut, Ap
 /// The loaded model that an adapter is attached to, if it is the named one. The numbers of adapters are unique.
 async fn model_of(app: &SharedApp, id: AdapterId, name: Option<&str>) -> Result<Arc<dyn NodeModel>, ApiError> {
     for model in loaded(app, name).await? {
-        if model.adapters().await?.iter().any(|info| info.id == id) {
+        if model.adapters().iter().any(|info| info.id == id) {
             return Ok(model);
         }
     }

@@ -1,11 +1,13 @@
-//! `GET /api/sessions` and `DELETE /api/sessions/{id}`: sequences that callers keep between requests.
+//! `GET /api/sessions` and `DELETE /api/sessions/{id}`: sequences that callers keep between requests, and the requests that
+//! run.
 //!
-//! Each owner sees its own sessions only (`owner.rs`). Only idle sessions are listed; one that is in flight belongs to
-//! its request. Errors have OpenAI's shape.
+//! Each owner sees its own sessions (`owner.rs`) and requests only; requests of all keys are listed for an admin. A session
+//! in flight is listed with its request. The list is what the models last published: it must never wait for a worker.
+//! Errors have OpenAI's shape.
 
 use axum::Extension;
 use axum::extract::{Path, State};
-use poncho_api::EngineError;
+use poncho_api::{EngineError, RequestReport};
 use serde_json::{Value, json};
 
 use crate::error::ApiError;
@@ -13,21 +15,38 @@ use crate::http::app::SharedApp;
 use crate::http::body::Json;
 use crate::owner::{Owner, own_name, scoped};
 
-/// The idle sessions of all models that belong to the caller.
-pub(crate) async fn list(
-    State(app): State<SharedApp>,
-    Extension(owner): Extension<Owner>,
-) -> Result<Json<Value>, ApiError> {
-    let mut sessions = Vec::new();
+/// The idle sessions and the unfinished requests of all models, those that belong to the caller. Never waits for a model.
+pub(crate) async fn list(State(app): State<SharedApp>, Extension(owner): Extension<Owner>) -> Json<Value> {
+    let sees_all = app.keys.sees_all(owner);
+    let tenant = app.keys.tenant(owner).map(|tenant| tenant.id);
+    let (mut sessions, mut requests) = (Vec::new(), Vec::new());
     for model in app.models.node().models() {
-        let held = model.sessions().await?;
+        let id = &model.report().id;
+        let held = model.sessions();
         let own = held.iter().filter_map(|session| Some((own_name(owner, &session.name)?, session)));
-        let described = own.map(|(name, session)| {
-            json!({"id": name, "model": model.report().id, "tokens": session.tokens, "key": session.key})
-        });
-        sessions.extend(described);
+        sessions.extend(
+            own.map(|(name, session)| json!({"id": name, "model": id, "tokens": session.tokens, "key": session.key})),
+        );
+        let open = model.requests().into_iter().filter(|request| sees_all || request.tenant == tenant);
+        requests.extend(open.map(|request| shown(id, owner, &request)));
     }
-    Ok(Json(json!({"sessions": sessions})))
+    Json(json!({"sessions": sessions, "requests": requests}))
+}
+
+fn shown(model: &str, owner: Owner, request: &RequestReport) -> Value {
+    let progress = &request.progress;
+    json!({
+        "model": model,
+        "session": request.session.as_deref().and_then(|name| own_name(owner, name)),
+        "stage": progress.stage.as_str(),
+        "prompt_tokens": progress.prompt_tokens,
+        "cached_tokens": progress.cached_tokens,
+        "new_tokens": progress.prompt_tokens.saturating_sub(progress.cached_tokens),
+        "processed_tokens": progress.processed_tokens,
+        "generated_tokens": progress.generated_tokens,
+        "tokens_per_second": progress.tokens_per_second.map(|rate| (rate * 10.0).round() / 10.0),
+        "age_ms": u64::try_from(request.age.as_millis()).unwrap_or(u64::MAX),
+    })
 }
 
 /// Forgets a session on every model that has one of that name.
