@@ -234,7 +234,7 @@ def problems(client, url, home, folder):
         if number == 2:
             total = lambda samples, source: sum(v for labels, v in samples if source in ("", labels["source"]))
             after = metrics(url, "poncho_prompt_tokens_total")
-            read, sent = (total(after, source) - total(before, source) for source in ("read", ""))
+            read, sent = (total(after, source) - total(before, source) for source in ("cached", ""))
             share = read / sent if sent else 0.0
     answers = metrics(url, "poncho_http_responses_total")
     for labels, count in answers:

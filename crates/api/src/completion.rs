@@ -37,15 +37,6 @@ impl fmt::Display for FinishReason {
     }
 }
 
-/// Tokens that came out of the cache and tokens that were computed and may be found there next time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct CacheDelta {
-    /// Tokens that had their state already.
-    pub read: usize,
-    /// Tokens that needed their state computed: the rest of the prompt and the reply.
-    pub created: usize,
-}
-
 /// The facts about a finished request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Completion {
@@ -59,10 +50,12 @@ pub struct Completion {
     pub committed_tokens: usize,
     /// The row that was saved at the end; absent if the save was suppressed.
     pub finish_key: Option<Key>,
-    /// How the prompt was found.
+    /// How the prompt was found; a tiny overlap is `cold`.
     pub hit: HitKind,
-    /// What the cache gave and got.
-    pub cache_delta: CacheDelta,
+    /// Prompt tokens from the cache.
+    pub cached_tokens: usize,
+    /// Prompt tokens that were computed. Fewer than the rest of the prompt if the request was cut short.
+    pub new_tokens: usize,
     /// Why it ended.
     pub finish_reason: FinishReason,
     /// The stop sequence that ended it.

@@ -33,7 +33,7 @@ pub use cache::{
     TierReport,
 };
 pub use chat::{ChatSettings, HygieneRule, Normalised, ReplayScope};
-pub use completion::{CacheDelta, Completion, FinishReason, TokenLogprob, TokenProbability};
+pub use completion::{Completion, FinishReason, TokenLogprob, TokenProbability};
 pub use error::{EngineError, Field, RequestError};
 pub use ids::random_id;
 pub use load::config::{Exactness, FingerprintSource, ModelConfig, PrefillChunk, RestoreRule};

@@ -197,8 +197,8 @@ impl Phase {
 pub struct LastHit {
     /// How the prompt was found.
     pub kind: HitKind,
-    /// Tokens that were there already.
-    pub read: u64,
+    /// Prompt tokens from the cache.
+    pub cached_tokens: u64,
     /// Tokens of the prompt.
     pub prompt: u64,
 }

@@ -118,8 +118,8 @@ pub struct Finished {
 pub struct Started {
     /// Tokens of the prompt.
     pub prompt: usize,
-    /// How many of them need not be computed.
-    pub read: usize,
+    /// Prompt tokens from the cache, which need not be computed.
+    pub cached_tokens: usize,
 }
 
 /// One event of a reply. The last one is `Done`, `Cancelled` or `Failed`, and there is exactly

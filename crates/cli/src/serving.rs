@@ -11,4 +11,5 @@ pub(crate) mod models;
 pub(crate) mod port;
 pub(crate) mod probing;
 pub(crate) mod shape;
+pub(crate) mod templates;
 pub(crate) mod tiers;

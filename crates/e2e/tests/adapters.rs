@@ -72,7 +72,7 @@ impl Home {
         let facts = &answer["poncho"];
         Said {
             hit: facts["hit"].as_str().unwrap().to_owned(),
-            read: facts["read"].as_u64().unwrap(),
+            read: facts["cached_tokens"].as_u64().unwrap(),
             reply: answer["choices"][0]["logprobs"]["content"].clone(),
         }
     }

@@ -45,7 +45,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let model = load(Path::new(&model), Path::new(&folder))?;
     for _ in 0..2 {
         let done = ask(&model, r#"[{"role":"user","content":"What is a poncho?"}]"#, &mut std::io::stdout())?;
-        println!("\n{}: {} tokens were known", done.hit, done.cache_delta.read);
+        println!("\n{}: {} tokens were known", done.hit, done.cached_tokens);
     }
     model.shut_down()?;
     model.cache().flush();

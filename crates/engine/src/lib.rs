@@ -21,7 +21,7 @@
 //! for event in model.submit(Request::new(model.tokenize_prompt(&prompt)?))? {
 //!     match event {
 //!         StreamEvent::Text(text) => print!("{text}"),
-//!         StreamEvent::Done(done) => println!("\n{} {}", done.hit, done.cache_delta.read),
+//!         StreamEvent::Done(done) => println!("\n{} {}", done.hit, done.cached_tokens),
 //!         StreamEvent::Error(error) => return Err(error.into()),
 //!         _ => {}
 //!     }
@@ -54,7 +54,7 @@
 //! next_turn.extend(b" And then?".iter().map(|byte| u32::from(*byte)));
 //! let second = model.complete(Request { max_tokens: Some(8), ..Request::new(next_turn) })?;
 //! assert_eq!(second.hit, HitKind::Sticky, "the sequence still held the first turn");
-//! assert_eq!(second.cache_delta.read, first.committed_tokens);
+//! assert_eq!(second.cached_tokens, first.committed_tokens);
 //! # Ok(())
 //! # }
 //! ```
@@ -79,7 +79,7 @@ mod shared;
 pub mod state;
 mod worker;
 
-pub use calls::event::{CacheDelta, Completion, FinishReason, StreamEvent, TokenLogprob, TokenProbability};
+pub use calls::event::{Completion, FinishReason, StreamEvent, TokenLogprob, TokenProbability};
 pub use calls::request::{Grammar, GrammarSource, Mode, ModelLimits, Request, RequestId, Sampling, Thinking, Trigger};
 pub use calls::stream::Stream;
 pub use calls::tenant::{Privacy, Tenant};

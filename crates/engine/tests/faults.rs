@@ -254,7 +254,7 @@ fn a_request_that_ends_as_it_starts_takes_nobody_with_it() {
         bench.model.cancel(before.id());
         bench.faults.release();
         assert_eq!(before.wait().unwrap().finish_reason, FinishReason::Cancelled);
-        assert_eq!(queued.wait().unwrap().cache_delta.created, 0);
+        assert_eq!(queued.wait().unwrap().new_tokens, 0);
     }
     bench.model.cancel(innocent.id());
     assert_eq!(innocent.wait().unwrap().finish_reason, FinishReason::Cancelled, "it was still running");
@@ -300,7 +300,7 @@ fn what_is_idle_makes_room_and_then_smaller_steps() {
         let mut next = pinned.context_tokens.clone();
         next.extend(prompt(6, 5));
         let found = fresh.model.complete(greedy(&next, 5)).unwrap();
-        assert_eq!((found.hit, found.cache_delta.read), (HitKind::Partial, 44), "{kind:?}");
+        assert_eq!((found.hit, found.cached_tokens), (HitKind::Partial, 44), "{kind:?}");
         assert_eq!(found.generated, solo(kind, &greedy(&next, 5)).generated, "{kind:?}");
         assert_idle(&bench);
     }
@@ -409,7 +409,7 @@ fn a_shutdown_saves_and_says_goodbye() {
             let second = bench_with(endless(), &StubBackend::new(kind), &cache);
             let next = greedy(&context, 3);
             let found = second.model.complete(next.clone()).unwrap();
-            assert_eq!((found.hit, found.cache_delta.read), (HitKind::Partial, committed), "{kind:?}");
+            assert_eq!((found.hit, found.cached_tokens), (HitKind::Partial, committed), "{kind:?}");
             let fresh = bench_with(endless(), &StubBackend::new(kind), &memory_cache()).model.complete(next).unwrap();
             assert_eq!(found.generated, fresh.generated, "{kind:?}");
         }

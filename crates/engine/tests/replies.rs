@@ -163,8 +163,8 @@ fn the_first_event_says_what_was_found_of_the_prompt() {
         let events: Vec<StreamEvent> = bench.model.submit(greedy(&prompt, 3)).unwrap().collect();
         let Some(StreamEvent::Done(done)) = events.last() else { panic!("{events:?}") };
         assert_eq!(events.iter().filter(|event| matches!(event, StreamEvent::Started { .. })).count(), 1);
-        assert_eq!(events[0], StreamEvent::Started { prompt: prompt.len(), read: done.cache_delta.read });
-        done.cache_delta.read
+        assert_eq!(events[0], StreamEvent::Started { prompt: prompt.len(), cached_tokens: done.cached_tokens });
+        done.cached_tokens
     };
     assert_eq!(first(), 0);
     assert!(first() >= prompt.len() - 1);

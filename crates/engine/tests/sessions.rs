@@ -56,6 +56,19 @@ impl StageObserver for Gate {
     }
 }
 
+/// Everyday use 10: 6 of 2,705 tokens were called a partial hit.
+#[test]
+fn a_tiny_overlap_is_cold_and_its_tokens_are_counted() {
+    let bench = bench_with(endless(), &StubBackend::new(MemoryKind::Attention), &memory_cache());
+    let model = &bench.model;
+    let first = prompt(1, 60);
+    model.complete(greedy(&first, 1)).unwrap();
+    let second: Vec<u32> = first.iter().take(6).copied().chain(prompt(2, 700)).collect();
+    let found = model.complete(greedy(&second, 1)).unwrap();
+    assert_eq!((found.hit, found.cached_tokens, found.new_tokens), (HitKind::Cold, 6, 700));
+    assert_eq!(model.status().last_hit.unwrap().kind, HitKind::Cold);
+}
+
 #[test]
 fn a_parent_whose_save_is_in_flight_is_found() {
     for kind in KINDS {
@@ -71,7 +84,7 @@ fn a_parent_whose_save_is_in_flight_is_found() {
         let second = bench_with(roomy(), &StubBackend::new(kind), &cache);
         let request = Request { parent_key: Some(key), ..greedy(&next_turn(&turn, 2), 6) };
         let found = second.model.complete(request.clone()).unwrap();
-        assert_eq!((found.hit, found.cache_delta.read), (HitKind::Partial, 35), "{kind:?}");
+        assert_eq!((found.hit, found.cached_tokens), (HitKind::Partial, 35), "{kind:?}");
         assert_eq!(found.generated, solo(kind, &request).generated, "{kind:?}");
         gate.open();
         cache.flush();
@@ -103,7 +116,7 @@ fn a_parent_that_is_still_being_said_is_waited_for() {
         first.faults.release();
         assert_eq!(speaking.wait().unwrap().finish_key, Some(key));
         let found = waiting.wait().unwrap();
-        assert_eq!((found.hit, found.cache_delta.read), (HitKind::Partial, 35), "{kind:?}");
+        assert_eq!((found.hit, found.cached_tokens), (HitKind::Partial, 35), "{kind:?}");
         assert_eq!(found.generated, solo(kind, &request).generated, "{kind:?}");
     }
 }
@@ -170,7 +183,7 @@ fn a_parent_of_another_conversation_or_model_is_ignored() {
                 let request = Request { parent_key, ..greedy(&tokens, 6) };
                 let second = bench_with(roomy(), &StubBackend::new(kind), &cache);
                 let found = second.model.complete(request.clone()).unwrap();
-                assert_eq!((found.hit, found.cache_delta.read), (hit, read), "{kind:?} {parent}");
+                assert_eq!((found.hit, found.cached_tokens), (hit, read), "{kind:?} {parent}");
                 assert_eq!(found.generated, solo(kind, &request).generated, "{kind:?} {parent}");
             }
         }
@@ -250,7 +263,7 @@ fn the_session_that_was_idle_longest_gives_way_and_is_saved_first() {
         let fresh = bench_with(roomy(), &StubBackend::new(kind), &bench.cache);
         let turn = greedy(&next_turn(&first, 4), 6);
         let found = fresh.model.complete(in_session("first", turn.clone())).unwrap();
-        assert_eq!((found.hit, found.cache_delta.read), (HitKind::Partial, 35), "{kind:?}");
+        assert_eq!((found.hit, found.cached_tokens), (HitKind::Partial, 35), "{kind:?}");
         assert_eq!(found.generated, solo(kind, &turn).generated, "{kind:?}");
         // Where it was released it goes on too, whatever of it is left.
         let continued = bench.model.complete(in_session("first", turn.clone())).unwrap();
@@ -301,7 +314,7 @@ fn a_reply_that_a_stop_sequence_ended_is_continued_where_it_stands() {
         let sampling = Sampling { repetition_penalty: 1.5, penalty_last_n: None, ..Sampling::greedy() };
         let suffix = Request { mode: Mode::Continue, sampling, boundary_hints: vec![4], ..greedy(&prompt(2, 10), 12) };
         let continued = bench.model.complete(in_session("chat", suffix.clone())).unwrap();
-        assert_eq!((continued.hit, continued.cache_delta.read), (HitKind::Continuation, stopped.committed_tokens));
+        assert_eq!((continued.hit, continued.cached_tokens), (HitKind::Continuation, stopped.committed_tokens));
         let mut tokens = stopped.context_tokens.clone();
         let hint = tokens.len() + 4;
         tokens.extend(prompt(2, 10));
@@ -325,9 +338,9 @@ fn a_prompt_that_parts_from_its_session_is_answered_as_if_it_were_new() {
             let parted = bench.model.complete(request.clone()).unwrap();
             assert_eq!(parted.generated, solo(kind, &request).generated, "{kind:?} {kept}");
             match kind {
-                _ if kept >= 35 => assert_eq!((parted.hit, parted.cache_delta.read), (HitKind::Sticky, 35)),
-                MemoryKind::Attention => assert_eq!((parted.hit, parted.cache_delta.read), (HitKind::Sticky, kept)),
-                _ => assert!(parted.hit != HitKind::Sticky && parted.cache_delta.read <= kept, "{kind:?} {kept}"),
+                _ if kept >= 35 => assert_eq!((parted.hit, parted.cached_tokens), (HitKind::Sticky, 35)),
+                MemoryKind::Attention => assert_eq!((parted.hit, parted.cached_tokens), (HitKind::Sticky, kept)),
+                _ => assert!(parted.hit != HitKind::Sticky && parted.cached_tokens <= kept, "{kind:?} {kept}"),
             }
             // Shorter than what is held, and all of it held.
             let request = in_session("chat", greedy(&parted.context_tokens[..kept], 8));
@@ -350,7 +363,7 @@ fn what_cannot_be_cut_resumes_at_the_hints() {
             let request = greedy(&tokens, 6);
             let fresh = bench_with(roomy(), &StubBackend::new(kind), &cache);
             let found = fresh.model.complete(request.clone()).unwrap();
-            assert_eq!(found.cache_delta.read, read, "{kind:?} {parts_at}");
+            assert_eq!(found.cached_tokens, read, "{kind:?} {parts_at}");
             assert_eq!(found.generated, solo(kind, &request).generated, "{kind:?} {parts_at}");
         }
     }
@@ -364,7 +377,7 @@ fn an_idle_session_lends_its_prefix_and_keeps_its_state() {
         bench.cache.gc();
         let turn = greedy(&next_turn(&first, 2), 6);
         let copied = bench.model.complete(turn.clone()).unwrap();
-        assert_eq!((copied.hit, copied.cache_delta.read), (HitKind::Partial, 35), "{kind:?}");
+        assert_eq!((copied.hit, copied.cached_tokens), (HitKind::Partial, 35), "{kind:?}");
         assert_eq!(copied.generated, solo(kind, &turn).generated, "{kind:?}");
         let more = Request { mode: Mode::Continue, ..in_session("chat", greedy(&prompt(3, 5), 6)) };
         let continued = bench.model.complete(more).unwrap();

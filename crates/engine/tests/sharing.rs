@@ -28,10 +28,12 @@ fn read_and_reply(stream: Stream) -> (usize, Vec<u32>) {
     let mut found = None;
     for event in stream {
         match event {
-            StreamEvent::Started { read, .. } => assert_eq!(found.replace(read), None, "a request starts once"),
+            StreamEvent::Started { cached_tokens, .. } => {
+                assert_eq!(found.replace(cached_tokens), None, "a request starts once")
+            }
             StreamEvent::Done(done) => {
                 let read = found.unwrap();
-                assert_eq!(done.cache_delta.read, read);
+                assert_eq!(done.cached_tokens, read);
                 return (read, done.generated);
             }
             StreamEvent::Error(error) => panic!("{error}"),

@@ -60,7 +60,7 @@ fn a_request_that_needs_nothing_of_a_stalled_disk_does_not_wait_for_it() {
         });
         fs.release();
         let done = waits.wait().unwrap();
-        assert_eq!((done.hit, done.cache_delta.read), (HitKind::Exact, 60), "{kind:?}");
+        assert_eq!((done.hit, done.cached_tokens), (HitKind::Exact, 60), "{kind:?}");
         assert_eq!(done.generated, solo(kind, &known).generated, "{kind:?}");
         assert_serves(&bench, kind);
     }
@@ -73,7 +73,7 @@ fn a_request_whose_read_is_late_is_computed_and_the_row_serves_the_next_one() {
         let known = greedy(&prompt(1, 60), 8);
         let (bench, fs) = stalled(kind, impatient(), &known);
         let done = bench.model.complete(known.clone()).unwrap();
-        assert_eq!((done.hit, done.cache_delta.read), (HitKind::Cold, 0), "{kind:?}");
+        assert_eq!((done.hit, done.cached_tokens), (HitKind::Cold, 0), "{kind:?}");
         assert_eq!(done.generated, solo(kind, &known).generated, "{kind:?}");
         assert_eq!(bench.cache.counters().reads_late, 1, "{kind:?}");
         assert!(bench.cache.health()[0].slow.is_some(), "{kind:?}");
@@ -89,7 +89,7 @@ fn a_request_whose_read_is_late_is_computed_and_the_row_serves_the_next_one() {
         // The late bytes went nowhere; the answer itself is a reason to ask again.
         let third = bench_with(patient(), &StubBackend::new(kind), &bench.cache);
         let done = third.model.complete(known.clone()).unwrap();
-        assert_eq!((done.hit, done.cache_delta.read), (HitKind::Exact, 60), "{kind:?}");
+        assert_eq!((done.hit, done.cached_tokens), (HitKind::Exact, 60), "{kind:?}");
         assert_eq!(done.generated, solo(kind, &known).generated, "{kind:?}");
         assert_eq!(bench.cache.health()[0].slow, None, "{kind:?}");
         assert_serves(&bench, kind);

@@ -55,7 +55,7 @@ fn what_a_dead_worker_saved_makes_the_next_one_warm() {
     bench.faults.on_decode(1, DecodeFault::Panic);
     bench.model.complete(greedy(&prompt(2, 40), 6)).unwrap_err();
     let again = bench.model.complete(greedy(&prompt(1, 40), 6)).unwrap();
-    assert_eq!((again.cache_delta.read, &again.generated), (40, &first.generated));
+    assert_eq!((again.cached_tokens, &again.generated), (40, &first.generated));
 }
 
 #[test]

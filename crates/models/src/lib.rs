@@ -28,3 +28,4 @@ pub use reference::{HubChoice, HubReference, Reference, ReferenceError};
 pub use registry::{
     Blob, Damaged, Installed, Manifest, PathRule, Registry, Removed, Resolved, Source, SourceKind, Upload,
 };
+pub use suggestions::nearest;

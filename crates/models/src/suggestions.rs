@@ -1,7 +1,7 @@
 //! Did-you-mean suggestions for the errors about unknown names.
 //!
 //! Called where a name of a model, a parameter or an instruction is looked up. Pure. It must stay cheap for long
-//! hostile texts: callers pass at most 200 bytes.
+//! hostile texts: callers pass at most 300 bytes.
 
 use strsim::osa_distance;
 
@@ -11,7 +11,8 @@ const MOST_EDITS: usize = 3;
 const MOST_NAMES: usize = 3;
 
 /// Known names that `wanted` may have meant, nearest first.
-pub(crate) fn nearest<'a>(wanted: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<String> {
+#[must_use]
+pub fn nearest<'a>(wanted: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<String> {
     let mut found: Vec<(usize, &str)> = known
         .into_iter()
         .filter_map(|name| {

@@ -128,9 +128,10 @@ impl Heard {
             finished.logprobs.splice(0..0, self.logprobs_before.drain(..));
         }
         if let Some(started) = self.started {
-            let delta = &mut finished.completion.cache_delta;
-            delta.created += delta.read.saturating_sub(started.read);
-            delta.read = started.read;
+            // What the first process found is what the client asks about.
+            let completion = &mut finished.completion;
+            completion.new_tokens = completion.prompt_tokens.saturating_sub(started.cached_tokens);
+            completion.cached_tokens = started.cached_tokens;
         }
     }
 }
@@ -166,11 +167,11 @@ mod tests {
     #[test]
     fn what_was_heard_is_cut_off_wherever_the_pieces_end() {
         let mut heard = Heard::new(false);
-        heard.take(ReplyEvent::Started(Started { prompt: 5, read: 0 }));
+        heard.take(ReplyEvent::Started(Started { prompt: 5, cached_tokens: 0 }));
         heard.take(ReplyEvent::Delta(delta(&[1, 2], "one t")));
         heard.take(ReplyEvent::Delta(delta(&[3], "")));
         assert_eq!(heard.resume().unwrap().tokens, [1, 2, 3]);
-        assert_eq!(heard.take(ReplyEvent::Started(Started { prompt: 5, read: 5 })), None);
+        assert_eq!(heard.take(ReplyEvent::Started(Started { prompt: 5, cached_tokens: 5 })), None);
         assert_eq!(heard.take(ReplyEvent::Delta(delta(&[1], "one"))), None);
         assert_eq!(content(heard.take(ReplyEvent::Delta(delta(&[2, 3, 4], " two t")))), Some((vec![4], "wo t".into())));
         assert_eq!(content(heard.take(ReplyEvent::Delta(delta(&[5], "hree")))), Some((vec![5], "hree".into())));

@@ -71,6 +71,6 @@ pub use config::{ConfigError, KeepAlive, MemoryBudget, ServerConfig, UploadRules
 pub use library::{
     LibraryError, LibraryFacts, LibraryModel, ModelDefaults, ModelLibrary, PullStep, Recipe, UploadLimits,
 };
-pub use models::registry_library::{ModelSettings, RegistryLibrary};
+pub use models::registry_library::{ModelSettings, RegistryLibrary, TemplateCheck, check_modelfile};
 pub use serve::{Draining, Ending, serve, serve_until};
 pub use telemetry::reply_line::REPLY_TARGET;

@@ -3,6 +3,7 @@
 pub(crate) mod browser;
 pub(crate) mod endpoints;
 pub(crate) mod errors;
+pub(crate) mod ignored_input;
 pub(crate) mod limits;
 pub(crate) mod metrics;
 pub(crate) mod mutations;

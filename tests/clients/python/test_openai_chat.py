@@ -139,7 +139,7 @@ def test_the_second_request_finds_the_first(oai):
 
 def test_the_poncho_object_comes_on_request(oai):
     facts = ask(oai, extra_body={"poncho": True}).poncho
-    assert facts["hit"] in ("exact", "partial", "cold", "sticky") and facts["read"] >= 0 and facts["prefill_ms"] >= 0
+    assert facts["hit"] in ("exact", "partial", "cold", "sticky") and facts["cached_tokens"] >= 0 and facts["prefill_ms"] >= 0
     assert not hasattr(ask(oai), "poncho")
 
 

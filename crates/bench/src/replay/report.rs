@@ -197,7 +197,7 @@ fn show_wait(wait: Duration) -> String {
 }
 
 fn as_milliseconds<S: Serializer>(wait: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_f64(milliseconds(*wait))
+    serializer.serialize_f64((milliseconds(*wait) * 1000.0).round() / 1000.0)
 }
 
 #[cfg(test)]

@@ -29,6 +29,7 @@ use crate::serving::engine_process::{self, EngineProcess};
 use crate::serving::models::{Asked, ServedModels, aliases};
 use crate::serving::probing::prober;
 use crate::serving::shape::{ModelShape, replay_file, show_fingerprint};
+use crate::serving::templates::usable_template;
 use crate::serving::tiers::cache_config;
 use crate::serving::{limits, port};
 use crate::settings::args::{ExactArg, ServeArgs};
@@ -118,7 +119,9 @@ pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outc
     };
     greet(args, address, &id, &folder, out)?;
     config.default_model = Some(id);
-    config.library = Some(Arc::new(models.library.with_client_templates(args.client_templates)));
+    config.library = Some(Arc::new(
+        models.library.with_client_templates(args.client_templates).with_template_check(usable_template),
+    ));
     let ending = Ending {
         shutdown: signals.first(),
         hurry: signals.second(),

@@ -21,7 +21,7 @@ fn found_and_computed(served: &Served) -> (u64, u64) {
     let body = json!({"model": "m", "max_tokens": 2, "temperature": 0, "poncho": true,
         "messages": [{"role": "user", "content": QUESTION.repeat(20)}]});
     let facts = served.post("/v1/chat/completions", &body)["poncho"].clone();
-    (facts["read"].as_u64().unwrap(), facts["created"].as_u64().unwrap())
+    (facts["cached_tokens"].as_u64().unwrap(), facts["new_tokens"].as_u64().unwrap())
 }
 
 fn rows_in(folder: &Path) -> usize {

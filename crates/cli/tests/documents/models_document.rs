@@ -35,7 +35,7 @@ fn the_guide_names_every_field_of_a_manifest() {
     let place = place();
     fs::write(
         place.path().join("Modelfile"),
-        "FROM ./tiny.gguf\nADAPTER ./lora.gguf\nPARAMETER seed 1\nSYSTEM a\nTEMPLATE b\nMESSAGE user c\nLICENSE d\n",
+        "FROM ./tiny.gguf\nADAPTER ./lora.gguf\nPARAMETER seed 1\nSYSTEM a\nTEMPLATE {{ .Prompt }}\nMESSAGE user c\nLICENSE d\n",
     )
     .unwrap();
     assert_eq!(run(at_home(place.path()).args(["create", "all"])).code, Some(0));

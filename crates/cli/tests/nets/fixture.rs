@@ -123,7 +123,7 @@ fn ask(served: &Served, prompt: &str) -> Reply {
     Reply {
         prompt: prompt.to_owned(),
         hit: answer["poncho"]["hit"].as_str().unwrap().to_owned(),
-        read: answer["poncho"]["read"].as_u64().unwrap(),
+        read: answer["poncho"]["cached_tokens"].as_u64().unwrap(),
         text: choice["text"].as_str().unwrap().to_owned(),
         logprobs: logprobs.iter().map(|value| value.as_f64().unwrap()).collect(),
         margin: choice["logprobs"]["top_logprobs"].as_array().unwrap().iter().map(margin).fold(f64::MAX, f64::min),

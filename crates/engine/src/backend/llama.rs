@@ -43,6 +43,7 @@ mod pieces;
 pub(crate) mod state;
 pub(crate) mod text;
 
+pub use chat::template::check_template;
 pub use cpu::{CPU_ADVICE, missing_cpu_features};
 
 /// llama.cpp. It starts at the first load or the first buffer, not before.

@@ -3,7 +3,7 @@
 //! Read by `chat/` and by Rust programs. Plain owned data. A stream ends with exactly one `Done` or `Error`; text is always
 //! valid UTF-8 and never holds a part of a matched stop sequence.
 
-pub use poncho_api::{CacheDelta, Completion, FinishReason, TokenLogprob, TokenProbability};
+pub use poncho_api::{Completion, FinishReason, TokenLogprob, TokenProbability};
 
 use crate::error::EngineError;
 
@@ -14,8 +14,8 @@ pub enum StreamEvent {
     Started {
         /// Tokens of the prompt.
         prompt: usize,
-        /// How many of them need not be computed.
-        read: usize,
+        /// Prompt tokens from the cache, which need not be computed.
+        cached_tokens: usize,
     },
     /// More of the reply.
     Text(String),

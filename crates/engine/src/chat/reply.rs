@@ -100,7 +100,9 @@ impl Reply {
         match event {
             StreamEvent::Error(error) => return Some(ReplyEvent::Failed(error)),
             StreamEvent::Done(completion) => return Some(self.end(*completion)),
-            StreamEvent::Started { prompt, read } => return Some(ReplyEvent::Started(Started { prompt, read })),
+            StreamEvent::Started { prompt, cached_tokens } => {
+                return Some(ReplyEvent::Started(Started { prompt, cached_tokens }));
+            }
             StreamEvent::Token { id, logprob, draws } => {
                 self.tokens.push(id);
                 self.draws = draws;

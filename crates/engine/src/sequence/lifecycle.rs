@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use poncho_cache::{HitKind, SaveReason};
 
 use crate::backend::SeqId;
-use crate::calls::event::{CacheDelta, Completion, FinishReason, StreamEvent};
+use crate::calls::event::{Completion, FinishReason, StreamEvent};
 use crate::calls::request::Request;
 use crate::config::Checked as _;
 use crate::sequence::followers::{self, arrange_pause, find_leader};
@@ -56,12 +56,16 @@ pub(crate) fn begin(slots: &Slots, tasks: &mut Tasks, shared: &Shared, id: TaskI
     stops.sort_unstable();
     stops.dedup();
     task.stops = stops;
-    shared.status.set_last_hit(LastHit { kind: task.hit, read: task.read as u64, prompt: task.prompt_len as u64 });
+    shared.status.set_last_hit(LastHit {
+        kind: task.hit.reported(task.read, task.prompt_len),
+        cached_tokens: task.read as u64,
+        prompt: task.prompt_len as u64,
+    });
     tracing::debug!(
         request = %task.id, seq = task.seq(), hit = task.hit.as_str(), read = task.read, prompt = task.prompt_len,
         us = task.waited().as_micros(), "request admitted"
     );
-    task.events.send(StreamEvent::Started { prompt: task.prompt_len, read: task.reported_hit().1 });
+    task.events.send(StreamEvent::Started { prompt: task.prompt_len, cached_tokens: task.reported_hit().1 });
     task.replay(&*shared.model);
     if let Some(logits) = logits {
         // Where a reply is resumed, they may be those after the prompt.
@@ -156,7 +160,8 @@ pub(crate) fn never_started(request: Request, waited: Duration) -> Completion {
         committed_tokens: 0,
         finish_key: None,
         hit: HitKind::Cold,
-        cache_delta: CacheDelta::default(),
+        cached_tokens: 0,
+        new_tokens: 0,
         finish_reason: FinishReason::Cancelled,
         stop_sequence: None,
         queue_time: waited,

@@ -10,7 +10,7 @@ use poncho_api::{RequestProgress, RequestStage};
 use poncho_cache::{HitKind, Namespace};
 
 use crate::backend::{Grammar, GrammarError, Model, SeqId, SpecialText};
-use crate::calls::event::{CacheDelta, Completion, FinishReason, StreamEvent, TokenLogprob, TokenProbability};
+use crate::calls::event::{Completion, FinishReason, StreamEvent, TokenLogprob, TokenProbability};
 use crate::calls::request::{Mode, Request, RequestId};
 use crate::calls::stream::EventSender;
 use crate::error::EngineError;
@@ -327,11 +327,12 @@ impl Task {
 
     /// How the prompt was found and how much of it, as its caller may see it: nothing of what other tenants have sent.
     pub(crate) fn reported_hit(&self) -> (HitKind, usize) {
-        match self.own_reach {
+        let (hit, cached) = match self.own_reach {
             Some(0) if self.read > 0 => (HitKind::Cold, 0),
             Some(own) if own < self.read => (HitKind::Partial, own),
             _ => (self.hit, self.read),
-        }
+        };
+        (hit.reported(cached, self.prompt_len), cached)
     }
 
     /// How far it is, as status answers show it.
@@ -373,7 +374,7 @@ impl Task {
         let now = Instant::now();
         let first = self.first_logits.unwrap_or(now);
         let generated = self.tokens.iter().skip(self.prompt_len).copied().collect::<Vec<_>>();
-        let (hit, read) = self.reported_hit();
+        let (hit, cached_tokens) = self.reported_hit();
         Completion {
             reply: self.output.take_reply(),
             completion_tokens: generated.len(),
@@ -381,7 +382,8 @@ impl Task {
             committed_tokens: self.n_past(),
             finish_key,
             hit,
-            cache_delta: CacheDelta { read, created: self.n_past().saturating_sub(read) },
+            cached_tokens,
+            new_tokens: self.n_past().min(self.prompt_len).saturating_sub(cached_tokens),
             finish_reason: reason,
             stop_sequence: stop.and_then(|place| self.request.stop.get(place)).cloned(),
             queue_time: self.admitted.duration_since(self.submitted),

@@ -17,7 +17,7 @@ pub(crate) struct Status {
     pub(crate) active: AtomicUsize,
     pub(crate) sessions: AtomicUsize,
     hit_kind: AtomicU8,
-    hit_read: AtomicU64,
+    hit_cached: AtomicU64,
     hit_prompt: AtomicU64,
     pub(crate) ticks: AtomicU64,
     pub(crate) prefilled: AtomicU64,
@@ -36,7 +36,7 @@ impl Default for Status {
             active: AtomicUsize::new(0),
             sessions: AtomicUsize::new(0),
             hit_kind: AtomicU8::new(u8::MAX),
-            hit_read: AtomicU64::new(0),
+            hit_cached: AtomicU64::new(0),
             hit_prompt: AtomicU64::new(0),
             ticks: AtomicU64::new(0),
             prefilled: AtomicU64::new(0),
@@ -62,7 +62,7 @@ impl Status {
 
     pub(crate) fn set_last_hit(&self, hit: LastHit) {
         let position = HitKind::ALL.iter().position(|candidate| *candidate == hit.kind).unwrap_or(0);
-        self.hit_read.store(hit.read, Ordering::Relaxed);
+        self.hit_cached.store(hit.cached_tokens, Ordering::Relaxed);
         self.hit_prompt.store(hit.prompt, Ordering::Relaxed);
         self.hit_kind.store(u8::try_from(position).unwrap_or(u8::MAX), Ordering::Relaxed);
     }
@@ -71,8 +71,9 @@ impl Status {
     #[must_use]
     pub(crate) fn last_hit(&self) -> Option<LastHit> {
         let kind = *HitKind::ALL.get(usize::from(self.hit_kind.load(Ordering::Relaxed)))?;
-        let (read, prompt) = (self.hit_read.load(Ordering::Relaxed), self.hit_prompt.load(Ordering::Relaxed));
-        Some(LastHit { kind, read, prompt })
+        let (cached_tokens, prompt) =
+            (self.hit_cached.load(Ordering::Relaxed), self.hit_prompt.load(Ordering::Relaxed));
+        Some(LastHit { kind, cached_tokens, prompt })
     }
 
     /// A copy of all facts.

@@ -73,7 +73,7 @@ fn check(what: &str, served: Served, n_seq_max: u32, model: &Model, requests: &[
     let done: Vec<Completion> = streams.into_iter().map(|stream| stream.wait().unwrap()).collect();
     for (place, (request, completion)) in requests.iter().zip(&done).enumerate() {
         let expected = cold(served, n_seq_max, &Request { session_id: None, ..request.clone() });
-        let facts = (completion.hit, completion.cache_delta.read, completion.prompt_tokens);
+        let facts = (completion.hit, completion.cached_tokens, completion.prompt_tokens);
         assert!(shown(completion) == expected, "{served:?} {what}, request {place} of {}: {facts:?}", requests.len());
     }
     done
@@ -111,14 +111,14 @@ fn matrix(served: Served, n_seq_max: u32, count: usize) {
     let first = check("cold", &model, exact(&tokens, Sampling::greedy()));
     assert_eq!(first.hit, HitKind::Cold, "{served:?}");
     let again = check("again", &model, exact(&tokens, seeded.clone()));
-    assert!(again.cache_delta.read > 0, "{served:?}: {:?}", again.cache_delta);
+    assert!(again.cached_tokens > 0, "{served:?}: {:?}", again.cached_tokens);
 
     // The next turn: what was generated, and more.
     let mut next = first.context_tokens.clone();
     next.extend(prompt(2, 40));
     let turn = check("partial", &model, exact(&next, Sampling::greedy()));
-    assert!(turn.cache_delta.read >= 128, "{served:?}: {:?}", turn.cache_delta);
-    assert_eq!(turn.cache_delta.read % GRID, 0);
+    assert!(turn.cached_tokens >= 128, "{served:?}: {:?}", turn.cached_tokens);
+    assert_eq!(turn.cached_tokens % GRID, 0);
 
     // A prompt that parts in the middle of a chunk.
     let mut parted = tokens[..100].to_vec();
@@ -131,7 +131,7 @@ fn matrix(served: Served, n_seq_max: u32, count: usize) {
     let mut longer = opened.context_tokens.clone();
     longer.extend(prompt(4, 30));
     let kept = check("sticky", &model, session(&longer));
-    assert!(kept.cache_delta.read > 0, "{served:?}: {:?}", kept.hit);
+    assert!(kept.cached_tokens > 0, "{served:?}: {:?}", kept.hit);
 
     // After eviction to disk.
     cache.flush();
@@ -139,7 +139,7 @@ fn matrix(served: Served, n_seq_max: u32, count: usize) {
     drop(model);
     model = load(config(served, n_seq_max), &cache);
     let disk = check("exact, from disk", &model, exact(&tokens, seeded.clone()));
-    assert_eq!((disk.hit, disk.cache_delta.read), (HitKind::Exact, 150), "{served:?}");
+    assert_eq!((disk.hit, disk.cached_tokens), (HitKind::Exact, 150), "{served:?}");
     check("partial, from disk", &model, exact(&next, seeded.clone()));
 
     // After a restart.
@@ -148,7 +148,7 @@ fn matrix(served: Served, n_seq_max: u32, count: usize) {
     cache = open();
     model = load(config(served, n_seq_max), &cache);
     let restarted = check("exact, after a restart", &model, exact(&tokens, Sampling::greedy()));
-    assert_eq!((restarted.hit, restarted.cache_delta.read), (HitKind::Exact, 150), "{served:?}");
+    assert_eq!((restarted.hit, restarted.cached_tokens), (HitKind::Exact, 150), "{served:?}");
     check("partial, after a restart", &model, exact(&longer, Sampling::greedy()));
 }
 
@@ -186,7 +186,7 @@ fn the_default_model_is_exact_too() {
     let mut next = first[0].context_tokens.clone();
     next.extend(prompt(2, 30));
     let turn = check("partial", served, 4, &model, &[exact(&next, Sampling::greedy())]);
-    assert!(turn[0].cache_delta.read >= 96, "{:?}", turn[0].cache_delta);
+    assert!(turn[0].cached_tokens >= 96, "{:?}", turn[0].cached_tokens);
     drop(model);
     let model = load(config(served, 4), &cache);
     let again = check("exact, after a restart", served, 4, &model, &crowd(exact(&tokens, Sampling::greedy()), 2));
@@ -211,7 +211,7 @@ fn a_reply_is_read_again_on_the_grid_when_there_is_nothing_else_to_do() {
         let mut next = first.context_tokens.clone();
         next.extend(prompt(2, 20));
         let turn = check("next turn", Served::Tiny(kind), 2, &model, &[exact(&next, Sampling::greedy())]);
-        assert_eq!(turn[0].cache_delta.read, 128, "{kind:?}");
+        assert_eq!(turn[0].cached_tokens, 128, "{kind:?}");
     }
 }
 

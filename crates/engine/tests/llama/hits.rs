@@ -2,7 +2,7 @@
 
 use poncho_cache::HitKind;
 use poncho_engine::backend::{ContextOptions, KvLayout, MemoryKind};
-use poncho_engine::{CacheDelta, Mode, ModelConfig, Request, RestoreRule};
+use poncho_engine::{Mode, ModelConfig, Request, RestoreRule};
 use poncho_testkit::ModelKind;
 
 use crate::llama::real::{config, load};
@@ -16,7 +16,7 @@ fn every_hit_kind_is_reached_and_the_reply_stays_the_same() {
     for kind in KINDS {
         let tokens = prompt(1, 60);
         let cold = stub_model(kind, &memory_cache()).0.complete(greedy(&tokens, 12)).unwrap();
-        assert_eq!((cold.hit, cold.cache_delta), (HitKind::Cold, CacheDelta { read: 0, created: 71 }), "{kind:?}");
+        assert_eq!((cold.hit, cold.cached_tokens, cold.new_tokens), (HitKind::Cold, 0, 60), "{kind:?}");
 
         // A second model on the same cache knows nothing but the rows.
         let cache = memory_cache();
@@ -25,7 +25,7 @@ fn every_hit_kind_is_reached_and_the_reply_stays_the_same() {
         drop(first);
         let (second, backend) = stub_model(kind, &cache);
         let exact = second.complete(greedy(&tokens, 12)).unwrap();
-        assert_eq!((exact.hit, exact.cache_delta.read), (HitKind::Exact, 60), "{kind:?}");
+        assert_eq!((exact.hit, exact.cached_tokens), (HitKind::Exact, 60), "{kind:?}");
         assert_eq!(exact.generated, cold.generated, "{kind:?}");
         assert_eq!(backend.faults().counts().decodes, 11, "the first token needs no decode ({kind:?})");
 
@@ -34,7 +34,7 @@ fn every_hit_kind_is_reached_and_the_reply_stays_the_same() {
         longer.extend(prompt(2, 20));
         let other = stub_model(kind, &cache).0;
         let partial = other.complete(greedy(&longer, 5)).unwrap();
-        assert_eq!((partial.hit, partial.cache_delta.read), (HitKind::Partial, 71), "{kind:?}");
+        assert_eq!((partial.hit, partial.cached_tokens), (HitKind::Partial, 71), "{kind:?}");
         let fresh = stub_model(kind, &memory_cache()).0.complete(greedy(&longer, 5)).unwrap();
         assert_eq!(partial.generated, fresh.generated, "{kind:?}");
     }
@@ -49,10 +49,10 @@ fn a_session_continues_live() {
         let mut next = first.context_tokens.clone();
         next.extend(prompt(3, 10));
         let sticky = model.complete(session(greedy(&next, 6))).unwrap();
-        assert_eq!((sticky.hit, sticky.cache_delta.read), (HitKind::Sticky, 35), "{kind:?}");
+        assert_eq!((sticky.hit, sticky.cached_tokens), (HitKind::Sticky, 35), "{kind:?}");
         let suffix = Request { mode: Mode::Continue, ..session(greedy(&prompt(4, 7), 6)) };
         let continued = model.complete(suffix).unwrap();
-        assert_eq!((continued.hit, continued.cache_delta.read), (HitKind::Continuation, 30 + 6 + 10 + 5), "{kind:?}");
+        assert_eq!((continued.hit, continued.cached_tokens), (HitKind::Continuation, 30 + 6 + 10 + 5), "{kind:?}");
         let mut whole = sticky.context_tokens.clone();
         whole.extend(prompt(4, 7));
         let fresh = stub_model(kind, &memory_cache()).0.complete(greedy(&whole, 6)).unwrap();
@@ -76,10 +76,10 @@ fn leftovers_of_others_make_room_for_a_stored_prompt() {
             let cold = model.complete(greedy(&one, 4)).unwrap();
             model.complete(Request { session_id: session, ..greedy(&two, 4) }).unwrap();
             let warm = model.complete(greedy(&one, 4)).unwrap();
-            assert_eq!((warm.hit, warm.cache_delta.read), (HitKind::Exact, 400), "{kind:?}");
+            assert_eq!((warm.hit, warm.cached_tokens), (HitKind::Exact, 400), "{kind:?}");
             assert_eq!(warm.generated, cold.generated, "{kind:?}");
             let back = model.complete(greedy(&two, 4)).unwrap();
-            assert_eq!((back.hit, back.cache_delta.read), (HitKind::Exact, 400), "{kind:?}");
+            assert_eq!((back.hit, back.cached_tokens), (HitKind::Exact, 400), "{kind:?}");
         }
     }
 }

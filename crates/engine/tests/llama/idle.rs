@@ -31,11 +31,11 @@ fn a_stored_state_that_many_rows_passed_leaves_the_cells_and_comes_back() {
         let warm_model = model();
         let first = warm_model.complete(greedy(&prompt(1, 60), 6)).unwrap();
         let at_once = next_turn(&warm_model, &first);
-        assert_eq!((at_once.hit, at_once.cache_delta.read), (HitKind::Sticky, 65), "{kind:?}");
+        assert_eq!((at_once.hit, at_once.cached_tokens), (HitKind::Sticky, 65), "{kind:?}");
         warm_model.complete(greedy(&prompt(2, 20), 40)).unwrap();
         let warm = next_turn(&warm_model, &first);
         assert_ne!(warm.hit, HitKind::Sticky, "it left the cells ({kind:?})");
-        assert!(warm.cache_delta.read >= 65, "{kind:?}");
+        assert!(warm.cached_tokens >= 65, "{kind:?}");
         let cold = next_turn(&model(), &first);
         assert_eq!(warm.generated, cold.generated, "{kind:?}");
     }
@@ -52,7 +52,7 @@ fn a_state_is_carried_where_that_costs_nothing_or_nothing_could_keep_it() {
         model.complete(greedy(&prompt(2, 20), 40)).unwrap();
         assert!(cache.is_empty(), "{kv:?}");
         let warm = next_turn(&model, &first);
-        assert_eq!((warm.hit, warm.cache_delta.read), (HitKind::Sticky, 65), "{kv:?}");
+        assert_eq!((warm.hit, warm.cached_tokens), (HitKind::Sticky, 65), "{kv:?}");
     }
 }
 
@@ -65,11 +65,11 @@ fn a_conversation_that_begins_alike_leaves_the_other_one_whole() {
         let mut alike = prompt(1, 10);
         alike.extend(prompt(2, 10));
         let second = model.complete(traced(&alike, 4)).unwrap();
-        assert_eq!(second.cache_delta.read, if kv == KvLayout::Unified { 10 } else { 0 }, "{kv:?}");
+        assert_eq!(second.cached_tokens, if kv == KvLayout::Unified { 10 } else { 0 }, "{kv:?}");
         let fresh = load(forgetful(ModelKind::Attention, kv, 4), &memory_cache());
         assert_eq!(trace(&second), trace(&fresh.complete(traced(&alike, 4)).unwrap()), "{kv:?}");
         let warm = next_turn(&model, &first);
-        assert_eq!((warm.hit, warm.cache_delta.read), (HitKind::Sticky, 65), "{kv:?}");
+        assert_eq!((warm.hit, warm.cached_tokens), (HitKind::Sticky, 65), "{kv:?}");
     }
 }
 
@@ -85,11 +85,11 @@ fn the_opening_of_what_is_given_up_is_used() {
         model.complete(greedy(&first, 6)).unwrap();
         let second = model.complete(greedy(&second, 6)).unwrap();
         let warm = model.complete(traced(&third, 4)).unwrap();
-        assert_eq!(warm.cache_delta.read, expected, "{kv:?}");
+        assert_eq!(warm.cached_tokens, expected, "{kv:?}");
         let fresh = load(forgetful(ModelKind::Attention, kv, 2), &memory_cache());
         assert_eq!(warm.generated, fresh.complete(traced(&third, 4)).unwrap().generated, "{kv:?}");
         let next = next_turn(&model, &second);
-        assert_eq!((next.hit, next.cache_delta.read), (HitKind::Sticky, 65), "{kv:?}");
+        assert_eq!((next.hit, next.cached_tokens), (HitKind::Sticky, 65), "{kv:?}");
     }
 }
 
@@ -100,7 +100,7 @@ fn a_short_prompt_asked_again_stays_in_its_place_however_long_its_reply_was() {
         let model = load(forgetful(ModelKind::Attention, kv, 4), &memory_cache());
         let first = model.complete(traced(&prompt(1, 8), 40)).unwrap();
         let again = model.complete(traced(&prompt(1, 8), 40)).unwrap();
-        assert_eq!((again.hit, again.cache_delta.read), (HitKind::Sticky, 7), "{kv:?}");
+        assert_eq!((again.hit, again.cached_tokens), (HitKind::Sticky, 7), "{kv:?}");
         assert_eq!(again.generated, first.generated, "{kv:?}");
     }
 }

@@ -48,7 +48,7 @@ fn resumes(kind: ModelKind, kv: KvLayout, n_seq: u32, tier: Tier, reopen: bool) 
     // The last drawn token is not computed yet, so the row ends before it and its logits give that token again.
     let held = first.context_tokens[..first.committed_tokens].to_vec();
     let second = model.complete(traced(&held, SECOND + 1)).unwrap();
-    assert_eq!((second.hit, second.cache_delta.read), (HitKind::Exact, held.len()), "{what}");
+    assert_eq!((second.hit, second.cached_tokens), (HitKind::Exact, held.len()), "{what}");
     let (first, second, unbroken) = (trace(&first), trace(&second), trace(&unbroken));
     let joint = FIRST as usize * PER_TOKEN;
     assert_eq!(first, unbroken[..joint], "{what}: the first part");
@@ -100,7 +100,7 @@ fn a_conversation_of_many_turns_stays_bit_for_bit_what_a_live_one_is() {
             let session = Request { session_id: Some("live".to_owned()), ..traced(&tokens, 8) };
             let kept = live.complete(session).unwrap();
             assert_eq!(trace(&stored), trace(&kept), "{kind:?} turn {turn}");
-            assert_eq!(stored.cache_delta.read, kept.cache_delta.read, "{kind:?} turn {turn}");
+            assert_eq!(stored.cached_tokens, kept.cached_tokens, "{kind:?} turn {turn}");
             tokens = stored.context_tokens;
             tokens.extend(prompt(10 + turn, 20));
         }
@@ -121,7 +121,7 @@ fn a_conversation_that_parted_from_another_is_found_again_bit_for_bit() {
             parted.extend(prompt(2, 60));
             let first = load(always(), &cache).complete(hints(&parted)).unwrap();
             let again = load(always(), &cache).complete(hints(&parted)).unwrap();
-            assert_eq!((again.hit, again.cache_delta.read), (HitKind::Exact, 160), "{kind:?} {kv:?}");
+            assert_eq!((again.hit, again.cached_tokens), (HitKind::Exact, 160), "{kind:?} {kv:?}");
             assert_eq!(trace(&again), trace(&first), "{kind:?} {kv:?}");
         }
     }
@@ -142,7 +142,7 @@ fn what_cannot_be_cut_is_resumed_at_saved_boundaries_only() {
             let mut other = tokens[..parting].to_vec();
             other.extend(prompt(5, 30));
             let warm = load(config(kind, KvLayout::Unified, 1), &cache).complete(traced(&other, 6)).unwrap();
-            assert_eq!((warm.hit, warm.cache_delta.read), (HitKind::Partial, hint), "{kind:?} parting at {parting}");
+            assert_eq!((warm.hit, warm.cached_tokens), (HitKind::Partial, hint), "{kind:?} parting at {parting}");
             // Chunked as the warm run was: to the hint, then the rest.
             let cold = load(config(kind, KvLayout::Unified, 1), &memory_cache())
                 .complete(Request { boundary_hints: vec![hint], ..traced(&other, 6) })
@@ -167,7 +167,7 @@ fn attention_reuses_every_token_before_a_parting() {
             let mut other = tokens[..parting].to_vec();
             other.extend(prompt(5, 30));
             let warm = load(config(ModelKind::Attention, kv, 1), &cache).complete(traced(&other, 6)).unwrap();
-            assert_eq!((warm.hit, warm.cache_delta.read), (HitKind::Partial, parting), "{kv:?}");
+            assert_eq!((warm.hit, warm.cached_tokens), (HitKind::Partial, parting), "{kv:?}");
         }
     }
 }

@@ -84,7 +84,7 @@ fn two_conversations_share_their_system_prompt() {
     ask(2);
     let before = bytes_of(&cache, PartKind::Attention);
     let second = ask(3);
-    assert_eq!((second.cache_delta.read, second.prompt_tokens), (400, 430));
+    assert_eq!((second.cached_tokens, second.prompt_tokens), (400, 430));
     let grown = bytes_of(&cache, PartKind::Attention) - before;
     assert!(grown * 10 < before, "{grown} bytes more than {before} for 30 of 430 tokens");
 }
@@ -141,7 +141,7 @@ fn a_conversation_keeps_a_bounded_number_of_partial_states() {
             tokens.extend(prompt(50 + turn, 20));
             let hints = vec![60, tokens.len()];
             let reply = model.complete(Request { boundary_hints: hints, ..greedy(&tokens, 6) }).unwrap();
-            reads.push((reply.cache_delta.read, reply.prompt_tokens));
+            reads.push((reply.cached_tokens, reply.prompt_tokens));
             tokens.clone_from(&reply.context_tokens);
         }
         let partials: Vec<u32> = {
@@ -188,7 +188,7 @@ fn a_damaged_row_costs_only_what_follows_it() {
     let model = load(always(config(ModelKind::Attention, KvLayout::Unified, 1)), &cache);
     let warm = model.complete(greedy(&tokens, 4)).unwrap();
     assert_eq!(warm.hit, HitKind::Partial);
-    assert!(warm.cache_delta.read >= start && warm.cache_delta.read < tokens.len(), "{:?}", warm.cache_delta);
+    assert!(warm.cached_tokens >= start && warm.cached_tokens < tokens.len(), "{:?}", warm.cached_tokens);
     let cold = load(config(ModelKind::Attention, KvLayout::Unified, 1), &memory_cache()).complete(greedy(&tokens, 4));
     assert_eq!(warm.generated, cold.unwrap().generated);
     assert_eq!(cache.counters().corrupt_files, 1);

@@ -17,46 +17,57 @@ use crate::suggestions::{did_you_mean, nearest};
 enum Kind {
     Integer,
     Float,
-    Bool,
     /// May be given several times.
     Texts,
 }
 
 /// Every parameter that a Modelfile may set, in Ollama's spelling.
-const KNOWN: [(&str, Kind); 27] = [
+const KNOWN: [(&str, Kind); 12] = [
     ("frequency_penalty", Kind::Float),
-    ("low_vram", Kind::Bool),
-    ("main_gpu", Kind::Integer),
     ("min_p", Kind::Float),
-    ("mirostat", Kind::Integer),
-    ("mirostat_eta", Kind::Float),
-    ("mirostat_tau", Kind::Float),
-    ("num_batch", Kind::Integer),
     ("num_ctx", Kind::Integer),
-    ("num_gpu", Kind::Integer),
-    ("num_keep", Kind::Integer),
     ("num_predict", Kind::Integer),
-    ("num_thread", Kind::Integer),
-    ("numa", Kind::Bool),
-    ("penalize_newline", Kind::Bool),
     ("presence_penalty", Kind::Float),
     ("repeat_last_n", Kind::Integer),
     ("repeat_penalty", Kind::Float),
     ("seed", Kind::Integer),
     ("stop", Kind::Texts),
     ("temperature", Kind::Float),
-    ("tfs_z", Kind::Float),
     ("top_k", Kind::Integer),
     ("top_p", Kind::Float),
-    ("typical_p", Kind::Float),
-    ("use_mlock", Kind::Bool),
-    ("use_mmap", Kind::Bool),
+];
+
+const AT_LOADING: &str =
+    "models are loaded with the settings of the server; remove the line and see `poncho serve --help`";
+const OTHER_SAMPLER: &str =
+    "this sampler does not exist here; remove the line and use temperature, top_k, top_p or min_p";
+
+/// Parameters that Ollama has and that would have no effect, with what to do.
+const WITHOUT_EFFECT: [(&str, &str); 17] = [
+    ("f16_kv", AT_LOADING),
+    ("low_vram", AT_LOADING),
+    ("main_gpu", AT_LOADING),
+    ("mirostat", OTHER_SAMPLER),
+    ("mirostat_eta", OTHER_SAMPLER),
+    ("mirostat_tau", OTHER_SAMPLER),
+    ("num_batch", AT_LOADING),
+    ("num_gpu", AT_LOADING),
+    ("num_keep", "a prompt that is too long is refused and never shortened; remove the line"),
+    ("num_thread", AT_LOADING),
+    ("numa", AT_LOADING),
+    ("penalize_newline", OTHER_SAMPLER),
+    ("tfs_z", OTHER_SAMPLER),
+    ("typical_p", OTHER_SAMPLER),
+    ("use_mlock", AT_LOADING),
+    ("use_mmap", AT_LOADING),
+    ("vocab_only", AT_LOADING),
 ];
 
 /// One value.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 enum Parameter {
+    /// Only in manifests of earlier versions.
     Bool(bool),
     Integer(i64),
     Float(f64),
@@ -78,6 +89,14 @@ pub enum ParameterError {
         name: String,
         /// Names that may have been meant.
         near: Vec<String>,
+    },
+    /// A parameter that would have no effect.
+    #[error("parameter `{name}` has no effect: {advice}")]
+    WithoutEffect {
+        /// The parameter.
+        name: &'static str,
+        /// Why, and what to do.
+        advice: &'static str,
     },
     /// A value of another type.
     #[error("parameter `{name}` wants {wanted}, not `{got}`")]
@@ -107,7 +126,6 @@ impl Parameters {
         let value = match kind {
             Kind::Integer => text.parse().ok().map(Parameter::Integer),
             Kind::Float => text.parse().ok().filter(|number: &f64| number.is_finite()).map(Parameter::Float),
-            Kind::Bool => text.parse().ok().map(Parameter::Bool),
             Kind::Texts => {
                 if let Parameter::Texts(texts) = self.0.entry(name.to_owned()).or_insert(Parameter::Texts(Vec::new())) {
                     texts.push(text.to_owned());
@@ -129,7 +147,6 @@ impl Parameters {
         let value = match (kind, json) {
             (Kind::Integer, json) => json.as_i64().map(Parameter::Integer),
             (Kind::Float, json) => json.as_f64().map(Parameter::Float),
-            (Kind::Bool, json) => json.as_bool().map(Parameter::Bool),
             (Kind::Texts, Value::String(text)) => Some(Parameter::Texts(vec![text.clone()])),
             (Kind::Texts, Value::Array(texts)) => {
                 texts.iter().map(|text| text.as_str().map(str::to_owned)).collect::<Option<_>>().map(Parameter::Texts)
@@ -177,6 +194,9 @@ impl Parameters {
 
 fn known(name: &str) -> Result<(&'static str, Kind), ParameterError> {
     let lower = name.to_ascii_lowercase();
+    if let Some((name, advice)) = WITHOUT_EFFECT.into_iter().find(|(known, _)| *known == lower) {
+        return Err(ParameterError::WithoutEffect { name, advice });
+    }
     KNOWN.into_iter().find(|(known, _)| *known == lower).ok_or_else(|| ParameterError::Unknown {
         name: printable(name),
         near: nearest(&printable(&lower), KNOWN.map(|(known, _)| known)),
@@ -187,7 +207,6 @@ fn wrong_type(name: &'static str, kind: Kind, got: &str) -> ParameterError {
     let wanted = match kind {
         Kind::Integer => "a whole number",
         Kind::Float => "a number",
-        Kind::Bool => "true or false",
         Kind::Texts => "a text or a list of texts",
     };
     ParameterError::WrongType { name, wanted, got: printable(got) }
@@ -202,17 +221,10 @@ mod tests {
     #[test]
     fn values_have_the_type_of_their_name() {
         let mut parameters = Parameters::default();
-        for (name, text) in [
-            ("temperature", "1"),
-            ("num_ctx", "4096"),
-            ("stop", "A"),
-            ("stop", "1"),
-            ("use_mmap", "false"),
-            ("SEED", "-1"),
-        ] {
+        for (name, text) in [("temperature", "1"), ("num_ctx", "4096"), ("stop", "A"), ("stop", "1"), ("SEED", "-1")] {
             parameters.set_text(name, text).unwrap();
         }
-        let expected = json!({"temperature": 1.0, "num_ctx": 4096, "stop": ["A", "1"], "use_mmap": false, "seed": -1});
+        let expected = json!({"temperature": 1.0, "num_ctx": 4096, "stop": ["A", "1"], "seed": -1});
         assert_eq!(Value::Object(parameters.to_json()), expected);
         let stored = serde_json::to_string(&parameters).unwrap();
         assert_eq!(serde_json::from_str::<Parameters>(&stored).unwrap(), parameters);
@@ -224,15 +236,26 @@ mod tests {
     }
 
     #[test]
+    fn manifests_of_earlier_versions_keep_what_they_hold() {
+        let stored: Parameters = serde_json::from_str(r#"{"use_mmap": false, "num_gpu": 4, "seed": 1}"#).unwrap();
+        assert_eq!(stored.lines().count(), 3);
+    }
+
+    #[test]
     fn wrong_names_and_values_are_refused_with_a_hint() {
         let mut parameters = Parameters::default();
         let unknown = parameters.set_text("temprature", "1").unwrap_err().to_string();
         assert!(unknown.contains("did you mean `temperature`"), "{unknown}");
         for (name, text) in
-            [("num_ctx", "4k"), ("num_ctx", "1.5"), ("temperature", "NaN"), ("temperature", "hot"), ("numa", "1")]
+            [("num_ctx", "4k"), ("num_ctx", "1.5"), ("temperature", "NaN"), ("temperature", "hot"), ("seed", "x")]
         {
             let refused = parameters.set_text(name, text).unwrap_err().to_string();
             assert!(refused.contains(name) && refused.contains(text), "{refused}");
+        }
+        for (name, _) in WITHOUT_EFFECT {
+            let refused = parameters.set_text(name, "1").unwrap_err().to_string();
+            assert!(refused.contains(name) && refused.contains("remove the line"), "{refused}");
+            assert_eq!(parameters.set_json(name, &json!(1)).unwrap_err().to_string(), refused);
         }
         assert!(parameters.set_json("stop", &json!([1])).is_err());
         assert!(parameters.set_json("top_k", &json!("40")).is_err());

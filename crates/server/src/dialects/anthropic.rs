@@ -5,6 +5,7 @@
 
 pub(crate) mod conversation;
 pub(crate) mod convert;
+pub(crate) mod ignored;
 pub(crate) mod messages;
 pub(crate) mod signature;
 pub(crate) mod stream;

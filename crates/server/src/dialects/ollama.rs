@@ -8,6 +8,7 @@ pub(crate) mod chat;
 pub(crate) mod convert;
 pub(crate) mod embed;
 pub(crate) mod generate;
+pub(crate) mod ignored;
 pub(crate) mod library;
 pub(crate) mod lines;
 pub(crate) mod models;

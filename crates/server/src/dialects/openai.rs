@@ -8,6 +8,7 @@ pub(crate) mod chat;
 pub(crate) mod completions;
 pub(crate) mod convert;
 pub(crate) mod embeddings;
+pub(crate) mod ignored;
 pub(crate) mod models;
 pub(crate) mod prompt;
 pub(crate) mod types;

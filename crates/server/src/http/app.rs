@@ -17,6 +17,7 @@ use tokio::sync::{Semaphore, watch};
 use crate::config::ServerConfig;
 use crate::http::auth::Keys;
 use crate::http::origin::Gate;
+use crate::http::warnings::WarningLog;
 use crate::models::names::Models;
 use crate::models::pulls::Pulls;
 use crate::responses::store::ResponseStore;
@@ -46,6 +47,8 @@ pub(crate) struct App {
     pub(crate) exporter: Option<Arc<Exporter>>,
     /// Past responses of `/v1/responses`.
     pub(crate) responses: ResponseStore,
+    /// Warnings that were logged.
+    pub(crate) warnings: WarningLog,
     /// Shutdown and the requests it waits for.
     pub(crate) life: Life,
 }
@@ -66,6 +69,7 @@ impl App {
             gate: Gate::new(&config, address),
             exporter,
             responses: ResponseStore::default(),
+            warnings: WarningLog::default(),
             life: Life::default(),
             config,
         }

@@ -13,12 +13,12 @@ use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::Serialize;
-use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserialize, DeserializeOwned, Deserializer, MapAccess, Visitor};
 
 use crate::error::{ApiError, Family};
 use crate::http::app::SharedApp;
 use crate::http::origin::is_from_page;
+use crate::http::unknown_fields::{self, UnknownField};
 
 /// A struct that must come as an object; by itself serde would also take a list with its fields in order.
 #[derive(Debug, Clone, Serialize)]
@@ -49,7 +49,7 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectVisitor<T> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<T, A::Error> {
-        T::deserialize(MapAccessDeserializer::new(map))
+        unknown_fields::read(map)
     }
 }
 
@@ -62,6 +62,21 @@ impl<T: DeserializeOwned> FromRequest<SharedApp> for Json<T> {
     async fn from_request(request: Request, app: &SharedApp) -> Result<Self, ApiError> {
         let JsonBytes(bytes) = JsonBytes::from_request(request, app).await?;
         parse(&bytes).map(Self)
+    }
+}
+
+/// A body that came as JSON, and the fields in it that its type does not know.
+pub(crate) struct Checked<T> {
+    pub(crate) body: T,
+    pub(crate) unknown: Vec<UnknownField>,
+}
+
+impl<T: DeserializeOwned> FromRequest<SharedApp> for Checked<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, app: &SharedApp) -> Result<Self, ApiError> {
+        let JsonBytes(bytes) = JsonBytes::from_request(request, app).await?;
+        parse_checked(&bytes).map(|(body, unknown)| Self { body, unknown })
     }
 }
 
@@ -105,6 +120,12 @@ fn check_content_type(headers: &HeaderMap, family: Family) -> Result<(), ApiErro
     let is_careless = got == "missing" || essence == "application/x-www-form-urlencoded";
     let is_tolerated = is_careless && family == Family::Ollama && !is_from_page(headers);
     if is_json || is_tolerated { Ok(()) } else { Err(ApiError::ContentType { got }) }
+}
+
+/// Reads a value and lists the fields that its type does not know.
+pub(crate) fn parse_checked<T: DeserializeOwned>(bytes: &[u8]) -> Result<(T, Vec<UnknownField>), ApiError> {
+    let (value, unknown) = unknown_fields::collected(|| parse(bytes));
+    value.map(|value| (value, unknown))
 }
 
 /// Reads a value and names the field that does not fit.

@@ -74,7 +74,12 @@ fn chat_template(template: &str) -> Result<String, ApiError> {
     if is_program(template) {
         return Ok(template.to_owned());
     }
-    Ok(Template::parse(template)?.to_chat_template())
+    let parsed = Template::parse(template)?;
+    if !parsed.has_prompt() {
+        let reason = "it has no place for the prompt; write {{ .Prompt }} where a message of the user belongs";
+        return Err(ApiError::field("template", reason));
+    }
+    Ok(parsed.to_chat_template())
 }
 
 #[cfg(test)]
@@ -136,6 +141,8 @@ mod tests {
         assert_eq!(with(jinja).unwrap().template(), Some(jinja));
         assert!(with("{{ .Prompt }}").unwrap().template().unwrap().contains("for message in messages"));
         assert!(with("{{ range .Messages }}{{ end }}").is_err());
+        let placeless = with("{{ .System }} Answer:").unwrap_err().to_string();
+        assert!(placeless.contains("{{ .Prompt }}"), "{placeless}");
         assert_eq!(with(" ").unwrap().template(), None);
     }
 }

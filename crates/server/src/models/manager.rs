@@ -353,7 +353,7 @@ impl Shared {
             keep_alive: keep_alive.unwrap_or(self.settings.keep_alive),
             expires: None,
             is_held: false,
-            known: Arc::new(Known { defaults, facts: model.facts.clone() }),
+            known: Arc::new(Known { defaults, facts: model.facts.clone(), problem: None }),
             phase: Phase::Loading { outcome: outcome.clone(), progress: Arc::clone(&progress) },
         };
         state.entries.insert(id.to_owned(), entry);
@@ -446,12 +446,22 @@ impl Shared {
             tracing::error!("a loaded model could not be looked up; it stays loaded");
             None
         });
-        if let Some(found) = found.filter(|found| found.name() == model.report().id)
-            && let Ok(found) = Found::new(&*self.node, found).await
-        {
-            return (found.bytes, Some(Known { defaults: found.defaults, facts: found.model.facts }));
+        let Some(found) = found.filter(|found| found.name() == model.report().id) else {
+            return (model.footprint().await.total().max(model.report().info.size_bytes), None);
+        };
+        let facts = found.facts.clone();
+        match Found::new(&*self.node, found).await {
+            Ok(found) => (found.bytes, Some(Known { defaults: found.defaults, facts, problem: None })),
+            Err(error) => {
+                let (model_id, problem) = (&model.report().id, error.to_string());
+                tracing::error!(
+                    model = %model_id,
+                    "the Modelfile cannot be used, so its settings are not applied: {problem}; create the model again"
+                );
+                let bytes = model.footprint().await.total().max(model.report().info.size_bytes);
+                (bytes, Some(Known { defaults: ServedDefaults::default(), facts, problem: Some(problem) }))
+            }
         }
-        (model.footprint().await.total().max(model.report().info.size_bytes), None)
     }
 
     async fn read(&self, found: &LibraryModel, progress: &LoadProgress) -> Result<Arc<dyn NodeModel>, ApiError> {

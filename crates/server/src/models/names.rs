@@ -112,7 +112,7 @@ impl Models {
         if self.any_model
             && let Some(model) = self.default_or_only(keep_alive).await?
         {
-            return Ok(model);
+            return Ok(model.standing_for(name));
         }
         match self.node.models().is_empty() && self.manager.library().is_none() {
             true => Err(ApiError::NotReady),

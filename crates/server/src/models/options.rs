@@ -1,8 +1,9 @@
 //! `options`: how a reply is generated, in Ollama's words.
 //!
 //! Whatever is left out has the model's defaults, as in the other dialects. Options that belong to loading (`num_gpu`,
-//! `num_batch`, `num_thread`, ..) and samplers that are not built are accepted and ignored. So is `num_ctx`: a context
-//! is as large as it was loaded, most clients send a number of their own, and a prompt that does not fit is refused.
+//! `num_batch`, `num_thread`, ..) and samplers that are not built have no effect, and the answer warns of them. So does
+//! `num_ctx`: a context is as large as it was loaded, most clients send a number of their own, and a prompt that does not
+//! fit is refused.
 
 use std::fmt;
 
@@ -52,7 +53,7 @@ impl<'de> Deserialize<'de> for Integer {
 }
 
 /// The options that mean something here.
-#[derive(Debug, Default, DeserializeDerive)]
+#[derive(Debug, Default, PartialEq, DeserializeDerive)]
 pub(crate) struct Options {
     num_predict: Option<Integer>,
     temperature: Option<f32>,
@@ -65,11 +66,15 @@ pub(crate) struct Options {
     repeat_last_n: Option<Integer>,
     presence_penalty: Option<f32>,
     frequency_penalty: Option<f32>,
-    #[expect(dead_code, reason = "read so that a wrong type is refused")]
     num_ctx: Option<Integer>,
 }
 
 impl Options {
+    /// The context that is asked for. It has no effect on a request.
+    pub(crate) fn context(&self) -> Option<i64> {
+        self.num_ctx.map(|Integer(count)| count)
+    }
+
     /// Limits and sampling; `base` has what is left out.
     pub(crate) fn generation(&self, base: &Request) -> Result<Request, ApiError> {
         let default = base.sampling.clone();

@@ -23,6 +23,28 @@ use crate::models::tags::other_form;
 /// How a model of the registry is loaded, by its name and its file.
 pub type ModelSettings = Box<dyn Fn(&str, &Path) -> ModelConfig + Send + Sync>;
 
+/// Checks a Jinja template as the engine would use it; the text says what is wrong.
+pub type TemplateCheck = fn(&str) -> Result<(), String>;
+
+/// Checks that a model made from a Modelfile can be served: what could not be is refused when the model is created and
+/// not when somebody asks for it.
+///
+/// # Errors
+/// The TEMPLATE or a PARAMETER cannot be used. The message says what to do.
+pub fn check_modelfile(modelfile: &Modelfile, jinja: Option<TemplateCheck>) -> Result<(), LibraryError> {
+    let refused = |message: String| LibraryError::Refused { message };
+    let parameters = modelfile.parameters.to_json();
+    let defaults = ModelDefaults { template: modelfile.template.clone(), parameters, ..ModelDefaults::default() };
+    ServedDefaults::new(&defaults).map_err(|error| refused(error.to_string()))?;
+    let program = modelfile.template.as_deref().filter(|template| is_program(template));
+    match (program, jinja) {
+        (Some(template), Some(check)) => check(template).map_err(|reason| {
+            refused(format!("template: {reason}; correct it, or leave it out for the template in the model's file"))
+        }),
+        _ => Ok(()),
+    }
+}
+
 /// See the module.
 pub struct RegistryLibrary {
     registry: Registry,
@@ -32,6 +54,7 @@ pub struct RegistryLibrary {
     pull_options: PullOptions,
     /// Whether clients may bring templates that are programs.
     client_templates: bool,
+    template_check: Option<TemplateCheck>,
 }
 
 impl RegistryLibrary {
@@ -39,7 +62,7 @@ impl RegistryLibrary {
     #[must_use]
     pub fn new(registry: Registry, settings: ModelSettings) -> Self {
         let (files, pull_options) = (Vec::new(), PullOptions::from_env());
-        Self { registry, settings, files, pull_options, client_templates: false }
+        Self { registry, settings, files, pull_options, client_templates: false, template_check: None }
     }
 
     /// Lets clients create models with Jinja templates. Such a template is a program without a step limit; those in
@@ -47,6 +70,13 @@ impl RegistryLibrary {
     #[must_use]
     pub fn with_client_templates(mut self, allowed: bool) -> Self {
         self.client_templates = allowed;
+        self
+    }
+
+    /// Has the Jinja templates of new models checked.
+    #[must_use]
+    pub fn with_template_check(mut self, check: TemplateCheck) -> Self {
+        self.template_check = Some(check);
         self
     }
 
@@ -220,10 +250,7 @@ impl ModelLibrary for RegistryLibrary {
         let parsed = self.required_name(name)?;
         let modelfile = modelfile(recipe)?;
         self.check_template(&modelfile)?;
-        // What could not be served is refused now and not when somebody asks for it.
-        let parameters = modelfile.parameters.to_json();
-        let defaults = ModelDefaults { template: modelfile.template.clone(), parameters, ..ModelDefaults::default() };
-        ServedDefaults::new(&defaults).map_err(|error| LibraryError::Refused { message: error.to_string() })?;
+        check_modelfile(&modelfile, self.template_check)?;
         let created = self.registry.create(&parsed, &modelfile, PathRule::Refused, &mut ignore_progress);
         created.map(|_| ()).map_err(|error| match &error {
             RegistryError::Unknown { .. } => self.told(&modelfile.from, &error),

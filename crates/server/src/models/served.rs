@@ -19,6 +19,8 @@ pub(crate) struct ServedModel {
     known: Arc<Known>,
     /// Who asks it, where keys tell callers apart.
     tenant: Option<Tenant>,
+    /// The name that was asked for, if no model has it.
+    stands_for: Option<String>,
     /// Keeps the model loaded; the last of all, so that no handle of the model outlives it. A model that the manager
     /// does not know has none.
     _lease: Option<Arc<Lease>>,
@@ -28,17 +30,32 @@ impl ServedModel {
     /// A model that stays loaded as long as this value or a clone of it lives.
     pub(crate) fn held(held: Held) -> Self {
         let Held { model, known, lease } = held;
-        Self { model, known, tenant: None, _lease: Some(Arc::new(lease)) }
+        Self { model, known, tenant: None, stands_for: None, _lease: Some(Arc::new(lease)) }
     }
 
     /// A model that is only looked at, and may go any time.
     pub(crate) fn shown(model: Arc<dyn NodeModel>, known: Arc<Known>) -> Self {
-        Self { model, known, tenant: None, _lease: None }
+        Self { model, known, tenant: None, stands_for: None, _lease: None }
     }
 
     /// The same model, asked by somebody.
     pub(crate) fn asked_by(self, tenant: Option<Tenant>) -> Self {
         Self { tenant, ..self }
+    }
+
+    /// The same model in the place of one that nobody has.
+    pub(crate) fn standing_for(self, name: &str) -> Self {
+        Self { stands_for: Some(name.to_owned()), ..self }
+    }
+
+    /// The name that was asked for, if no model has it.
+    pub(crate) fn stands_for(&self) -> Option<&str> {
+        self.stands_for.as_deref()
+    }
+
+    /// Why its Modelfile is not applied.
+    pub(crate) fn problem(&self) -> Option<&str> {
+        self.known.problem.as_deref()
     }
 
     /// The name under which it was loaded.

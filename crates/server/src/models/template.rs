@@ -82,6 +82,11 @@ impl Template {
         holds(&self.0, Field::Suffix)
     }
 
+    /// Whether a user's message has a place.
+    pub(crate) fn has_prompt(&self) -> bool {
+        holds(&self.0, Field::Prompt)
+    }
+
     /// The same as a chat template, which sees all messages: each reply ends a turn, and a turn is written once.
     pub(crate) fn to_chat_template(&self) -> String {
         let (mut open, mut closed) = (String::new(), String::new());

@@ -39,8 +39,8 @@ struct ReplySums {
     inter_token: Histogram,
     queue_wait: Histogram,
     duration: Histogram,
-    read_tokens: u64,
-    computed_tokens: u64,
+    cached_tokens: u64,
+    new_tokens: u64,
 }
 
 /// How a reply ended.
@@ -102,9 +102,9 @@ impl Metrics {
         sums.inter_token.add(measured.inter_token);
         sums.queue_wait.observe(completion.queue_time);
         sums.duration.observe(measured.total);
-        let read = completion.cache_delta.read.min(completion.prompt_tokens);
-        sums.read_tokens += read as u64;
-        sums.computed_tokens += (completion.prompt_tokens - read) as u64;
+        let cached = completion.cached_tokens.min(completion.prompt_tokens);
+        sums.cached_tokens += cached as u64;
+        sums.new_tokens += (completion.prompt_tokens - cached) as u64;
     }
 
     /// A reply is over, one way or another; counted once for each.
@@ -161,10 +161,10 @@ impl Metrics {
         page.head(
             "poncho_prompt_tokens_total",
             Kind::Counter,
-            "Tokens of prompts: read from a stored state, or computed.",
+            "Tokens of prompts: from the cache, or new, which means computed.",
         );
         for ((model, hit), sums) in &state.replies {
-            for (source, count) in [("read", sums.read_tokens), ("computed", sums.computed_tokens)] {
+            for (source, count) in [("cached", sums.cached_tokens), ("new", sums.new_tokens)] {
                 let labels = [("model", model.as_str()), ("hit", *hit), ("source", source)];
                 page.sample("poncho_prompt_tokens_total", &labels, count);
             }
@@ -228,9 +228,17 @@ fn model_part(page: &mut Page, models: &[Arc<dyn NodeModel>]) {
         }
     }
     let hits: Vec<_> = reports.iter().filter_map(|(id, report)| Some((*id, report.last_hit?))).collect();
-    page.head("poncho_model_last_hit_read_tokens", Kind::Gauge, "Tokens that the last request found.");
+    page.head(
+        "poncho_model_last_hit_cached_tokens",
+        Kind::Gauge,
+        "Prompt tokens of the last request that came from the cache.",
+    );
     for (id, hit) in &hits {
-        page.sample("poncho_model_last_hit_read_tokens", &[("model", id), ("hit", hit.kind.as_str())], hit.read);
+        page.sample(
+            "poncho_model_last_hit_cached_tokens",
+            &[("model", id), ("hit", hit.kind.as_str())],
+            hit.cached_tokens,
+        );
     }
     page.head("poncho_model_last_hit_prompt_tokens", Kind::Gauge, "Tokens of the last request's prompt.");
     for (id, hit) in &hits {

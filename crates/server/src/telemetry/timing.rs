@@ -91,7 +91,7 @@ impl ReplyTimes {
             FinishReason::Length => (Outcome::Length, End::TokenLimit),
             FinishReason::Cancelled => (Outcome::Cancelled, End::Cancelled),
         };
-        let cached = completion.cache_delta.read.min(completion.prompt_tokens);
+        let cached = completion.cached_tokens.min(completion.prompt_tokens);
         let line = ReplyLine {
             model: &self.model,
             prompt: Some((completion.prompt_tokens, cached)),
@@ -133,7 +133,7 @@ impl ReplyTimes {
     fn log_unfinished(&self, outcome: Outcome, end: End<'_>, code: Option<&str>) {
         let line = ReplyLine {
             model: &self.model,
-            prompt: self.started.map(|(_, found)| (found.prompt, found.read)),
+            prompt: self.started.map(|(_, found)| (found.prompt, found.cached_tokens)),
             first_token: self.first_token.map(|first| first - self.arrived),
             generated: self.seen,
             generation_time: self.first_token.map_or(Duration::ZERO, |first| self.last_token - first),
@@ -178,7 +178,7 @@ impl ReplyTimes {
         let restoring = vec![
             model.clone(),
             Attribute::text("poncho.hit", completion.hit.as_str()),
-            Attribute::number("poncho.read_tokens", count(completion.cache_delta.read)),
+            Attribute::number("poncho.cached_tokens", count(completion.cached_tokens)),
         ];
         trace.step(Step::Restore, admitted, restored, restoring);
         let reading =
@@ -258,7 +258,7 @@ mod tests {
     use std::fmt::Debug;
     use std::sync::{Mutex, PoisonError};
 
-    use poncho_api::{CacheDelta, HitKind};
+    use poncho_api::HitKind;
     use tracing::field::{Field, Visit};
     use tracing::span::{Attributes, Id, Record};
     use tracing::{Event, Metadata, Subscriber};
@@ -316,7 +316,8 @@ mod tests {
             committed_tokens: 34,
             finish_key: None,
             hit: HitKind::Partial,
-            cache_delta: CacheDelta { read: 31, created: 3 },
+            cached_tokens: 31,
+            new_tokens: 1,
             finish_reason,
             stop_sequence: Some("secret".to_owned()),
             queue_time: Duration::ZERO,
@@ -332,7 +333,7 @@ mod tests {
     /// Everyday use 14: a reply had no line at the default level, and a client that left had none at any.
     #[test]
     fn every_reply_has_one_line_however_it_ends_and_no_word_of_its_text() {
-        let found = Started { prompt: 32, read: 31 };
+        let found = Started { prompt: 32, cached_tokens: 31 };
         let finished = |reason: FinishReason| {
             logged(|mut times| {
                 times.started(found);

@@ -123,7 +123,7 @@ async fn a_reply_tells_the_same_whether_another_key_has_sent_its_prompt_or_nobod
         let empty = server(None, config(false)).await;
         ask(&used, "one", CHAT, &chat(&conversation())).await;
         let there = ask(&used, "two", CHAT, &probe).await;
-        let read = used.model().status().last_hit.unwrap().read;
+        let read = used.model().status().last_hit.unwrap().cached_tokens;
         assert!(read > 0, "it is shared all the same, which takes less time: {there}");
         assert_eq!(told(&there), told(&ask(&empty, "two", CHAT, &probe).await));
         assert_eq!(there["poncho"]["hit"], "cold");
@@ -171,7 +171,7 @@ async fn a_key_lists_and_evicts_its_own_rows_and_an_admin_those_of_all() {
 #[tokio::test]
 async fn isolated_keys_share_nothing_and_find_their_own_again_after_a_restart() {
     let folder = tempfile::tempdir().unwrap();
-    let read = |server: &Server| server.model().status().last_hit.unwrap().read;
+    let read = |server: &Server| server.model().status().last_hit.unwrap().cached_tokens;
     let mut first = server(Some(folder.path()), config(true)).await;
     let mut prompt = 0;
     for (key, is_found) in [("one", false), ("two", false), ("one", true), ("two", true)] {

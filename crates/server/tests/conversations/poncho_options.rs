@@ -50,13 +50,13 @@ async fn a_prompt_that_is_only_read_is_found_by_the_next_request_in_every_dialec
         let read = server.ask(path, &with(body.clone(), &wish)).await;
         assert_eq!(generated(&read), 0, "{path}: {read}");
         // Prompts of one template begin alike; the rest of this one is new.
-        assert!(counted(&read, "created") > 20, "{path}: {read}");
-        let prompt = counted(&read, "read") + counted(&read, "created");
+        assert!(counted(&read, "new_tokens") > 20, "{path}: {read}");
+        let prompt = counted(&read, "cached_tokens") + counted(&read, "new_tokens");
         assert_eq!(read["poncho"]["finish_key"].as_str().unwrap().len(), 64, "{path}: {read}");
         let reply = server.ask(path, &with(body, &json!({"poncho": true}))).await;
         assert_eq!(generated(&reply), 4, "{path}: {reply}");
-        assert!(counted(&reply, "read") + 1 >= prompt, "{path}: {reply}");
-        assert!(counted(&reply, "created") <= 5, "{path}: only the reply is computed: {reply}");
+        assert!(counted(&reply, "cached_tokens") + 1 >= prompt, "{path}: {reply}");
+        assert!(counted(&reply, "new_tokens") <= 1, "{path}: only the reply is computed: {reply}");
     }
 }
 
@@ -67,7 +67,7 @@ async fn a_prompt_that_is_only_read_streams_its_report() {
     let chunks = server.stream(COMPLETIONS, &body).await.chunks();
     let text: String = chunks.iter().filter_map(|chunk| chunk["choices"][0]["text"].as_str()).collect();
     assert_eq!(text, "");
-    assert!(counted(chunks.last().unwrap(), "created") > 20, "{chunks:?}");
+    assert!(counted(chunks.last().unwrap(), "new_tokens") > 20, "{chunks:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -85,8 +85,8 @@ async fn a_request_waits_for_the_row_that_it_builds_on() {
     };
     let (child, row) = tokio::join!(waiting, row);
     assert_eq!(row["poncho"]["finish_key"], parent.as_str(), "the row has the name that the child knew");
-    assert_eq!(row["poncho"]["read"], 0, "the child was not computed before: {row}");
-    assert!(counted(&child, "read") >= u64::try_from(first.len()).unwrap() - 1, "{child}");
+    assert_eq!(row["poncho"]["cached_tokens"], 0, "the child was not computed before: {row}");
+    assert!(counted(&child, "cached_tokens") >= u64::try_from(first.len()).unwrap() - 1, "{child}");
     let plain = Server::plain().await.ask(COMPLETIONS, &body(&second)).await;
     assert_eq!(child["choices"][0]["text"], plain["choices"][0]["text"]);
 }
@@ -138,7 +138,7 @@ async fn a_text_is_appended_to_what_its_session_holds() {
         let appended = server.ask(path, &second).await;
         assert_eq!(text(&appended), " the fox", "{path}: {appended}");
         assert_eq!(appended["poncho"]["hit"], "continuation", "{path}: {appended}");
-        assert!(counted(&appended, "read") + 1 >= held, "{path}: {appended}");
+        assert!(counted(&appended, "cached_tokens") + 1 >= held, "{path}: {appended}");
         let prompt = held + u64::try_from(", said".len()).unwrap();
         let told = [&appended["usage"]["prompt_tokens"], &appended["prompt_eval_count"]];
         assert!(told.into_iter().any(|count| *count == prompt), "{path}: {appended}");

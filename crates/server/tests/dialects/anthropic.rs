@@ -327,12 +327,12 @@ async fn sessions_and_cache_facts_are_there_when_asked_for() {
     let server = Server::plain().await;
     let fields = json!({"session_id": "s", "max_tokens": 6, "ignore_eos": true, "poncho": true});
     let first = server.ask(PATH, &with(asking("Hello there"), &fields)).await;
-    assert_eq!((&first["poncho"]["hit"], &first["poncho"]["read"]), (&json!("cold"), &json!(0)));
+    assert_eq!((&first["poncho"]["hit"], &first["poncho"]["cached_tokens"]), (&json!("cold"), &json!(0)));
     let body = with(asking("Hello there, again"), &json!({"max_tokens": 6, "ignore_eos": true})).to_string();
     let headers = [JSON, ("x-poncho-session", "s"), ("x-poncho", "1"), ("anthropic-version", "2023-06-01")];
     let second = server.send(Method::POST, "/v1/messages?beta=true", &headers, body.into()).await.json();
     assert_eq!(second["poncho"]["hit"], "sticky", "{second}");
-    assert_eq!(second["usage"]["cache_read_input_tokens"], second["poncho"]["read"]);
+    assert_eq!(second["usage"]["cache_read_input_tokens"], second["poncho"]["cached_tokens"]);
     let plain = server.ask(PATH, &with(asking("Hello"), &json!({"max_tokens": 1}))).await;
     assert_eq!(plain.get("poncho"), None, "nobody asked for it");
 }

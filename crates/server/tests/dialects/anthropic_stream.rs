@@ -99,7 +99,7 @@ async fn the_start_and_the_end_tell_the_same_input() {
             assert_eq!(start[name], end["usage"][name], "{name}");
         }
         assert_eq!((&start["output_tokens"], &end["usage"]["output_tokens"]), (&json!(0), &json!(6)));
-        assert_eq!(end["poncho"]["read"], end["usage"]["cache_read_input_tokens"]);
+        assert_eq!(end["poncho"]["cached_tokens"], end["usage"]["cache_read_input_tokens"]);
         read.push(start["cache_read_input_tokens"].as_u64().unwrap());
     }
     assert!(read[0] == 0 && read[1] > 20, "{read:?}");

@@ -35,7 +35,7 @@ async fn a_question_gets_a_whole_answer() {
 async fn the_second_time_the_prompt_comes_from_the_cache() {
     let server = Server::saying("Hi", "Hello<|im_end|>").await;
     let first = server.chat(&with(asking("Hi"), &json!({"poncho": true}))).await;
-    assert_eq!((&first["poncho"]["hit"], &first["poncho"]["read"]), (&json!("cold"), &json!(0)));
+    assert_eq!((&first["poncho"]["hit"], &first["poncho"]["cached_tokens"]), (&json!("cold"), &json!(0)));
     assert!(first["poncho"]["prefill_ms"].is_number());
     assert_eq!(first["poncho"]["finish_key"].as_str().map(str::len), Some(64));
     let body = asking("Hi").to_string().into_bytes();
@@ -79,7 +79,7 @@ async fn a_stream_tells_its_usage_when_asked() {
     assert!(others.iter().all(|chunk| chunk.get("usage") == Some(&Value::Null) && chunk.get("poncho").is_none()));
     let without = server.stream(PATH, &with(asking("Hi"), &json!({"poncho": true}))).await.chunks();
     assert_eq!(without.last().unwrap()["choices"][0]["finish_reason"], "stop");
-    assert!(without.last().unwrap()["poncho"]["read"].as_u64().unwrap() > 0, "it comes with the last chunk");
+    assert!(without.last().unwrap()["poncho"]["cached_tokens"].as_u64().unwrap() > 0, "it comes with the last chunk");
 }
 
 #[tokio::test]
@@ -142,7 +142,7 @@ async fn models_that_resume_at_boundaries_are_told_where_messages_end() {
     };
     server.chat(&ask("one")).await;
     let second = server.chat(&ask("two")).await;
-    assert!(second["poncho"]["read"].as_u64().unwrap() > 40, "{second}");
+    assert!(second["poncho"]["cached_tokens"].as_u64().unwrap() > 40, "{second}");
 }
 
 #[tokio::test]

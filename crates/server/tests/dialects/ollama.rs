@@ -110,7 +110,7 @@ async fn a_context_is_gone_on_with() {
     let next = whole(&server, GENERATE, &body).await;
     assert_eq!(next["response"], "Hello again", "there is one start of the text");
     assert_eq!(next["prompt_eval_count"], vocab::tokens(&second).len());
-    assert!(next["poncho"]["read"].as_u64().unwrap() > 0, "the state of the first reply is used: {next}");
+    assert!(next["poncho"]["cached_tokens"].as_u64().unwrap() > 0, "the state of the first reply is used: {next}");
     let wrong = server.post(GENERATE, &with(generating("x"), &json!({"context": [97, 9999]}))).await;
     assert_eq!(wrong.status, 400);
     assert!(wrong.json()["error"].as_str().unwrap().starts_with("context[1]: "), "{}", wrong.text);
@@ -352,7 +352,7 @@ async fn log_probabilities_come_with_their_tokens() {
 async fn the_cache_is_told_when_asked_and_sessions_stay() {
     let server = Server::saying("Hi", "Hello<|im_end|>").await;
     let first = whole(&server, CHAT, &with(chatting("Hi"), &json!({"poncho": true}))).await;
-    assert_eq!((&first["poncho"]["hit"], &first["poncho"]["read"]), (&json!("cold"), &json!(0)));
+    assert_eq!((&first["poncho"]["hit"], &first["poncho"]["cached_tokens"]), (&json!("cold"), &json!(0)));
     assert_eq!(first["poncho"]["finish_key"].as_str().map(str::len), Some(64));
     let headers = [("content-type", "application/json"), ("x-poncho", "1"), ("x-poncho-session", "s")];
     let send = async || {

@@ -160,9 +160,9 @@ async fn times_and_tokens_are_told_by_model_and_hit() {
     let tokens = |hit, source| {
         value(&families, "poncho_prompt_tokens_total", &[("model", "stub"), ("hit", hit), ("source", source)])
     };
-    let prompt = tokens("cold", "computed");
-    assert!(prompt > 5.0 && tokens("cold", "read") == 0.0);
-    assert!(tokens("sticky", "read") > 5.0 && tokens("sticky", "read") + tokens("sticky", "computed") == prompt);
+    let prompt = tokens("cold", "new");
+    assert!(prompt > 5.0 && tokens("cold", "cached") == 0.0);
+    assert!(tokens("sticky", "cached") > 5.0 && tokens("sticky", "cached") + tokens("sticky", "new") == prompt);
     assert_eq!(value(&families, "poncho_replies_total", &[("model", "stub"), ("outcome", "length")]), 2.0);
     for (name, count) in server.engine.cache().counters().fields() {
         // Lookups by nobody but these three requests; writers may still be at work.

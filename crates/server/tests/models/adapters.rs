@@ -66,7 +66,7 @@ impl Home {
         let prompt: Vec<u32> = (60..100).collect();
         let body = json!({"model": "base", "prompt": prompt, "temperature": 0, "max_tokens": 12, "logprobs": 0, "poncho": true});
         let answer = self.server.ask("/v1/completions", &body).await;
-        (answer["choices"][0]["logprobs"].to_string(), answer["poncho"]["read"].as_u64().unwrap())
+        (answer["choices"][0]["logprobs"].to_string(), answer["poncho"]["cached_tokens"].as_u64().unwrap())
     }
 
     async fn listed(&self, query: &str) -> Value {

@@ -5,10 +5,12 @@ use std::path::Path;
 
 use anyhow::Context;
 use poncho_models::{Modelfile, PathRule};
+use poncho_server::check_modelfile;
 use poncho_terminal::Outcome;
 
 use crate::commands::models::args::CreateArgs;
 use crate::commands::models::progress::Reporter;
+use crate::serving::templates::usable_template;
 
 pub(crate) fn run(args: &CreateArgs, out: &mut dyn Write) -> anyhow::Result<Outcome> {
     let is_input = args.file == Path::new("-");
@@ -23,6 +25,8 @@ pub(crate) fn run(args: &CreateArgs, out: &mut dyn Write) -> anyhow::Result<Outc
     };
     let modelfile =
         Modelfile::parse(&text).with_context(|| format!("{} is not a valid Modelfile", args.file.display()))?;
+    check_modelfile(&modelfile, Some(usable_template))
+        .with_context(|| format!("{} cannot be used", args.file.display()))?;
     // Relative paths in a Modelfile start at its folder.
     let beside = if is_input { None } else { args.file.parent() };
     let base = beside.filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));

@@ -66,7 +66,7 @@ async fn follow(client: Client, model: String, progress: Progress) {
 fn message(page: &Page, model: &str, read: f64) -> Option<String> {
     let of_model = |name: &str| page.value(name, "model", model);
     let is_alone = of_model("poncho_model_queue_depth") == Some(1.0);
-    let all = of_model("poncho_model_last_hit_prompt_tokens")? - of_model("poncho_model_last_hit_read_tokens")?;
+    let all = of_model("poncho_model_last_hit_prompt_tokens")? - of_model("poncho_model_last_hit_cached_tokens")?;
     (is_alone && read > 0.0 && read <= all).then(|| format!("processing the prompt, {read:.0} of {all:.0} tokens"))
 }
 
@@ -80,7 +80,7 @@ mod tests {
             Page::parse(&format!(
                 "poncho_model_queue_depth{{model=\"m\"}} {queue}\n\
                  poncho_model_last_hit_prompt_tokens{{model=\"m\",hit=\"cold\"}} 2048\n\
-                 poncho_model_last_hit_read_tokens{{model=\"m\",hit=\"cold\"}} 48\n"
+                 poncho_model_last_hit_cached_tokens{{model=\"m\",hit=\"cold\"}} 48\n"
             ))
         };
         assert_eq!(message(&page(1), "m", 512.0).as_deref(), Some("processing the prompt, 512 of 2000 tokens"));

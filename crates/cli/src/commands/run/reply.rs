@@ -213,17 +213,22 @@ impl Seen {
             cached_tokens: cached,
             new_tokens: usage.prompt_tokens.saturating_sub(cached),
             reply_tokens: usage.completion_tokens,
-            first_token_ms: between(self.asked, self.first).unwrap_or_default().as_secs_f64() * 1000.0,
+            first_token_ms: rounded(between(self.asked, self.first).unwrap_or_default().as_secs_f64() * 1000.0),
             tokens_per_second: rate,
             finish_reason: self.finish_reason.clone(),
         }
     }
 }
 
+/// A number with at most three decimals.
+fn rounded(number: f64) -> f64 {
+    (number * 1000.0).round() / 1000.0
+}
+
 /// Tokens per second, if there are tokens and time.
 fn rate(tokens: u64, time: Duration) -> Option<f64> {
     let per_second = tokens as f64 / time.as_secs_f64();
-    Some(per_second).filter(|rate| tokens > 0 && rate.is_finite())
+    Some(rounded(per_second)).filter(|rate| tokens > 0 && rate.is_finite())
 }
 
 #[cfg(test)]

@@ -101,7 +101,7 @@ impl Dashboard<'_> {
         // A single snapshot has no rates.
         let known = self.view.latest.as_ref().and_then(|seen| prefilling(seen, &model.id));
         let speed = |number: Option<f64>| number.map_or_else(|| "-".to_owned(), |number| format!("{number:.1}"));
-        let last = model.last_hit.as_ref().map(|hit| format!("{} {:.0}/{:.0}", hit.kind, hit.read, hit.prompt));
+        let last = model.last_hit.as_ref().map(|hit| format!("{} {:.0}/{:.0}", hit.kind, hit.cached, hit.prompt));
         Row::new([
             model.id.clone(),
             model.phase.clone(),

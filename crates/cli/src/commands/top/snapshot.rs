@@ -52,7 +52,7 @@ pub(crate) struct ModelFacts {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct LastHit {
     pub(crate) kind: String,
-    pub(crate) read: f64,
+    pub(crate) cached: f64,
     pub(crate) prompt: f64,
 }
 
@@ -159,7 +159,7 @@ fn models(page: &Page, loaded: &Loaded) -> Vec<ModelFacts> {
 
 fn counted(page: &Page, id: &str, phase: &str) -> ModelFacts {
     let value = |name: &str| page.value(&format!("poncho_model_{name}"), "model", id).unwrap_or(0.0);
-    let last = page.all("poncho_model_last_hit_read_tokens").find(|sample| sample.label("model") == Some(id));
+    let last = page.all("poncho_model_last_hit_cached_tokens").find(|sample| sample.label("model") == Some(id));
     ModelFacts {
         id: printable_line(id),
         phase: printable_line(phase),
@@ -170,7 +170,7 @@ fn counted(page: &Page, id: &str, phase: &str) -> ModelFacts {
         generated: value("generated_tokens_total"),
         last_hit: last.map(|sample| LastHit {
             kind: printable_line(sample.label("hit").unwrap_or_default()),
-            read: sample.value,
+            cached: sample.value,
             prompt: value("last_hit_prompt_tokens"),
         }),
         ..ModelFacts::default()
@@ -233,7 +233,7 @@ pub(crate) mod tests {
              poncho_model_pending{model=\"a\"} 3\n\
              poncho_model_generated_tokens_total{model=\"a\"} 100\n\
              poncho_model_prefilled_tokens_total{model=\"a\"} 1000\n\
-             poncho_model_last_hit_read_tokens{model=\"a\",hit=\"partial\"} 70\n\
+             poncho_model_last_hit_cached_tokens{model=\"a\",hit=\"partial\"} 70\n\
              poncho_model_last_hit_prompt_tokens{model=\"a\",hit=\"partial\"} 90\n\
              poncho_request_duration_seconds_count{model=\"a\",hit=\"partial\"} 4\n\
              poncho_request_duration_seconds_count{model=\"b:1\",hit=\"partial\"} 1\n\

@@ -1,7 +1,7 @@
 //! `POST /v1/messages` and `POST /v1/messages/count_tokens`: the handlers and the whole answer.
 //!
-//! Headers that only mean something to Anthropic (`anthropic-version`, betas) are accepted and not looked at, but for the
-//! one beta that lifts a limit.
+//! Headers that only mean something to Anthropic (`anthropic-version`, betas) are accepted with a warning, but for the one
+//! beta that lifts a limit.
 
 use axum::Extension;
 use axum::extract::State;
@@ -12,17 +12,21 @@ use serde_json::value::RawValue;
 use tokio::time::Instant;
 
 use super::convert::{Asked, Display, asked};
+use super::ignored;
 use super::signature::sign;
 use super::stream::MessageEvents;
 use super::types::{BlockOut, MessageOut, MessagesBody, TokenCount, Usage};
 
 use crate::dialects::openai::call::{Call, model_name};
 use crate::dialects::poncho_options::PromptOrigin;
-use crate::dialects::shared::{Origin, poncho_header, session_header};
+use crate::dialects::shared::{
+    Origin, Reporting, WithWarnings, poncho_header, session_header, warn_of_headers, warn_of_model,
+};
 use crate::error::ApiError;
 use crate::http::app::SharedApp;
-use crate::http::body::Json;
+use crate::http::body::{Checked, Json};
 use crate::http::sse;
+use crate::http::warnings::Warnings;
 use crate::owner::Owner;
 use crate::request_id::random_id;
 
@@ -37,8 +41,7 @@ pub(crate) struct Style {
     /// The client's own; a template may add others that it does not know of.
     pub(crate) stop_sequences: Vec<String>,
     pub(crate) signing_key: Option<SigningKey>,
-    /// Whether the `poncho` object is wanted.
-    pub(crate) poncho: bool,
+    pub(crate) reporting: Reporting,
 }
 
 /// Answers a conversation.
@@ -46,7 +49,7 @@ pub(crate) async fn create(
     State(app): State<SharedApp>,
     Extension(owner): Extension<Owner>,
     headers: HeaderMap,
-    Json(mut body): Json<MessagesBody>,
+    Checked { mut body, unknown }: Checked<MessagesBody>,
 ) -> Result<Response, ApiError> {
     let arrived = Instant::now();
     if body.session_id.is_none() {
@@ -56,20 +59,25 @@ pub(crate) async fn create(
     check_limits(&body, &headers)?;
     let signing_key = model.report().signing_key.clone();
     let Asked { mut generate, display } = asked(&body, signing_key.as_ref(), model.defaults().generation())?;
+    let mut warnings = Warnings::about(unknown, &ignored::MESSAGES);
+    ignored::warn_of_messages(&mut warnings, &body, &generate);
+    ignored::warn_of_headers(&mut warnings, &headers);
     let options = body.poncho.unwrap_or_default();
     options.apply(&mut generate.request, PromptOrigin::Composed)?;
-    let poncho = options.reports || poncho_header(&headers);
+    warn_of_headers(&mut warnings, &headers);
+    warn_of_model(&mut warnings, &model);
+    let reporting = Reporting::new(&app, options.reports || poncho_header(&headers)?, warnings);
     let style = Style {
         id: random_id("msg_"),
         model: model.id().to_owned(),
         display,
         stop_sequences: generate.request.stop.clone(),
         signing_key,
-        poncho,
+        reporting,
     };
     let keep_alive = app.config.stream_keep_alive;
     let origin = Origin { app, model, owner, arrived };
-    let call = Call { origin, n: 1, poncho, include_usage: false };
+    let call = Call { origin, n: 1, reporting: Reporting::default(), include_usage: false };
     generate.call_prefix = Some(CALL_PREFIX.to_owned());
     let in_pieces = body.stream.unwrap_or(false);
     let mut replies = call.start(vec![generate], in_pieces).await?;
@@ -84,13 +92,17 @@ pub(crate) async fn create(
 pub(crate) async fn count_tokens(
     State(app): State<SharedApp>,
     Extension(owner): Extension<Owner>,
-    Json(body): Json<MessagesBody>,
-) -> Result<Json<TokenCount>, ApiError> {
+    Checked { body, unknown }: Checked<MessagesBody>,
+) -> Result<Json<WithWarnings<TokenCount>>, ApiError> {
     let model = app.models.resolve(model_name(body.model.as_deref())?).await?.asked_by(app.keys.tenant(owner));
     let signing_key = model.report().signing_key.as_ref();
     let Asked { generate, .. } = asked(&body, signing_key, model.defaults().generation())?;
+    let mut warnings = Warnings::about(unknown, &ignored::MESSAGES);
+    ignored::warn_of_messages(&mut warnings, &body, &generate);
+    warn_of_model(&mut warnings, &model);
     let rendered = model.rendered(generate).await?;
-    Ok(Json(TokenCount { input_tokens: rendered.tokens.len() }))
+    let answer = TokenCount { input_tokens: rendered.tokens.len() };
+    Ok(Json(WithWarnings::new(&app, answer, warnings)))
 }
 
 fn check_limits(body: &MessagesBody, headers: &HeaderMap) -> Result<(), ApiError> {
@@ -111,7 +123,7 @@ fn check_limits(body: &MessagesBody, headers: &HeaderMap) -> Result<(), ApiError
 
 fn whole(style: &Style, reply: Finished) -> Response {
     let (stop_reason, stop_sequence) = stop_reason(style, &reply);
-    let poncho = style.poncho.then(|| (&reply).into());
+    let poncho = style.reporting.of(&reply);
     let message = MessageOut {
         id: &style.id,
         kind: "message",

@@ -76,7 +76,7 @@ impl Events for MessageEvents {
         self.blocks.close(&self.style, &mut frames);
         let (stop_reason, stop_sequence) = stop_reason(&self.style, &finished);
         let delta = StopOut { stop_reason, stop_sequence: stop_sequence.as_deref() };
-        let poncho = self.style.poncho.then(|| (&*finished).into());
+        let poncho = self.style.reporting.of(&finished);
         frames.push(EventOut::MessageDelta { delta, usage, poncho }.into());
         frames
     }
@@ -181,6 +181,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::dialects::shared::Reporting;
 
     fn events(display: Display) -> MessageEvents {
         MessageEvents::new(Style {
@@ -189,7 +190,7 @@ mod tests {
             display,
             stop_sequences: vec![],
             signing_key: None,
-            poncho: false,
+            reporting: Reporting::default(),
         })
     }
 
@@ -279,7 +280,7 @@ mod tests {
     fn a_message_begins_once() {
         let mut events = events(Display::Full);
         let names = |frames: Vec<Frame>| frames.iter().map(|frame| frame.event.unwrap()).collect::<Vec<_>>();
-        let first = events.started(0, Started { prompt: 9, read: 4 });
+        let first = events.started(0, Started { prompt: 9, cached_tokens: 4 });
         let data: Value = serde_json::from_str(&first[0].data).unwrap();
         let usage = json!({"input_tokens": 0, "cache_creation_input_tokens": 5, "cache_read_input_tokens": 4, "output_tokens": 0});
         assert_eq!(data["message"]["usage"], usage);

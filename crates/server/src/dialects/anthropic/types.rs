@@ -1,7 +1,8 @@
 //! What goes over the wire in Anthropic's dialect, field by field.
 //!
-//! Requests are read leniently: fields that are not listed (`cache_control`, betas) are ignored, `null` is absent. Blocks
-//! are read into one wide struct instead of a tagged enum, so that an error still names the field inside of a block.
+//! Requests are read leniently: fields that are not listed (`cache_control`, betas) are answered with a warning, `null` is
+//! absent. Blocks are read into one wide struct instead of a tagged enum, so that an error still names the field inside
+//! of a block.
 //! Answers are written exactly. Nothing here decides anything; `convert.rs` and `conversation.rs` do.
 
 use poncho_api::{Completion, Started};
@@ -12,7 +13,7 @@ use serde_json::value::RawValue;
 
 use crate::dialects::openai::types::{Either, TextOrList, Texts};
 use crate::dialects::poncho_options::PonchoOptions;
-use crate::dialects::shared::PonchoFacts;
+use crate::dialects::shared::PonchoReport;
 use crate::http::body::Object;
 use crate::http::sse::Frame;
 
@@ -34,7 +35,7 @@ pub(crate) struct MessagesBody {
     pub(crate) output_config: Option<Object<OutputConfig>>,
     /// The older name of `output_config.format`.
     pub(crate) output_format: Option<Object<OutputFormat>>,
-    #[expect(dead_code, reason = "read so that a wrong type is refused")]
+    /// Answered with a warning.
     pub(crate) metadata: Option<Object<Metadata>>,
     pub(crate) min_p: Option<f32>,
     pub(crate) repetition_penalty: Option<f32>,
@@ -46,10 +47,9 @@ pub(crate) struct MessagesBody {
     pub(crate) poncho: Option<PonchoOptions>,
 }
 
-/// Who asks; accepted and not used.
+/// Who asks.
 #[derive(Debug, DeserializeDerive)]
 pub(crate) struct Metadata {
-    #[expect(dead_code, reason = "read so that a wrong type is refused")]
     pub(crate) user_id: Option<String>,
 }
 
@@ -109,6 +109,9 @@ pub(crate) struct Block {
     pub(crate) source: Option<Value>,
     pub(crate) title: Option<String>,
     pub(crate) context: Option<String>,
+    /// Of thinking that its model hides.
+    #[expect(dead_code, reason = "the whole block is answered with a warning; a wrong type is refused")]
+    pub(crate) data: Option<String>,
 }
 
 /// A tool that may be called.
@@ -170,7 +173,7 @@ pub(crate) struct Usage {
 impl From<Started> for Usage {
     /// The forecast at the start: whatever was not found will be stored.
     fn from(started: Started) -> Self {
-        let read = started.read.min(started.prompt);
+        let read = started.cached_tokens.min(started.prompt);
         Self {
             input_tokens: 0,
             cache_creation_input_tokens: started.prompt - read,
@@ -184,9 +187,9 @@ impl From<&Completion> for Usage {
     /// A row at the end holds the state of all that was computed, so the prompt's part of it counts as stored. Without
     /// a row nothing was.
     fn from(completion: &Completion) -> Self {
-        let read = completion.cache_delta.read.min(completion.prompt_tokens);
+        let read = completion.cached_tokens.min(completion.prompt_tokens);
         let computed = completion.prompt_tokens - read;
-        let stored = if completion.finish_key.is_some() { completion.cache_delta.created.min(computed) } else { 0 };
+        let stored = if completion.finish_key.is_some() { completion.new_tokens.min(computed) } else { 0 };
         Self {
             input_tokens: computed - stored,
             cache_creation_input_tokens: stored,
@@ -215,7 +218,7 @@ pub(crate) struct MessageOut<'a> {
     pub(crate) stop_sequence: Option<&'a str>,
     pub(crate) usage: Usage,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) poncho: Option<PonchoFacts>,
+    pub(crate) poncho: Option<PonchoReport>,
 }
 
 /// A block as it goes out.
@@ -250,7 +253,7 @@ pub(crate) enum EventOut<'a> {
         delta: StopOut<'a>,
         usage: Usage,
         #[serde(skip_serializing_if = "Option::is_none")]
-        poncho: Option<PonchoFacts>,
+        poncho: Option<PonchoReport>,
     },
     MessageStop,
 }
@@ -295,7 +298,7 @@ impl From<EventOut<'_>> for Frame {
 mod tests {
     use std::time::Duration;
 
-    use poncho_api::{CacheDelta, FinishReason};
+    use poncho_api::FinishReason;
 
     use super::*;
 
@@ -308,7 +311,8 @@ mod tests {
             committed_tokens: 0,
             finish_key: is_stored.then_some(poncho_api::Key::from_bytes([7; 32])),
             hit: poncho_api::HitKind::Cold,
-            cache_delta: CacheDelta { read, created },
+            cached_tokens: read,
+            new_tokens: created,
             finish_reason: FinishReason::Stop,
             stop_sequence: None,
             queue_time: Duration::ZERO,
@@ -337,7 +341,7 @@ mod tests {
             assert_eq!(input + creation + cached, prompt);
             assert_eq!(usage.output_tokens, 4);
         }
-        let forecast = Usage::from(Started { prompt: 9, read: 5 });
+        let forecast = Usage::from(Started { prompt: 9, cached_tokens: 5 });
         assert_eq!((forecast.cache_creation_input_tokens, forecast.cache_read_input_tokens), (4, 5));
     }
 }

@@ -8,11 +8,12 @@ use poncho_api::{EngineError, Generate, MAX_TOP_LOGPROBS, Request};
 
 use super::lines::{Endpoint, ReplyLines};
 use super::types::{Shared, Think};
-use crate::dialects::shared::{Origin, poncho_header, session_header};
+use crate::dialects::shared::{Origin, Reporting, session_header};
 use crate::error::ApiError;
 use crate::http::app::SharedApp;
 use crate::http::body::Json;
 use crate::http::ndjson;
+use crate::http::warnings::Warnings;
 use crate::models::options::Options;
 
 /// A request that was understood.
@@ -28,11 +29,10 @@ impl Call {
         name: &str,
         endpoint: Endpoint,
         shared: &Shared<'_>,
-        headers: &HeaderMap,
+        reporting: Reporting,
     ) -> Self {
-        let lines = ReplyLines::new(name, endpoint, origin.arrived)
-            .with_logprobs(shared.logprobs)
-            .with_poncho(shared.poncho.reports || poncho_header(headers));
+        let lines =
+            ReplyLines::new(name, endpoint, origin.arrived).with_logprobs(shared.logprobs).with_reporting(reporting);
         Self { origin, lines, stream: shared.stream }
     }
 
@@ -61,8 +61,9 @@ impl Call {
 }
 
 /// The answer to a request without a prompt that wants the model to go. One that is not loaded is not loaded for it.
-pub(crate) async fn unload(app: &SharedApp, lines: ReplyLines) -> Result<Response, ApiError> {
+pub(crate) async fn unload(app: &SharedApp, lines: ReplyLines, warnings: Warnings) -> Result<Response, ApiError> {
     app.models.unload(lines.name()).await?;
+    let lines = lines.with_reporting(Reporting::new(app, false, warnings));
     Ok(Json(lines.idle("unload")).into_response())
 }
 

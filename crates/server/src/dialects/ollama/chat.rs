@@ -8,6 +8,7 @@ use tokio::time::Instant;
 
 use super::call::{Call, generation, needs_thinking, unload};
 use super::convert::{messages, schema, thinking};
+use super::ignored;
 use super::lines::{Endpoint, ReplyLines};
 use super::types::ChatBody;
 use crate::config::KeepAlive;
@@ -16,7 +17,7 @@ use crate::dialects::poncho_options::PromptOrigin;
 use crate::dialects::shared::Origin;
 use crate::error::ApiError;
 use crate::http::app::SharedApp;
-use crate::http::body::Json;
+use crate::http::body::Checked;
 use crate::models::tags;
 use crate::owner::Owner;
 use poncho_api::{ChatTurn, Choice, Generate, Request, Tool};
@@ -26,14 +27,14 @@ pub(crate) async fn create(
     State(app): State<SharedApp>,
     Extension(owner): Extension<Owner>,
     headers: HeaderMap,
-    Json(body): Json<ChatBody>,
+    Checked { body, unknown }: Checked<ChatBody>,
 ) -> Result<Response, ApiError> {
     let arrived = Instant::now();
     let name = tags::required(body.model.as_deref())?.to_owned();
     let shared = body.shared();
     let unloads = shared.keep_alive.is_some_and(KeepAlive::is_over);
     if unloads && body.messages.as_deref().unwrap_or_default().is_empty() {
-        return unload(&app, ReplyLines::new(&name, Endpoint::Chat, arrived)).await;
+        return unload(&app, ReplyLines::new(&name, Endpoint::Chat, arrived), ignored::of_reply(unknown)).await;
     }
     let model = app.models.resolve_keeping(&name, shared.keep_alive).await?;
     let tools = body.tools.iter().flatten().enumerate().map(|(at, tool)| tool_json(at, tool));
@@ -51,7 +52,10 @@ pub(crate) async fn create(
     };
     let mut request = Request { thinking, ..generation(&shared, &headers, model.defaults().generation())? };
     shared.poncho.apply(&mut request, PromptOrigin::Composed)?;
-    let call = Call::new(Origin { app, model, owner, arrived }, &name, Endpoint::Chat, &shared, &headers);
+    let mut warnings = ignored::of_reply(unknown);
+    ignored::warn_of_messages(&mut warnings, body.messages.as_deref().unwrap_or_default());
+    let reporting = ignored::reporting(&app, &model, &shared, &headers, warnings)?;
+    let call = Call::new(Origin { app, model, owner, arrived }, &name, Endpoint::Chat, &shared, reporting);
     if turn.messages.is_empty() {
         return Ok(call.idle());
     }

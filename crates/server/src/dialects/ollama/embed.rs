@@ -8,13 +8,17 @@ use poncho_api::Input;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
+use super::ignored;
 use super::lines::nanoseconds;
 use super::types::{EmbedAnswer, EmbedBody, EmbeddingsBody};
 use crate::dialects::embedding::{self, Embedded, Inputs};
+use crate::dialects::shared::{WithWarnings, warn_of_model};
 use crate::error::ApiError;
 use crate::http::app::SharedApp;
-use crate::http::body::Json;
-use crate::models::options::Integer;
+use crate::http::body::{Checked, Json};
+use crate::http::unknown_fields::UnknownField;
+use crate::http::warnings::Warnings;
+use crate::models::options::{Integer, Options};
 use crate::models::served::ServedModel;
 use crate::models::tags;
 
@@ -22,11 +26,15 @@ use crate::models::tags;
 const MAX_INPUTS: usize = 2048;
 
 /// Vectors for some texts.
-pub(crate) async fn embed(State(app): State<SharedApp>, Json(body): Json<EmbedBody>) -> Result<Json<Value>, ApiError> {
+pub(crate) async fn embed(
+    State(app): State<SharedApp>,
+    Checked { body, unknown }: Checked<EmbedBody>,
+) -> Result<Json<WithWarnings<Value>>, ApiError> {
     let arrived = Instant::now();
     let name = tags::required(body.model.as_deref())?;
     let model = app.models.resolve_keeping(name, body.keep_alive).await?;
     check_dimensions(body.dimensions, &model)?;
+    let warnings = warnings(unknown, body.options.as_deref(), &model);
     let mut texts = body.input.map(|input| input.0).unwrap_or_default();
     // An empty text asks for nothing but the model.
     if matches!(texts.as_slice(), [only] if only.is_empty()) {
@@ -46,19 +54,30 @@ pub(crate) async fn embed(State(app): State<SharedApp>, Json(body): Json<EmbedBo
         load_duration: 0,
         prompt_eval_count,
     };
-    Ok(Json(json!(answer)))
+    Ok(Json(WithWarnings::new(&app, json!(answer), warnings)))
 }
 
 /// The vector of one text.
 pub(crate) async fn embeddings(
     State(app): State<SharedApp>,
-    Json(body): Json<EmbeddingsBody>,
-) -> Result<Json<Value>, ApiError> {
+    Checked { body, unknown }: Checked<EmbeddingsBody>,
+) -> Result<Json<WithWarnings<Value>>, ApiError> {
     let model = app.models.resolve_keeping(tags::required(body.model.as_deref())?, body.keep_alive).await?;
+    let warnings = warnings(unknown, body.options.as_deref(), &model);
     let inputs = body.prompt.into_iter().filter(|prompt| !prompt.is_empty()).map(Input::Text).collect();
     let inputs = Inputs { inputs, field: "prompt", truncates: true, normalises: false };
     let vectors = embedding::embed(&app, model, inputs).await?.vectors;
-    Ok(Json(json!({"embedding": vectors.into_iter().next().unwrap_or_default()})))
+    let answer = json!({"embedding": vectors.into_iter().next().unwrap_or_default()});
+    Ok(Json(WithWarnings::new(&app, answer, warnings)))
+}
+
+/// Options are about replies, so none of them has an effect here.
+fn warnings(unknown: Vec<UnknownField>, options: Option<&Options>, model: &ServedModel) -> Warnings {
+    let mut warnings = ignored::of_reply(unknown);
+    let advice = "options are about replies, and vectors have none of them; leave them out";
+    warnings.ignored_if(options.is_some_and(|options| *options != Options::default()), "options", advice);
+    warn_of_model(&mut warnings, model);
+    warnings
 }
 
 fn check_dimensions(dimensions: Option<Integer>, model: &ServedModel) -> Result<(), ApiError> {

@@ -14,6 +14,7 @@ use tokio::time::Instant;
 
 use super::call::{Call, generation, needs_thinking, unload};
 use super::convert::{check_images, schema, thinking};
+use super::ignored;
 use super::lines::{Endpoint, ReplyLines};
 use super::types::{GenerateBody, Think};
 use crate::config::KeepAlive;
@@ -21,7 +22,7 @@ use crate::dialects::poncho_options::PromptOrigin;
 use crate::dialects::shared::Origin;
 use crate::error::ApiError;
 use crate::http::app::SharedApp;
-use crate::http::body::Json;
+use crate::http::body::Checked;
 use crate::models::served::ServedModel;
 use crate::models::tags;
 use crate::models::template::{Template, Values};
@@ -32,14 +33,14 @@ pub(crate) async fn create(
     State(app): State<SharedApp>,
     Extension(owner): Extension<Owner>,
     headers: HeaderMap,
-    Json(body): Json<GenerateBody>,
+    Checked { body, unknown }: Checked<GenerateBody>,
 ) -> Result<Response, ApiError> {
     let arrived = Instant::now();
     let name = tags::required(body.model.as_deref())?.to_owned();
     let shared = body.shared();
     let endpoint = Endpoint::Generate { tells_context: !body.raw.unwrap_or(false) };
     if shared.keep_alive.is_some_and(KeepAlive::is_over) && text(body.prompt.as_ref()).is_empty() {
-        return unload(&app, ReplyLines::new(&name, endpoint, arrived)).await;
+        return unload(&app, ReplyLines::new(&name, endpoint, arrived), ignored::of_reply(unknown)).await;
     }
     let model = app.models.resolve_keeping(&name, shared.keep_alive).await?;
     let read = prompt(&body, &model)?;
@@ -49,8 +50,16 @@ pub(crate) async fn create(
     let is_written = matches!(read, Read::Plain(Prompt::Written(_)));
     let origin = if is_written { PromptOrigin::Written } else { PromptOrigin::Composed };
     shared.poncho.apply(&mut request, origin)?;
+    let mut warnings = ignored::of_reply(unknown);
+    if let Read::Plain(prompt) = &read {
+        let advice = "thinking is part of the model's template, and this prompt does not use it; leave it out";
+        warnings.ignored_if(shared.think.is_some(), "think", advice);
+        let drops_system = matches!(prompt, Prompt::Fill { .. }) && !text(body.system.as_ref()).is_empty();
+        warnings.ignored_if(drops_system, "system", "the text around a gap has no system prompt; leave it out");
+    }
+    let reporting = ignored::reporting(&app, &model, &shared, &headers, warnings)?;
     let asked = asked(read, json_schema, shared.think, request);
-    let call = Call::new(Origin { app, model, owner, arrived }, &name, endpoint, &shared, &headers);
+    let call = Call::new(Origin { app, model, owner, arrived }, &name, endpoint, &shared, reporting);
     if text(body.prompt.as_ref()).is_empty() {
         return Ok(call.idle());
     }

@@ -17,12 +17,14 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use tokio::sync::watch;
 
+use super::ignored;
 use super::types::MessageBody;
 use crate::blocking::blocking;
 use crate::dialects::openai::types::Texts;
+use crate::dialects::shared::WithWarnings;
 use crate::error::{ApiError, Family};
 use crate::http::app::SharedApp;
-use crate::http::body::{Json, Object};
+use crate::http::body::{Checked, Json, Object};
 use crate::http::uploads;
 use crate::library::{LibraryError, ModelDefaults, ModelLibrary, PullStep, Recipe};
 use crate::models::pulls::{Pull, PullState};
@@ -47,14 +49,19 @@ fn library(app: &SharedApp, name: &str) -> Result<Arc<dyn ModelLibrary>, ApiErro
 }
 
 /// Fetches a model.
-pub(crate) async fn pull(State(app): State<SharedApp>, Json(body): Json<PullBody>) -> Result<Response, ApiError> {
+pub(crate) async fn pull(
+    State(app): State<SharedApp>,
+    Checked { body, unknown }: Checked<PullBody>,
+) -> Result<Response, ApiError> {
     let name = either(body.model.as_ref(), body.name.as_ref())?;
     let library = library(&app, name)?;
+    let success = WithWarnings::new(&app, status("success"), ignored::of_library(unknown));
+    let success = json!(success);
     let pull = app.pulls.join(&library, name);
     let state = pull.watch();
     if body.stream.unwrap_or(true) {
         let lines = VecDeque::from([status("pulling manifest")]);
-        let writer = PullWriter { app, name: name.to_owned(), pull, state, lines, told: Told::default() };
+        let writer = PullWriter { app, name: name.to_owned(), pull, state, lines, told: Told::default(), success };
         return Ok(ndjson(writer.into_lines()));
     }
     let mut state = state;
@@ -64,7 +71,7 @@ pub(crate) async fn pull(State(app): State<SharedApp>, Json(body): Json<PullBody
         Ok(PullState::Going(_)) | Err(_) => return Err(ApiError::Internal { doing: "fetched a model" }),
     }
     app.models.changed(name).await;
-    Ok(Json(json!({"status": "success"})).into_response())
+    Ok(Json(success).into_response())
 }
 
 fn status(text: &str) -> Value {
@@ -97,6 +104,8 @@ struct PullWriter {
     state: watch::Receiver<PullState>,
     lines: VecDeque<Value>,
     told: Told,
+    /// The last line, with the warnings about the request.
+    success: Value,
 }
 
 impl PullWriter {
@@ -138,7 +147,7 @@ impl PullWriter {
             PullState::Going(PullStep::Writing) => self.writing(),
             PullState::Ended(Ok(())) => {
                 self.writing();
-                self.lines.push_back(status("success"));
+                self.lines.push_back(self.success.clone());
                 self.told.end = true;
             }
             PullState::Ended(Err(error)) => self.fail(&error.into()),
@@ -183,6 +192,7 @@ impl PullWriter {
 
 /// `POST /api/copy`.
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct CopyBody {
     source: String,
     destination: String,
@@ -199,6 +209,7 @@ pub(crate) async fn copy(State(app): State<SharedApp>, Json(body): Json<CopyBody
 
 /// `DELETE /api/delete`.
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct DeleteBody {
     model: Option<String>,
     name: Option<String>,
@@ -216,8 +227,10 @@ pub(crate) async fn remove(State(app): State<SharedApp>, Json(body): Json<Delete
     Ok(StatusCode::OK)
 }
 
-/// `POST /api/create`, in its older and its newer form.
+/// `POST /api/create`, in its older and its newer form. A field that it does not know is refused: the model would differ
+/// from what its author wrote, for every later request.
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct CreateBody {
     model: Option<String>,
     name: Option<String>,
@@ -246,6 +259,9 @@ impl CreateBody {
             return Err(ApiError::field("path", "files of the server cannot be named; send the modelfile itself"));
         }
         let messages = self.messages.unwrap_or_default();
+        for (at, message) in messages.iter().enumerate() {
+            check_message(at, message)?;
+        }
         let message = |Object(message): Object<MessageBody>| (message.role, message.content.unwrap_or_default());
         Ok(Recipe {
             modelfile: self.modelfile.filter(|text| !text.is_empty()),
@@ -263,8 +279,33 @@ impl CreateBody {
     }
 }
 
+/// A message of a model has a role and a text.
+fn check_message(at: usize, message: &MessageBody) -> Result<(), ApiError> {
+    let MessageBody { thinking, images, tool_calls, tool_name, tool_call_id, .. } = message;
+    let other = [
+        ("thinking", thinking.is_some()),
+        ("images", images.is_some()),
+        ("tool_calls", tool_calls.is_some()),
+        ("tool_name", tool_name.is_some()),
+        ("tool_call_id", tool_call_id.is_some()),
+    ];
+    match other.iter().find(|(_, came)| *came) {
+        Some((name, _)) => {
+            let field = format!("messages[{at}].{name}");
+            Err(ApiError::field(field, "a message of a model has a role and a content; leave it out"))
+        }
+        None => Ok(()),
+    }
+}
+
 /// Makes a model out of another one.
-pub(crate) async fn create(State(app): State<SharedApp>, Json(body): Json<CreateBody>) -> Result<Response, ApiError> {
+pub(crate) async fn create(
+    State(app): State<SharedApp>,
+    Checked { body, unknown }: Checked<CreateBody>,
+) -> Result<Response, ApiError> {
+    if let Some(field) = unknown.first() {
+        return Err(ApiError::field(field.path.as_str(), "it is not a field of this request; remove it"));
+    }
     let name = either(body.model.as_ref(), body.name.as_ref())?.to_owned();
     let library = library(&app, &name)?;
     let streams = body.stream.unwrap_or(true);

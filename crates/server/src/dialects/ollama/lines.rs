@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::types::{CallOut, CalledOut, Line, LogprobOut, MessageOut, Said, Timings, TokenOut};
 use crate::dialects::openai::convert::{finite, token_text};
-use crate::dialects::shared::PonchoFacts;
+use crate::dialects::shared::{PonchoReport, Reporting};
 use crate::http::ndjson::Lines;
 
 /// The endpoint that replies.
@@ -31,7 +31,7 @@ pub(crate) struct ReplyLines {
     endpoint: Endpoint,
     arrived: Instant,
     wants_logprobs: bool,
-    wants_poncho: bool,
+    reporting: Reporting,
     calls: OpenCalls,
 }
 
@@ -55,21 +55,21 @@ struct End {
     reason: &'static str,
     timings: Option<Timings>,
     context: Option<Vec<u32>>,
-    poncho: Option<PonchoFacts>,
+    poncho: Option<PonchoReport>,
 }
 
 impl ReplyLines {
     pub(crate) fn new(name: &str, endpoint: Endpoint, arrived: Instant) -> Self {
         let calls = OpenCalls::default();
-        Self { name: name.to_owned(), endpoint, arrived, wants_logprobs: false, wants_poncho: false, calls }
+        Self { name: name.to_owned(), endpoint, arrived, wants_logprobs: false, reporting: Reporting::default(), calls }
     }
 
     pub(crate) fn with_logprobs(self, wants_logprobs: bool) -> Self {
         Self { wants_logprobs, ..self }
     }
 
-    pub(crate) fn with_poncho(self, wants_poncho: bool) -> Self {
-        Self { wants_poncho, ..self }
+    pub(crate) fn with_reporting(self, reporting: Reporting) -> Self {
+        Self { reporting, ..self }
     }
 
     /// The model's name as the client wrote it.
@@ -79,7 +79,7 @@ impl ReplyLines {
 
     /// The answer to a request that asked for nothing.
     pub(crate) fn idle(&self, reason: &'static str) -> Line<'_> {
-        self.line(Piece::default(), Some(End { reason, timings: None, context: None, poncho: None }))
+        self.line(Piece::default(), Some(End { reason, timings: None, context: None, poncho: self.reporting.alone() }))
     }
 
     /// The whole answer.
@@ -143,7 +143,7 @@ impl ReplyLines {
             },
             timings: Some(timings),
             context: tells_context.then(|| completion.context_tokens.clone()),
-            poncho: self.wants_poncho.then(|| finished.into()),
+            poncho: self.reporting.of(finished),
         }
     }
 

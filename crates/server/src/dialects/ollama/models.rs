@@ -11,11 +11,13 @@ use poncho_api::{Capabilities, ModelFile, ModelInfo, ModelReport, NodeModel, to_
 use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 
+use super::ignored;
 use super::lines::timestamp;
 use super::types::{Details, ListedOut, LoadedOut, ProgressOut, ShowAnswer, ShowBody};
+use crate::dialects::shared::WithWarnings;
 use crate::error::ApiError;
 use crate::http::app::SharedApp;
-use crate::http::body::Json;
+use crate::http::body::{Checked, Json};
 use crate::library::{LibraryFacts, LibraryModel};
 use crate::models::defaults::ServedDefaults;
 use crate::models::manager::{InMemory, Place};
@@ -99,8 +101,8 @@ fn in_memory(listed: &InMemory) -> LoadedOut {
 /// All about a model, loaded or not.
 pub(crate) async fn show(
     State(app): State<SharedApp>,
-    Json(body): Json<ShowBody>,
-) -> Result<Json<ShowAnswer>, ApiError> {
+    Checked { body, unknown }: Checked<ShowBody>,
+) -> Result<Json<WithWarnings<ShowAnswer>>, ApiError> {
     let named = body.model.as_deref().filter(|name| !name.is_empty()).or(body.name.as_deref());
     let name = tags::required(named)?.to_owned();
     let longest_array = if body.verbose.unwrap_or(false) { usize::MAX } else { SHORT_ARRAY };
@@ -115,7 +117,7 @@ pub(crate) async fn show(
             describe_installed(&model, file, &name, started)?
         }
     };
-    Ok(Json(answer))
+    Ok(Json(WithWarnings::new(&app, answer, ignored::of_library(unknown))))
 }
 
 /// What the library and the file say of a model that is not loaded.

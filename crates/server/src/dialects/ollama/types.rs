@@ -1,6 +1,7 @@
 //! What goes over the wire in Ollama's dialect, field by field.
 //!
-//! Requests are read leniently: fields that are not listed are ignored, `null` is absent. Answers are written exactly.
+//! Requests are read leniently: fields that are not listed are answered with a warning, `null` is absent. Answers are
+//! written exactly.
 //! Nothing here decides anything; `convert.rs` and the endpoints do.
 
 use std::fmt;
@@ -13,7 +14,7 @@ use serde_json::{Map, Value};
 use crate::config::KeepAlive;
 use crate::dialects::openai::types::{Texts, ToolDefinition};
 use crate::dialects::poncho_options::PonchoOptions;
-use crate::dialects::shared::PonchoFacts;
+use crate::dialects::shared::PonchoReport;
 use crate::http::body::Object;
 use crate::http::token_list::TokenList;
 use crate::models::options::{Integer, Options};
@@ -107,6 +108,9 @@ pub(crate) struct MessageBody {
 #[derive(Debug, DeserializeDerive)]
 pub(crate) struct CallBody {
     pub(crate) id: Option<String>,
+    #[serde(rename = "type")]
+    #[expect(dead_code, reason = "calls are functions; the name is known, and a wrong type is refused")]
+    pub(crate) kind: Option<String>,
     pub(crate) function: Object<CalledBody>,
 }
 
@@ -114,6 +118,8 @@ pub(crate) struct CallBody {
 #[derive(Debug, DeserializeDerive)]
 pub(crate) struct CalledBody {
     pub(crate) name: String,
+    #[expect(dead_code, reason = "replies carry it; the place in the list says the same")]
+    pub(crate) index: Option<u32>,
     pub(crate) arguments: Option<Box<RawValue>>,
 }
 
@@ -158,7 +164,7 @@ pub(crate) struct EmbedBody {
     pub(crate) input: Option<Texts>,
     pub(crate) truncate: Option<bool>,
     pub(crate) dimensions: Option<Integer>,
-    #[expect(dead_code, reason = "read so that a wrong type is refused")]
+    /// Answered with a warning.
     pub(crate) options: Option<Object<Options>>,
     pub(crate) keep_alive: Option<KeepAlive>,
 }
@@ -168,7 +174,7 @@ pub(crate) struct EmbedBody {
 pub(crate) struct EmbeddingsBody {
     pub(crate) model: Option<String>,
     pub(crate) prompt: Option<String>,
-    #[expect(dead_code, reason = "read so that a wrong type is refused")]
+    /// Answered with a warning.
     pub(crate) options: Option<Object<Options>>,
     pub(crate) keep_alive: Option<KeepAlive>,
 }
@@ -199,7 +205,7 @@ pub(crate) struct Line<'a> {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) logprobs: Vec<LogprobOut>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) poncho: Option<PonchoFacts>,
+    pub(crate) poncho: Option<PonchoReport>,
 }
 
 /// Where the text stands in an answer.

@@ -8,7 +8,7 @@ use super::types::Usage;
 use crate::http::reply::Reply;
 use poncho_api::{Finished, Generate};
 
-use crate::dialects::shared::{Origin, PonchoFacts};
+use crate::dialects::shared::{Origin, PonchoReport, Reporting};
 use crate::error::ApiError;
 
 /// What a call says beside its sampling.
@@ -16,8 +16,7 @@ pub(crate) struct Call {
     pub(crate) origin: Origin,
     /// Replies to each prompt.
     pub(crate) n: u32,
-    /// Whether the `poncho` object is wanted.
-    pub(crate) poncho: bool,
+    pub(crate) reporting: Reporting,
     pub(crate) include_usage: bool,
 }
 
@@ -55,15 +54,15 @@ impl Call {
 #[derive(Default)]
 pub(crate) struct Totals {
     pub(crate) usage: Usage,
-    /// Of the first reply, if they are wanted.
-    pub(crate) poncho: Option<PonchoFacts>,
+    /// Of the first reply.
+    pub(crate) poncho: Option<PonchoReport>,
 }
 
 impl Totals {
     pub(crate) fn add(&mut self, call: &Call, index: usize, reply: &Finished) {
         self.usage.add(&reply.completion, call.is_first(index));
-        if index == 0 && call.poncho {
-            self.poncho = Some(reply.into());
+        if index == 0 {
+            self.poncho = call.reporting.of(reply);
         }
     }
 }

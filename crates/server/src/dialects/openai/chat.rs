@@ -10,17 +10,19 @@ use tokio::time::Instant;
 
 use super::call::{Call, Totals, model_name};
 use super::convert::{chat_logprobs, chat_turn, choices, envelope, finish_word};
+use super::ignored;
 use super::types::{
     Answer, AssistantMessage, CallOut, ChatChoice, ChatRequestBody, ChunkChoice, ChunkDelta, Envelope, FunctionOut,
 };
 use poncho_api::{Delta, Finished};
 
 use crate::dialects::poncho_options::PromptOrigin;
-use crate::dialects::shared::{Origin, poncho_header, session_header};
+use crate::dialects::shared::{Origin, Reporting, poncho_header, session_header, warn_of_headers, warn_of_model};
 use crate::error::{ApiError, Family};
 use crate::http::app::SharedApp;
-use crate::http::body::Json;
+use crate::http::body::{Checked, Json};
 use crate::http::sse::{self, Events, Frame};
+use crate::http::warnings::Warnings;
 use crate::owner::Owner;
 
 /// Answers a conversation.
@@ -28,7 +30,7 @@ pub(crate) async fn create(
     State(app): State<SharedApp>,
     Extension(owner): Extension<Owner>,
     headers: HeaderMap,
-    Json(mut body): Json<ChatRequestBody>,
+    Checked { mut body, unknown }: Checked<ChatRequestBody>,
 ) -> Result<Response, ApiError> {
     let arrived = Instant::now();
     if body.session_id.is_none() {
@@ -37,12 +39,16 @@ pub(crate) async fn create(
     let model = app.models.resolve(model_name(body.model.as_deref())?).await?;
     let n = choices(body.n, body.session_id.as_deref())?;
     let mut asked = chat_turn(&body, model.defaults().generation())?;
+    let mut warnings = Warnings::about(unknown, &ignored::CHAT);
+    ignored::warn_of_chat(&mut warnings, &body);
     let options = body.poncho.unwrap_or_default();
     options.apply(&mut asked.request, PromptOrigin::Composed)?;
     let wants_logprobs = asked.request.logprobs.is_some();
     let include_usage = body.stream_options.as_ref().and_then(|options| options.include_usage).unwrap_or(false);
-    let poncho = options.reports || poncho_header(&headers);
-    let call = Call { origin: Origin { app, model, owner, arrived }, n, poncho, include_usage };
+    warn_of_headers(&mut warnings, &headers);
+    warn_of_model(&mut warnings, &model);
+    let reporting = Reporting::new(&app, options.reports || poncho_header(&headers)?, warnings);
+    let call = Call { origin: Origin { app, model, owner, arrived }, n, reporting, include_usage };
     let in_pieces = body.stream.unwrap_or(false);
     let replies = call.start(vec![asked], in_pieces).await?;
     if in_pieces {

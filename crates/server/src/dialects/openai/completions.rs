@@ -14,15 +14,17 @@ use tokio::time::Instant;
 
 use super::call::{Call, Totals, model_name};
 use super::convert::{choices, envelope, finish_word, finite, generation, token_text};
+use super::ignored;
 use super::prompt::PromptForm;
 use super::types::{Answer, CompletionRequestBody, Envelope, TextChoice, TextLogprobs};
 
 use crate::dialects::poncho_options::PromptOrigin;
-use crate::dialects::shared::{Origin, poncho_header, session_header};
+use crate::dialects::shared::{Origin, Reporting, poncho_header, session_header, warn_of_headers, warn_of_model};
 use crate::error::{ApiError, Family};
 use crate::http::app::SharedApp;
-use crate::http::body::Json;
+use crate::http::body::{Checked, Json};
 use crate::http::sse::{self, Events, Frame};
+use crate::http::warnings::Warnings;
 use crate::owner::Owner;
 
 /// What OpenAI's reference says.
@@ -37,7 +39,7 @@ pub(crate) async fn create(
     State(app): State<SharedApp>,
     Extension(owner): Extension<Owner>,
     headers: HeaderMap,
-    Json(mut body): Json<CompletionRequestBody>,
+    Checked { mut body, unknown }: Checked<CompletionRequestBody>,
 ) -> Result<Response, ApiError> {
     let arrived = Instant::now();
     if body.session_id.is_none() {
@@ -46,6 +48,8 @@ pub(crate) async fn create(
     let model = app.models.resolve(model_name(body.model.as_deref())?).await?;
     let n = choices(body.n, body.session_id.as_deref())?;
     check_options(&body)?;
+    let mut warnings = Warnings::about(unknown, &ignored::PLAIN);
+    ignored::warn_of_completion(&mut warnings, &body);
     let suffix = body.suffix.take().filter(|suffix| !suffix.is_empty());
     let form = PromptForm { field: "prompt", most: MAX_PROMPTS, may_be_empty: suffix.is_some() };
     let prompts = form.read(std::mem::take(&mut body.prompt))?;
@@ -66,8 +70,10 @@ pub(crate) async fn create(
         });
     }
     let include_usage = body.stream_options.as_ref().and_then(|options| options.include_usage).unwrap_or(false);
-    let poncho = options.reports || poncho_header(&headers);
-    let call = Call { origin: Origin { app, model, owner, arrived }, n, poncho, include_usage };
+    warn_of_headers(&mut warnings, &headers);
+    warn_of_model(&mut warnings, &model);
+    let reporting = Reporting::new(&app, options.reports || poncho_header(&headers)?, warnings);
+    let call = Call { origin: Origin { app, model, owner, arrived }, n, reporting, include_usage };
     let prompt = |input: Input| match &suffix {
         Some(suffix) => Prompt::Fill { before: input, after: suffix.clone() },
         None => Prompt::Written(input),

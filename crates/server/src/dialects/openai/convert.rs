@@ -76,6 +76,9 @@ pub(crate) fn chat_turn(body: &ChatRequestBody, base: &Request) -> Result<Genera
     if body.messages.is_empty() {
         return Err(ApiError::field("messages", "it is empty; send at least one message"));
     }
+    if let Some(other) = body.modalities.iter().flatten().find(|kind| *kind != "text") {
+        return Err(ApiError::field("modalities", format!("it has {other:?}, and replies are text; leave it out")));
+    }
     let messages = body.messages.iter().enumerate().map(|(at, message)| message_json(at, message));
     let tools = body.tools.iter().flatten().enumerate().map(|(at, tool)| tool_json(at, tool));
     let tools = tools.collect::<Result<Vec<Tool>, ApiError>>()?;
@@ -290,7 +293,7 @@ impl Usage {
     pub(crate) fn add(&mut self, completion: &Completion, is_first: bool) {
         if is_first {
             self.prompt_tokens += completion.prompt_tokens;
-            let cached = completion.cache_delta.read.min(completion.prompt_tokens);
+            let cached = completion.cached_tokens.min(completion.prompt_tokens);
             self.prompt_tokens_details =
                 PromptDetails { cached_tokens: self.prompt_tokens_details.cached_tokens + cached };
         }

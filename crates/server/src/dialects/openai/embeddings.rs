@@ -9,11 +9,14 @@ use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 
 use super::call::model_name;
+use super::ignored;
 use super::prompt::{PromptForm, Prompts};
 use crate::dialects::embedding::{self, Inputs};
+use crate::dialects::shared::{WithWarnings, warn_of_model};
 use crate::error::ApiError;
 use crate::http::app::SharedApp;
-use crate::http::body::Json;
+use crate::http::body::{Checked, Json};
+use crate::http::warnings::Warnings;
 
 /// What OpenAI's reference says.
 const INPUT: PromptForm = PromptForm { field: "input", most: 2048, may_be_empty: false };
@@ -26,8 +29,7 @@ pub(crate) struct EmbeddingsBody {
     input: Prompts,
     encoding_format: Option<String>,
     dimensions: Option<u32>,
-    /// Who asks; accepted and not used.
-    #[expect(dead_code, reason = "read so that a wrong type is refused")]
+    /// Who asks; answered with a warning.
     user: Option<String>,
 }
 
@@ -92,9 +94,12 @@ impl Encoding {
 /// Embeds some inputs.
 pub(crate) async fn create(
     State(app): State<SharedApp>,
-    Json(body): Json<EmbeddingsBody>,
-) -> Result<Json<EmbeddingsOut>, ApiError> {
+    Checked { body, unknown }: Checked<EmbeddingsBody>,
+) -> Result<Json<WithWarnings<EmbeddingsOut>>, ApiError> {
     let model = app.models.resolve(model_name(body.model.as_deref())?).await?;
+    let mut warnings = Warnings::about(unknown, &ignored::PLAIN);
+    ignored::warn_of_user(&mut warnings, body.user.as_deref());
+    warn_of_model(&mut warnings, &model);
     let encoding = Encoding::read(body.encoding_format.as_deref())?;
     let width = model.info().n_embd_out;
     if let Some(dimensions) = body.dimensions.filter(|dimensions| *dimensions != width) {
@@ -113,5 +118,6 @@ pub(crate) async fn create(
     let vectors = embedded.vectors.into_iter().enumerate();
     let data =
         vectors.map(|(index, vector)| EmbeddingOut { object: "embedding", index, embedding: encoding.write(vector) });
-    Ok(Json(EmbeddingsOut { object: "list", data: data.collect(), model: id, usage }))
+    let answer = EmbeddingsOut { object: "list", data: data.collect(), model: id, usage };
+    Ok(Json(WithWarnings::new(&app, answer, warnings)))
 }

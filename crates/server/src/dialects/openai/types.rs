@@ -1,6 +1,7 @@
 //! What goes over the wire in OpenAI's dialect, field by field.
 //!
-//! Requests are read leniently: fields that are not listed are ignored, `null` is absent. Answers are written exactly.
+//! Requests are read leniently: fields that are not listed are answered with a warning, `null` is absent. Answers are
+//! written exactly.
 //! Nothing here decides anything; `convert.rs` does.
 
 use std::collections::BTreeMap;
@@ -12,7 +13,7 @@ use serde_json::value::RawValue;
 
 use super::prompt::Prompts;
 use crate::dialects::poncho_options::PonchoOptions;
-use crate::dialects::shared::PonchoFacts;
+use crate::dialects::shared::PonchoReport;
 use crate::http::body::Object;
 pub(crate) use crate::responses::token::TokenOut;
 pub(crate) use crate::texts::{Either, TextOrList, Texts};
@@ -39,8 +40,7 @@ macro_rules! completion_request {
             pub(crate) n: Option<u32>,
             pub(crate) stream: Option<bool>,
             pub(crate) stream_options: Option<Object<StreamOptions>>,
-            /// Who asks; accepted and not used.
-            #[expect(dead_code, reason = "read so that a wrong type is refused")]
+            /// Who asks; answered with a warning.
             pub(crate) user: Option<String>,
             pub(crate) session_id: Option<String>,
             pub(crate) exact: Option<bool>,
@@ -103,6 +103,7 @@ completion_request! {
         parallel_tool_calls: Option<bool>,
         response_format: Option<Object<ResponseFormat>>,
         reasoning_effort: Option<String>,
+        modalities: Option<Vec<String>>,
         chat_template_kwargs: Option<BTreeMap<String, Value>>,
     }
 }
@@ -140,6 +141,11 @@ pub(crate) struct Message {
 #[derive(Debug, DeserializeDerive)]
 pub(crate) struct ToolCallBody {
     pub(crate) id: String,
+    #[serde(rename = "type")]
+    #[expect(dead_code, reason = "calls are functions; the name is known, and a wrong type is refused")]
+    pub(crate) kind: Option<String>,
+    #[expect(dead_code, reason = "clients send pieces of a stream back; the place in the list says the same")]
+    pub(crate) index: Option<u32>,
     pub(crate) function: Object<CalledFunction>,
 }
 
@@ -165,6 +171,8 @@ pub(crate) struct FunctionDefinition {
     pub(crate) name: String,
     pub(crate) description: Option<String>,
     pub(crate) parameters: Option<Box<RawValue>>,
+    #[expect(dead_code, reason = "arguments follow the schema whatever this says; a wrong type is refused")]
+    pub(crate) strict: Option<bool>,
 }
 
 /// `response_format`.
@@ -178,6 +186,10 @@ pub(crate) struct ResponseFormat {
 /// `response_format.json_schema`; the schema stays text for the same reason.
 #[derive(Debug, DeserializeDerive)]
 pub(crate) struct SchemaFormat {
+    #[expect(dead_code, reason = "a label that the API requires; a wrong type is refused")]
+    pub(crate) name: Option<String>,
+    #[expect(dead_code, reason = "replies follow the schema whatever this says; a wrong type is refused")]
+    pub(crate) strict: Option<bool>,
     pub(crate) schema: Option<Box<RawValue>>,
 }
 
@@ -241,7 +253,7 @@ pub(crate) struct Answer<'a, C> {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) usage: Option<Option<Usage>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) poncho: Option<&'a PonchoFacts>,
+    pub(crate) poncho: Option<&'a PonchoReport>,
 }
 
 /// A choice of a whole chat answer.

@@ -13,6 +13,7 @@ use poncho_api::{AdapterId, AdapterInfo, EngineError, NodeModel, to_hex};
 use serde::{Deserialize, Serialize};
 
 use crate::blocking::blocking;
+use crate::dialects::poncho::cache::known_parameters;
 use crate::error::ApiError;
 use crate::http::app::SharedApp;
 use crate::http::body::Json;
@@ -47,6 +48,7 @@ pub(crate) struct AdaptersOut {
 
 /// `GET /api/adapters?model=NAME`: the adapters of all loaded models, or of one. It loads none.
 pub(crate) async fn list(State(app): State<SharedApp>, uri: Uri) -> Result<Json<AdaptersOut>, ApiError> {
+    known_parameters(&uri, &["model"])?;
     let mut adapters = Vec::new();
     for model in loaded(&app, model_name(&uri).as_deref()).await? {
         adapters.extend(model.adapters().iter().map(|info| AdapterOut::new(&*model, info)));
@@ -62,6 +64,7 @@ fn model_name(uri: &Uri) -> Option<String> {
 
 /// `POST /api/adapters`.
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct LoadBody {
     model: Option<String>,
     /// `sha256:` and the hash of an uploaded file.
@@ -100,6 +103,7 @@ pub(crate) async fn load(
 
 /// `PATCH /api/adapters/{id}`.
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct ScaleBody {
     model: Option<String>,
     scale: f32,

@@ -15,6 +15,7 @@ use crate::dialects::openai::prompt::Prompts;
 use crate::error::ApiError;
 use crate::http::app::SharedApp;
 use crate::http::body::{Json, JsonBytes, parse};
+use crate::http::unknown_fields::short;
 use crate::owner::Owner;
 
 /// Rows of a page if nobody says.
@@ -28,6 +29,7 @@ pub(crate) async fn rows(
     Extension(owner): Extension<Owner>,
     uri: Uri,
 ) -> Result<Json<Value>, ApiError> {
+    known_parameters(&uri, &["offset", "limit"])?;
     let offset = number(&uri, "offset")?.unwrap_or(0);
     let limit = number(&uri, "limit")?.unwrap_or(PAGE);
     if !(1..=MOST_ROWS).contains(&limit) {
@@ -61,6 +63,17 @@ fn row(row: &RowReport, is_narrowed: bool) -> Value {
     })
 }
 
+/// Refuses a query that has other parameters.
+pub(crate) fn known_parameters(uri: &Uri, known: &[&str]) -> Result<(), ApiError> {
+    let mut pairs = form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes());
+    match pairs.find(|(name, _)| !known.contains(&&**name)) {
+        Some((name, _)) => {
+            Err(ApiError::field(short(&name), format!("it is not a parameter; use {}", known.join(", "))))
+        }
+        None => Ok(()),
+    }
+}
+
 /// A number of the query.
 fn number(uri: &Uri, name: &str) -> Result<Option<usize>, ApiError> {
     let pairs = uri.query().unwrap_or_default().split('&').filter_map(|pair| pair.split_once('='));
@@ -70,6 +83,7 @@ fn number(uri: &Uri, name: &str) -> Result<Option<usize>, ApiError> {
 
 /// `POST /api/cache/evict`.
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct EvictBody {
     /// How much to free.
     bytes: u64,
@@ -97,6 +111,7 @@ pub(crate) async fn evict(
 
 /// `POST /api/cache/gc`: nothing has to be said.
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct GcBody {}
 
 /// Drops every row that nobody holds. With several API keys each drops only what is its own alone.

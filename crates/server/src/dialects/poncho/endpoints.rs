@@ -11,11 +11,16 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::dialects::openai::convert::chat_turn;
+use crate::dialects::openai::ignored;
 use crate::dialects::openai::types::ChatRequestBody;
+use crate::dialects::shared::{WithWarnings, warn_of_model};
 use crate::error::ApiError;
 use crate::http::app::SharedApp;
-use crate::http::body::Json;
+use crate::http::body::{Checked, Json};
 use crate::http::token_list::TokenList;
+use crate::http::unknown_fields::UnknownField;
+use crate::http::warnings::Warnings;
+use crate::models::served::ServedModel;
 use crate::owner::Owner;
 use crate::telemetry::metrics::Surroundings;
 
@@ -122,16 +127,17 @@ pub(crate) struct TokenizeBody {
 /// The tokens of a text.
 pub(crate) async fn tokenize(
     State(app): State<SharedApp>,
-    Json(body): Json<TokenizeBody>,
-) -> Result<Json<Value>, ApiError> {
+    Checked { body, unknown }: Checked<TokenizeBody>,
+) -> Result<Json<WithWarnings<Value>>, ApiError> {
     let model = app.models.resolve_or_only(body.model.as_deref()).await?;
+    let warnings = warnings(unknown, &model);
     let mode = TokenizeMode {
         add_special: body.add_special.unwrap_or(false),
         parse_special: body.parse_special.unwrap_or(false),
     };
     let tokens = model.tokenize(body.content, mode).await.map_err(|error| ApiError::from(error.in_field("content")))?;
     if !body.with_pieces.unwrap_or(false) {
-        return Ok(Json(json!({"tokens": tokens})));
+        return Ok(Json(WithWarnings::new(&app, json!({"tokens": tokens}), warnings)));
     }
     let pieces = model.token_bytes(tokens.clone()).await?;
     let piece = |(token, bytes): (u32, Vec<u8>)| match String::from_utf8(bytes) {
@@ -139,7 +145,15 @@ pub(crate) async fn tokenize(
         // A part of a character has no text of its own.
         Err(error) => json!({"id": token, "piece": error.into_bytes()}),
     };
-    Ok(Json(json!({"tokens": tokens.into_iter().zip(pieces).map(piece).collect::<Vec<Value>>()})))
+    let answer = json!({"tokens": tokens.into_iter().zip(pieces).map(piece).collect::<Vec<Value>>()});
+    Ok(Json(WithWarnings::new(&app, answer, warnings)))
+}
+
+/// The warnings of endpoints that llama.cpp's server has too, and that its clients use.
+fn warnings(unknown: Vec<UnknownField>, model: &ServedModel) -> Warnings {
+    let mut warnings = Warnings::about(unknown, &[]);
+    warn_of_model(&mut warnings, model);
+    warnings
 }
 
 /// `POST /detokenize`.
@@ -154,23 +168,28 @@ pub(crate) struct DetokenizeBody {
 /// The text of some tokens.
 pub(crate) async fn detokenize(
     State(app): State<SharedApp>,
-    Json(body): Json<DetokenizeBody>,
-) -> Result<Json<Value>, ApiError> {
+    Checked { body, unknown }: Checked<DetokenizeBody>,
+) -> Result<Json<WithWarnings<Value>>, ApiError> {
     let model = app.models.resolve_or_only(body.model.as_deref()).await?;
+    let warnings = warnings(unknown, &model);
     let tokens = body.tokens.known("tokens", model.limits().vocab)?;
     let special = if body.special.unwrap_or(true) { SpecialText::Render } else { SpecialText::Hide };
     let content = model.detokenize(tokens, special).await?;
-    Ok(Json(json!({"content": content})))
+    Ok(Json(WithWarnings::new(&app, json!({"content": content}), warnings)))
 }
 
 /// `POST /apply-template`: a chat request as the model would read it.
 pub(crate) async fn apply_template(
     State(app): State<SharedApp>,
     Extension(owner): Extension<Owner>,
-    Json(body): Json<ChatRequestBody>,
-) -> Result<Json<Value>, ApiError> {
+    Checked { body, unknown }: Checked<ChatRequestBody>,
+) -> Result<Json<WithWarnings<Value>>, ApiError> {
     let model = app.models.resolve_or_only(body.model.as_deref()).await?.asked_by(app.keys.tenant(owner));
     let asked = chat_turn(&body, model.defaults().generation())?;
+    let mut warnings = Warnings::about(unknown, &ignored::CHAT);
+    ignored::warn_of_chat(&mut warnings, &body);
+    warn_of_model(&mut warnings, &model);
     let Rendered { text, tokens, boundaries } = model.rendered(asked).await?;
-    Ok(Json(json!({"prompt": text, "tokens": tokens, "boundaries": boundaries})))
+    let answer = json!({"prompt": text, "tokens": tokens, "boundaries": boundaries});
+    Ok(Json(WithWarnings::new(&app, answer, warnings)))
 }

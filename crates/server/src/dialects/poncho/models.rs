@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use crate::config::KeepAlive;
+use crate::dialects::shared::milliseconds;
 use crate::error::ApiError;
 use crate::http::app::SharedApp;
 use crate::http::body::Json;
@@ -15,6 +16,7 @@ use crate::models::manager::Unloaded;
 
 /// `POST /api/models/load`.
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct LoadBody {
     model: String,
     /// How long it stays after its last request.
@@ -26,12 +28,13 @@ pub(crate) async fn load(State(app): State<SharedApp>, Json(body): Json<LoadBody
     let begun = Instant::now();
     let model = app.models.resolve_keeping(&body.model, body.keep_alive).await?;
     let context = model.limits().context;
-    let milliseconds = begun.elapsed().as_secs_f64() * 1000.0;
+    let milliseconds = milliseconds(begun.elapsed());
     Ok(Json(json!({"model": model.id(), "state": "loaded", "n_ctx": context, "load_ms": milliseconds})))
 }
 
 /// `POST /api/models/unload`.
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct UnloadBody {
     model: String,
 }

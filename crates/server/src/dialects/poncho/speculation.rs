@@ -27,6 +27,7 @@ const DRAFT: TokenizeMode = TokenizeMode { add_special: false, parse_special: tr
 
 /// `POST /api/verify`.
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct VerifyBody {
     model: Option<String>,
     prompt: Option<String>,
@@ -61,6 +62,7 @@ pub(crate) async fn verify(
 
 /// `POST /api/draft`.
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct DraftBody {
     model: Option<String>,
     prompt: Option<String>,

@@ -14,15 +14,15 @@ use super::namespace::grouped;
 use super::object::{self, ResponseOut};
 use super::turn::{self, REASONING, Truncation};
 use super::types::ResponseRequestBody;
-use super::{input, messages};
+use super::{ignored, input, messages};
 use crate::dialects::openai::call::{Call, model_name};
 use crate::dialects::poncho_options::PromptOrigin;
-use crate::dialects::shared::PonchoFacts;
-use crate::dialects::shared::{Origin, poncho_header, session_header};
+use crate::dialects::shared::{Origin, Reporting, poncho_header, session_header, warn_of_headers, warn_of_model};
 use crate::error::{ApiError, Family};
 use crate::http::app::SharedApp;
-use crate::http::body::Json;
+use crate::http::body::{Checked, Json};
 use crate::http::sse::{self, Events, Frame};
+use crate::http::warnings::Warnings;
 use crate::owner::Owner;
 use crate::responses::item::{Item, Status};
 use crate::responses::store::{OwnResponses, StoredResponse};
@@ -33,7 +33,7 @@ pub(crate) async fn create(
     State(app): State<SharedApp>,
     Extension(owner): Extension<Owner>,
     headers: HeaderMap,
-    Json(mut body): Json<ResponseRequestBody>,
+    Checked { mut body, unknown }: Checked<ResponseRequestBody>,
 ) -> Result<Response, ApiError> {
     let arrived = Instant::now();
     if body.session_id.is_none() {
@@ -58,9 +58,13 @@ pub(crate) async fn create(
         opaque: body.includes(REASONING),
         logprobs: turn::logprobs(&body).is_some(),
     };
-    let poncho = options.reports || poncho_header(&headers);
+    let mut warnings = Warnings::about(unknown, &ignored::RESPONSES);
+    ignored::warn_of_response(&mut warnings, &body);
+    warn_of_headers(&mut warnings, &headers);
+    warn_of_model(&mut warnings, &model);
+    let reporting = Reporting::new(&app, options.reports || poncho_header(&headers)?, warnings);
     let origin = Origin { app, model, owner, arrived };
-    let call = Call { origin, n: 1, poncho, include_usage: false };
+    let call = Call { origin, n: 1, reporting, include_usage: false };
     let in_pieces = body.stream.unwrap_or(false);
     let replies = call.start(vec![asked], in_pieces).await.map_err(turn::in_this_api)?;
     let keeps = body.store.unwrap_or(true);
@@ -108,7 +112,7 @@ struct Maker {
 
 impl Maker {
     fn finish(&mut self, finished: Finished) -> Vec<Frame> {
-        let poncho = self.call.poncho.then(|| PonchoFacts::from(&finished));
+        let poncho = self.call.reporting.of(&finished);
         let Finished { rest, .. } = finished;
         let finished = Finished { rest: Delta::default(), ..finished };
         let mut frames = self.composer.delta(rest);

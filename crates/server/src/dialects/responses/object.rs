@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::tools;
 use super::turn::Truncation;
 use super::types::{ReasoningConfig, ResponseRequestBody, TextConfig, TextFormat, ToolBody};
-use crate::dialects::shared::PonchoFacts;
+use crate::dialects::shared::PonchoReport;
 use crate::error::{ApiError, Family};
 use crate::http::body::Object;
 use crate::request_id::{random_id, unix_seconds};
@@ -52,7 +52,7 @@ pub(crate) struct ResponseOut {
     user: Option<String>,
     metadata: BTreeMap<String, String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    poncho: Option<PonchoFacts>,
+    poncho: Option<PonchoReport>,
 }
 
 /// How far a response has come.
@@ -114,7 +114,7 @@ struct OutputDetails {
 
 impl UsageOut {
     fn new(completion: &Completion, reasoning_tokens: usize) -> Self {
-        let cached_tokens = completion.cache_delta.read.min(completion.prompt_tokens);
+        let cached_tokens = completion.cached_tokens.min(completion.prompt_tokens);
         Self {
             input_tokens: completion.prompt_tokens,
             input_tokens_details: InputDetails {
@@ -179,7 +179,7 @@ pub(crate) fn begin(
 
 impl ResponseOut {
     /// Fills in how it ended.
-    pub(crate) fn finish(&mut self, finished: &Finished, output: Vec<Item>, poncho: Option<PonchoFacts>) {
+    pub(crate) fn finish(&mut self, finished: &Finished, output: Vec<Item>, poncho: Option<PonchoReport>) {
         self.output = output;
         self.usage = Some(UsageOut::new(&finished.completion, finished.reasoning_tokens));
         self.poncho = poncho;

@@ -44,14 +44,14 @@ fn function(body: &ToolBody, group: Option<&str>, field: impl Fn(&str) -> String
     let name = name.ok_or_else(|| ApiError::field(field("name"), "a function needs a name"))?;
     let name = group.map_or_else(|| name.to_owned(), |group| joined(group, name));
     let (description, parameters) = (body.description.clone(), body.parameters.clone());
-    function_tool(&FunctionDefinition { name, description, parameters }, field)
+    function_tool(&FunctionDefinition { name, description, parameters, strict: None }, field)
 }
 
 fn not_run(kind: &str, field: String) -> ApiError {
     ApiError::field(field, format!("{kind} tools cannot be run by this server; define a function instead"))
 }
 
-fn is_web_search(kind: &str) -> bool {
+pub(crate) fn is_web_search(kind: &str) -> bool {
     kind.starts_with("web_search")
 }
 

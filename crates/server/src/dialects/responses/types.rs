@@ -1,6 +1,6 @@
 //! What comes over the wire to `POST /v1/responses`, field by field.
 //!
-//! Read leniently: fields that are not listed are ignored, `null` is absent. Nothing here decides anything; `input`,
+//! Read leniently: fields that are not listed are answered with a warning, `null` is absent. Nothing here decides anything; `input`,
 //! `tools` and `turn` do.
 
 use std::collections::BTreeMap;
@@ -38,12 +38,10 @@ pub(crate) struct ResponseRequestBody {
     pub(crate) metadata: Option<BTreeMap<String, String>>,
     pub(crate) truncation: Option<String>,
     pub(crate) stream: Option<bool>,
-    /// Streams carry no padding, so there is nothing to turn off.
-    #[expect(dead_code, reason = "read so that a wrong type is refused")]
+    /// Streams carry no padding.
     pub(crate) stream_options: Option<Object<ResponseStreamOptions>>,
     pub(crate) background: Option<bool>,
-    /// There is one tier; a wish for another is accepted and not followed.
-    #[expect(dead_code, reason = "read so that a wrong type is refused")]
+    /// There is one tier.
     pub(crate) service_tier: Option<String>,
     pub(crate) prompt_cache_key: Option<String>,
     pub(crate) prompt_cache_retention: Option<String>,
@@ -95,7 +93,6 @@ impl ResponseRequestBody {
 /// `stream_options`.
 #[derive(Debug, DeserializeDerive)]
 pub(crate) struct ResponseStreamOptions {
-    #[expect(dead_code, reason = "read so that a wrong type is refused")]
     pub(crate) include_obfuscation: Option<bool>,
 }
 

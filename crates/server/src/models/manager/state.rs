@@ -47,6 +47,8 @@ pub(crate) struct Known {
     pub(crate) defaults: ServedDefaults,
     /// What the library said.
     pub(crate) facts: LibraryFacts,
+    /// Why its Modelfile is not applied.
+    pub(crate) problem: Option<String>,
 }
 
 pub(super) struct Entry {

@@ -66,7 +66,7 @@ impl Page {
                 self.sample(&bucket, &[("model", model), ("hit", hit), ("le", &bound.to_string())], count);
             }
             self.sample(&bucket, &[("model", model), ("hit", hit), ("le", "+Inf")], histogram.count);
-            self.sample(&format!("{name}_sum"), &[("model", model), ("hit", hit)], histogram.sum);
+            self.sample(&format!("{name}_sum"), &[("model", model), ("hit", hit)], microseconds(histogram.sum));
             self.sample(&format!("{name}_count"), &[("model", model), ("hit", hit)], histogram.count);
         }
     }
@@ -74,6 +74,11 @@ impl Page {
     pub(super) fn into_text(self) -> String {
         self.0
     }
+}
+
+/// Seconds without the noise of their sum.
+fn microseconds(seconds: f64) -> f64 {
+    (seconds * 1e6).round() / 1e6
 }
 
 fn escape(text: &str) -> String {

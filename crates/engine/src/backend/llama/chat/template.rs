@@ -37,8 +37,8 @@ pub(in crate::backend::llama) struct Templates {
 
 struct TemplateSet {
     set: NonNull<sys::chat_shim_templates>,
-    /// The set refers to the model.
-    _model: Arc<ModelHandle>,
+    /// The set refers to the model, if it is one of a model.
+    _model: Option<Arc<ModelHandle>>,
 }
 
 // SAFETY: a set is used by one thread at a time: `Renders` hands each one to one render.
@@ -60,18 +60,20 @@ impl Templates {
         let texts = RequestTexts::new(request)?;
         let name = request.template_override.clone().unwrap_or_default();
         let (model, template, request) = (Arc::clone(&self.model), name.clone(), request.clone());
-        let build = move || TemplateSet::build(model, &template);
+        let build = move || TemplateSet::build(Some(model), &template);
         self.renders.run(&name, build, move |set| set.apply(&texts, &request))
     }
 }
 
 impl TemplateSet {
     /// Reading a template runs it: llama.cpp tries out what it can do.
-    fn build(model: Arc<ModelHandle>, template: &str) -> Result<Self, ChatError> {
+    fn build(model: Option<Arc<ModelHandle>>, template: &str) -> Result<Self, ChatError> {
         let text = c_text(template, "template")?;
         let text = if template.is_empty() { std::ptr::null() } else { text.as_ptr() };
-        // SAFETY: the model is valid and kept by the set; exceptions are caught and yield null.
-        let set = unsafe { sys::chat_shim_templates_init(model.as_ptr(), text) };
+        let model_ptr = model.as_ref().map_or(std::ptr::null(), |model| model.as_ptr().cast_const());
+        // SAFETY: the model is valid and kept by the set, or null, which llama.cpp allows beside a template;
+        // exceptions are caught and yield null.
+        let set = unsafe { sys::chat_shim_templates_init(model_ptr, text) };
         let set = NonNull::new(set).ok_or_else(|| ChatError::BadTemplate { reason: last_error() })?;
         Ok(Self { set, _model: model })
     }
@@ -98,6 +100,26 @@ impl TemplateSet {
         let packed = packed.map_err(|reason| ChatError::Refused { reason })?;
         Ok(read_prompt(&packed, &result))
     }
+}
+
+/// Checks a chat template without a model: that it can be parsed, and that it writes what a user says.
+///
+/// # Errors
+/// It cannot be parsed or rendered, takes too long, or leaves the user's message out.
+pub fn check_template(template: &str) -> Result<(), ChatError> {
+    const WORD: &str = "q7wz";
+    if template.trim().is_empty() {
+        return Err(ChatError::BadTemplate { reason: "it is empty".to_owned() });
+    }
+    let messages_json = format!(r#"[{{"role": "user", "content": "{WORD}"}}]"#);
+    let request = ChatRequest { messages_json, ..ChatRequest::default() };
+    let (texts, text) = (RequestTexts::new(&request)?, template.to_owned());
+    let renders = Renders::new(RenderLimits::default());
+    let build = move || TemplateSet::build(None, &text);
+    let prompt = renders.run("check", build, move |set| set.apply(&texts, &request))?;
+    let is_written = prompt.parts.iter().any(|part| part.text.contains(WORD));
+    let reason = || "it does not write the messages; loop over `messages` and write their `content`".to_owned();
+    if is_written { Ok(()) } else { Err(ChatError::BadTemplate { reason: reason() }) }
 }
 
 /// The request's texts as C strings, alive for one call.

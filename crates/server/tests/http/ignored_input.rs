@@ -1,0 +1,254 @@
+//! Everyday use 9: nothing that a request says is ignored silently. `docs/ignored-input.md` lists every place; each row of
+//! its tables is sent to a server, whole and streamed, and the answer must be what the row says.
+
+use std::fs;
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::Arc;
+
+use hyper::Method;
+use poncho_models::{ModelName, Registry, ignore_progress};
+use poncho_server::{LibraryError, LibraryModel, ModelLibrary, PullStep, RegistryLibrary, ServerConfig};
+use poncho_testkit::{ModelKind, model_path};
+use serde_json::{Value, json};
+
+use crate::support::{Answer, Server, Setup, small_config};
+
+const STREAMING: [&str; 6] =
+    ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/api/chat", "/api/generate"];
+
+/// A row of the document.
+#[derive(Debug)]
+struct Row {
+    method: Method,
+    path: String,
+    /// JSON that is added to a request, or a header.
+    input: String,
+    /// The code of a warning, or `refused`.
+    answer: String,
+    field: String,
+}
+
+fn rows() -> Vec<Row> {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/ignored-input.md");
+    let text = fs::read_to_string(file).unwrap();
+    let mut endpoint = None;
+    let mut rows = Vec::new();
+    for line in text.lines() {
+        if line.starts_with('#') {
+            let heading = line.strip_prefix("### `").and_then(|rest| rest.strip_suffix('`'));
+            endpoint = heading.and_then(|heading| heading.split_once(' '));
+        }
+        let (Some((method, path)), Some(cells)) = (endpoint, line.strip_prefix("| `")) else { continue };
+        let cells: Vec<&str> = cells.trim_end_matches(" |").split(" | ").map(|cell| cell.trim_matches('`')).collect();
+        let [input, answer, field] = cells[..] else { panic!("{line}") };
+        let [input, answer, field] = [input, answer, field].map(str::to_owned);
+        rows.push(Row { method: method.parse().unwrap(), path: path.to_owned(), input, answer, field });
+    }
+    rows
+}
+
+/// A good request.
+fn good(path: &str) -> Value {
+    let messages = json!([{"role": "user", "content": "Hi"}]);
+    match path {
+        "/v1/chat/completions" | "/apply-template" => json!({"model": "stub", "messages": messages, "max_tokens": 4}),
+        "/v1/completions" => json!({"model": "stub", "prompt": "Hi", "max_tokens": 4}),
+        "/v1/responses" => json!({"model": "stub", "input": "Hi", "max_output_tokens": 4}),
+        "/v1/messages" | "/v1/messages/count_tokens" => {
+            json!({"model": "stub", "messages": messages, "max_tokens": 4})
+        }
+        "/v1/embeddings" | "/api/embed" => json!({"model": "stub", "input": "Hi"}),
+        "/api/embeddings" => json!({"model": "stub", "prompt": "Hi"}),
+        "/api/chat" => json!({"model": "stub", "messages": messages, "options": {"num_predict": 4}}),
+        "/api/generate" => json!({"model": "stub", "prompt": "Hi", "options": {"num_predict": 4}}),
+        "/api/show" | "/api/models/load" | "/api/models/unload" => json!({"model": "stub"}),
+        "/api/pull" => json!({"model": "new", "stream": false}),
+        "/api/create" => json!({"model": "made", "from": "base"}),
+        "/api/copy" => json!({"source": "base", "destination": "copy"}),
+        "/api/delete" => json!({"model": "base"}),
+        "/tokenize" => json!({"content": "Hi"}),
+        "/detokenize" => json!({"tokens": [1]}),
+        "/api/cache/evict" => json!({"bytes": 0}),
+        "/api/cache/gc" => json!({}),
+        "/api/verify" => json!({"prompt": "a", "draft": "b"}),
+        "/api/draft" => json!({"prompt": "a", "count": 1}),
+        "/api/adapters" => json!({"digest": format!("sha256:{}", "0".repeat(64))}),
+        other => panic!("{other} has no good request here; add one"),
+    }
+}
+
+/// Adds fields, also inside of objects.
+fn merge(body: &mut Value, more: &Value) {
+    match (body, more) {
+        (Value::Object(body), Value::Object(more)) => {
+            for (name, value) in more {
+                merge(body.entry(name).or_insert(Value::Null), value);
+            }
+        }
+        (body, more) => *body = more.clone(),
+    }
+}
+
+impl Row {
+    /// The request, or `None` if the answer does not stream.
+    async fn send(&self, server: &Server, streams: bool) -> Option<Answer> {
+        let mut body = good(&self.path);
+        let is_json = self.input.starts_with('{');
+        if is_json {
+            merge(&mut body, &serde_json::from_str(&self.input).unwrap_or_else(|error| panic!("{error}: {self:?}")));
+        }
+        if STREAMING.contains(&self.path.as_str()) {
+            merge(&mut body, &json!({"stream": streams}));
+        } else if streams {
+            return None;
+        }
+        let mut headers = vec![("content-type", "application/json")];
+        headers.extend(self.input.split_once(": ").filter(|_| !is_json));
+        Some(server.send(self.method.clone(), &self.path, &headers, body.to_string().into()).await)
+    }
+
+    fn check(&self, answer: &Answer) {
+        let text = &answer.text;
+        if self.answer == "refused" {
+            assert_eq!(answer.status, 400, "{self:?}: {text}");
+            assert!(text.contains(&self.field), "{self:?}: {text}");
+            return;
+        }
+        assert_eq!(answer.status, 200, "{self:?}: {text}");
+        let warnings = warnings(answer);
+        let fits = |warning: &Value| warning["code"] == self.answer.as_str() && warning["field"] == self.field.as_str();
+        assert!(warnings.iter().any(fits), "{self:?}: {text}");
+        for warning in &warnings {
+            let message = warning["message"].as_str().unwrap();
+            assert!(message.len() > 20 && message.contains([';', ':']), "it says what to do: {message}");
+        }
+    }
+}
+
+/// The warnings of an answer, which has them at its end and once.
+fn warnings(answer: &Answer) -> Vec<Value> {
+    let lines = answer.text.lines().map(|line| line.strip_prefix("data: ").unwrap_or(line));
+    let found = lines.filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let reports = found.filter_map(|mut event| {
+        let report =
+            if event["response"].is_object() { &mut event["response"]["poncho"] } else { &mut event["poncho"] };
+        Some(report["warnings"].take()).filter(Value::is_array)
+    });
+    let reports: Vec<Value> = reports.collect();
+    assert!(reports.len() <= 1, "{}", answer.text);
+    reports.into_iter().flat_map(|report| report.as_array().cloned().unwrap_or_default()).collect()
+}
+
+/// A library with one model, which takes templates from clients.
+fn library(folder: &Path) -> RegistryLibrary {
+    let registry = Registry::open(folder).unwrap();
+    let base = ModelName::parse("base").unwrap();
+    registry.import(&model_path(ModelKind::Attention), &base, &mut ignore_progress).unwrap();
+    let parsed = |template: &str| {
+        if template.contains("endfor") { Ok(()) } else { Err("a for has no end".to_owned()) }
+    };
+    RegistryLibrary::new(registry, Box::new(small_config)).with_client_templates(true).with_template_check(parsed)
+}
+
+/// A library that finds and pulls what a test wants.
+#[derive(Default)]
+struct Shelf {
+    model: Option<LibraryModel>,
+}
+
+impl ModelLibrary for Shelf {
+    fn find(&self, name: &str) -> Result<Option<LibraryModel>, LibraryError> {
+        Ok(self.model.clone().filter(|model| model.name() == name))
+    }
+
+    fn list(&self) -> Result<Vec<LibraryModel>, LibraryError> {
+        Ok(self.model.clone().into_iter().collect())
+    }
+
+    fn pull(&self, _name: &str, _step: &mut dyn FnMut(PullStep) -> ControlFlow<()>) -> Result<(), LibraryError> {
+        Ok(())
+    }
+}
+
+async fn server(library: Option<Arc<dyn ModelLibrary>>, any_model: bool) -> Server {
+    let config = ServerConfig { library, any_model, ..ServerConfig::default() };
+    Server::start(Setup { config, fills_gaps: true, ..Setup::default() }).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_row_of_the_document_is_answered_as_it_says() {
+    let rows = rows();
+    assert!(rows.len() > 120, "{} rows were found", rows.len());
+    let folder = tempfile::tempdir().unwrap();
+    let serving = server(Some(Arc::new(library(folder.path()))), false).await;
+    let pulling = server(Some(Arc::new(Shelf::default())), false).await;
+    let mut checked = 0;
+    for row in &rows {
+        let server = if row.path == "/api/pull" { &pulling } else { &serving };
+        for streams in [false, true] {
+            if let Some(answer) = row.send(server, streams).await {
+                row.check(&answer);
+                checked += 1;
+            }
+        }
+    }
+    assert!(checked > rows.len(), "rows of replies are checked twice");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_good_request_has_no_warnings_and_no_object() {
+    let server = server(None, false).await;
+    for path in STREAMING.into_iter().chain(["/v1/embeddings", "/api/embed", "/tokenize", "/apply-template"]) {
+        let answer = server.post(path, &good(path)).await;
+        assert_eq!(answer.status, 200, "{path}: {}", answer.text);
+        assert!(!answer.text.contains("\"poncho\""), "{path}: {}", answer.text);
+    }
+    // These ask for what happens anyway.
+    let body = json!({"model": "stub", "messages": [{"role": "user", "content": "Hi", "name": null}], "max_tokens": 2,
+        "store": false, "service_tier": "auto", "modalities": ["text"], "metadata": {}, "user": null});
+    let answer = server.chat(&body).await;
+    assert_eq!(answer["poncho"], Value::Null, "{answer}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_name_that_no_model_has_is_reported_where_another_model_answers() {
+    let server = server(None, true).await;
+    for path in STREAMING.into_iter().chain(["/v1/embeddings", "/api/embed", "/api/embeddings", "/tokenize"]) {
+        let mut body = good(path);
+        merge(&mut body, &json!({"model": "gpt-99"}));
+        let answer = server.post(path, &body).await;
+        let found = warnings(&answer);
+        let [warning] = &found[..] else { panic!("{path}: {}", answer.text) };
+        assert_eq!((&warning["code"], &warning["field"]), (&json!("unknown_model"), &json!("model")), "{path}");
+        let message = warning["message"].as_str().unwrap();
+        assert!(message.contains("gpt-99") && message.contains("stub") && message.contains("/v1/models"), "{message}");
+    }
+}
+
+/// A model that was created by an earlier version keeps answering, and says that its Modelfile is not applied.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_modelfile_that_cannot_be_used_is_reported_and_not_replaced_silently() {
+    let mut model = LibraryModel::new(small_config("stub", Path::new("stub")));
+    model.defaults.template = Some("{{ range .Messages }}{{ end }}".to_owned());
+    let server = server(Some(Arc::new(Shelf { model: Some(model) })), false).await;
+    let answer = server.post("/v1/chat/completions", &good("/v1/chat/completions")).await;
+    let found = warnings(&answer);
+    let [warning] = &found[..] else { panic!("{}", answer.text) };
+    assert_eq!(warning["code"], "unusable_modelfile");
+    assert!(warning["message"].as_str().unwrap().contains("{{ range .Messages }}"), "{warning}");
+}
+
+/// A client cannot make an answer large.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_warnings_of_an_answer_are_bounded() {
+    let server = server(None, false).await;
+    let mut body = good("/v1/chat/completions");
+    for number in 0..500 {
+        merge(&mut body, &json!({format!("{number}{}", "x".repeat(5000)): "y".repeat(5000)}));
+    }
+    let answer = server.post("/v1/chat/completions", &body).await;
+    assert!(answer.text.len() < 10_000, "{} bytes", answer.text.len());
+    let found = warnings(&answer);
+    assert_eq!((found.len(), &found[16]["code"]), (17, &json!("more_warnings")));
+}
