@@ -40,7 +40,7 @@ pub enum EngineError {
     BadRequest(RequestError),
     /// The prompt cannot fit, whatever else runs.
     #[error(
-        "the prompt has {tokens} tokens and one request may use {limit}; shorten the prompt or load the model with a larger context"
+        "the prompt has {tokens} tokens, and the context has room for {limit}; shorten the prompt or load the model with a larger context"
     )]
     PromptTooLong {
         /// Tokens of the prompt, with those that its session already holds.
@@ -50,7 +50,7 @@ pub enum EngineError {
     },
     /// The prompt cannot fit, which its size alone says.
     #[error(
-        "the prompt has at least {least} tokens and one request may use {limit}; shorten the prompt or load the model with a larger context"
+        "the prompt has at least {least} tokens, and the context has room for {limit}; shorten the prompt or load the model with a larger context"
     )]
     PromptTooLarge {
         /// Tokens of the prompt at least.
@@ -362,7 +362,9 @@ pub enum RequestError {
         vocab: u32,
     },
     /// The prompt cannot fit.
-    #[error("the prompt has {tokens} tokens and one request may use {limit}; shorten it or load a larger context")]
+    #[error(
+        "the prompt has {tokens} tokens, and the context has room for {limit}; shorten it or load a larger context"
+    )]
     PromptTooLong {
         /// Tokens of the prompt.
         tokens: usize,

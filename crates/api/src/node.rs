@@ -94,7 +94,10 @@ pub trait Node: Send + Sync {
     /// were freed.
     async fn evict_bytes(&self, owner: Option<OwnerId>, bytes: u64, tiers: &[Tier]) -> u64;
 
-    /// Drops every row that nobody holds. Returns the bytes that were freed.
+    /// Drops every row that is not in use. Returns the bytes that were freed.
+    async fn clear_cache(&self) -> u64;
+
+    /// Removes cache files that can never be used again. Usable rows stay. Returns the bytes that were freed.
     async fn collect_garbage(&self) -> u64;
 }
 

@@ -285,8 +285,22 @@ impl Cache {
     }
 
     /// Drops every row that nothing holds. Returns the bytes freed.
+    pub fn clear(&self) -> u64 {
+        self.evictor.clear()
+    }
+
+    /// Removes files that can never be used again: those moved aside as damaged. Usable rows stay. Returns the bytes
+    /// freed. Unfinished writes and rows with a broken chain are removed when the folder is opened.
     pub fn gc(&self) -> u64 {
         self.evictor.gc()
+    }
+
+    /// Moves the file of a row aside that a check found damaged, and drops the rows that build on it. Returns whether
+    /// the row was there. [`gc`](Self::gc) removes what was moved aside.
+    pub fn condemn(&self, key: &Key, tier: Tier) -> bool {
+        let Some(id) = self.index.lock().by_key(key) else { return false };
+        self.evictor.remover.condemn(id, key, tier);
+        true
     }
 
     /// Frees at least `bytes` in the tiers, oldest rows first, as far as rows are free to go.

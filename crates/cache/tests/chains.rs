@@ -297,7 +297,7 @@ fn a_parent_that_is_longer_than_its_child_leaves_with_the_same_call() {
     save(&cache, namespace(1), &longer(&long[..20], 3, 4));
     cache.flush();
     let bytes: u64 = cache.rows().iter().map(|row| row.bytes).sum();
-    assert_eq!(cache.gc(), bytes, "equal age and hits: the parent sorts before its shorter children");
+    assert_eq!(cache.clear(), bytes, "equal age and hits: the parent sorts before its shorter children");
     assert_eq!((cache.len(), fs.paths().len()), (0, 0));
 }
 
@@ -447,9 +447,9 @@ fn a_chain_of_a_thousand_rows_is_found_again() {
     assert_eq!((cache.len(), cache.counters().orphans_dropped), (1000, 0));
     let plan = cache.lookup(&namespace(1), &tokens, Needs::ATTENTION).unwrap();
     assert_eq!((plan.rows().len(), check_plan(&plan, &tokens).unwrap()), (1000, 2000));
-    assert_eq!((cache.gc(), cache.pinned_rows()), (0, 1000), "all of it is leased");
+    assert_eq!((cache.clear(), cache.pinned_rows()), (0, 1000), "all of it is leased");
     drop(plan);
-    assert!(cache.gc() > 0);
+    assert!(cache.clear() > 0);
     assert!(cache.is_empty() && fs.paths().is_empty());
 }
 

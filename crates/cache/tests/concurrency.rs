@@ -70,7 +70,7 @@ fn hammer(cache: &Cache, seed: usize, operations: usize, elsewhere: &Sender<Rest
                 cache.evict_bytes(random.below(5_000) as u64, &Tier::ALL);
             }
             85..86 => {
-                cache.gc();
+                cache.clear();
             }
             86..88 => cache.flush(),
             _ => {
@@ -233,7 +233,7 @@ fn a_holder_that_panics_lets_go() {
         let reader = scope.spawn(|| {
             let _plan = cache.lookup(&namespace(1), &tokens, Needs::ATTENTION).unwrap();
             let _base = cache.base_for(&namespace(1), &tokens, None).unwrap();
-            assert_eq!((cache.pinned_rows(), cache.gc()), (2, 0));
+            assert_eq!((cache.pinned_rows(), cache.clear()), (2, 0));
             // As a panic does, but without a message in the output of the tests.
             resume_unwind(Box::new("the holder panics"))
         });
@@ -241,6 +241,6 @@ fn a_holder_that_panics_lets_go() {
         assert!(result.is_err());
     });
     assert_eq!(cache.pinned_rows(), 0);
-    assert!(cache.gc() > 0);
+    assert!(cache.clear() > 0);
     assert!(cache.is_empty() && fs.paths().is_empty());
 }

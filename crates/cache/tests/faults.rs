@@ -151,7 +151,7 @@ fn evicting_and_collecting_pass_over_what_cannot_be_removed() {
         let on_disk: u64 = files(faulty.folder.path()).iter().map(|path| path.metadata().unwrap().len()).sum();
         assert_eq!(used, on_disk);
         faulty.fs.fail(Operation::List, Fault::Error(error));
-        assert!(cache.gc() > 0);
+        assert!(cache.clear() > 0);
     }
 }
 
@@ -224,7 +224,7 @@ fn a_write_cut_short_at_any_length_leaves_nothing_behind() {
     let tokens = conversation(1, 10);
     assert_eq!(save_now(&cache, &tokens), SaveOutcome::Published);
     let length = usize::try_from(files(faulty.folder.path())[0].metadata().unwrap().len()).unwrap();
-    cache.gc();
+    cache.clear();
     for written in (0..length).step_by(7).chain([length - 1]) {
         faulty.fs.fail_once(Operation::WriteNew, 0, Fault::ShortWrite { written, error: 28 });
         assert_eq!(save_now(&cache, &tokens), SaveOutcome::Dropped(DropReason::WriteFailed));

@@ -69,7 +69,7 @@ enum Step {
     ReadLease(Index),
     EndLease(Index),
     EvictBytes(u64),
-    Gc,
+    Clear,
     ShutGate,
     OpenGate,
     Advance(u64),
@@ -109,7 +109,7 @@ fn steps() -> impl Strategy<Value = Step> {
         2 => any::<Index>().prop_map(Step::ReadLease),
         4 => any::<Index>().prop_map(Step::EndLease),
         3 => (0_u64..4000).prop_map(Step::EvictBytes),
-        1 => Just(Step::Gc),
+        1 => Just(Step::Clear),
         1 => Just(Step::ShutGate),
         2 => Just(Step::OpenGate),
         3 => (1_u64..100).prop_map(Step::Advance),
@@ -289,7 +289,7 @@ impl World {
                 }
             }
             Step::EvictBytes(bytes) => self.evict(*bytes, |cache, tier| cache.evict_bytes(*bytes, &[tier])),
-            Step::Gc => self.evict(u64::MAX, |cache, _| cache.gc()),
+            Step::Clear => self.evict(u64::MAX, |cache, _| cache.clear()),
             Step::ShutGate => {
                 self.gate.shut();
                 self.shut = true;

@@ -111,7 +111,7 @@ fn shuttle_a_lease_an_eviction_and_a_save_meet_on_one_key() {
         };
         let evictor = {
             let cache = Arc::clone(&cache);
-            thread::spawn(move || cache.gc())
+            thread::spawn(move || cache.clear())
         };
         let outcome = cache.save(request(namespace(1), &tokens, None)).unwrap().outcome;
         // Still there; gone and saved again; or its file is just being removed.
@@ -143,7 +143,7 @@ fn shuttle_completing_a_row_meets_a_reader_and_an_eviction() {
         };
         let evictor = {
             let cache = Arc::clone(&cache);
-            thread::spawn(move || cache.gc())
+            thread::spawn(move || cache.clear())
         };
         let evict = SaveRequest { reason: SaveReason::Evict, ..request(namespace(1), &tokens, None) };
         let outcome = cache.save(evict).unwrap().outcome;

@@ -98,7 +98,7 @@ fn a_fifo_under_a_rows_name_is_reported_and_moved_aside_and_nothing_waits_for_it
         assert_eq!(save_now(&cache, &conversation(1, 40)), SaveOutcome::Published, "{kind}");
         bounded(kind, move || {
             assert_eq!(reach(&cache, namespace(1), &conversation(1, 40)), 40);
-            cache.gc();
+            cache.clear();
         });
     }
 }

@@ -65,7 +65,8 @@ pub(crate) enum Command {
     Man(ManArgs),
     /// Chat with a model in the terminal, or answer one prompt
     #[command(after_help = "Examples:\n  poncho run model.gguf\n  poncho run model.gguf 'Why is the sky blue?'\n  \
-        git diff | poncho run model.gguf 'Describe this change:' -\n  poncho run --url http://127.0.0.1:8080")]
+        git diff | poncho run model.gguf 'Describe this change:' -\n  \
+        poncho run --format json model.gguf 'Name three colours as JSON'\n  poncho run --url http://127.0.0.1:8080")]
     Run(Box<RunArgs>),
     /// List the models that a running server has loaded
     #[command(after_help = "Examples:\n  poncho ps\n  poncho ps --json | jq '.[].name'")]
@@ -90,7 +91,8 @@ pub(crate) enum Command {
         resumes where it stopped.")]
     Pull(PullArgs),
     /// List the installed models
-    #[command(after_help = "Examples:\n  poncho list\n  poncho list --catalogue\n  poncho list --json | jq '.[].name'")]
+    #[command(visible_alias = "ls")]
+    #[command(after_help = "Examples:\n  poncho list\n  poncho ls --catalogue\n  poncho list --json | jq '.[].name'")]
     List(ListArgs),
     /// Show all details of a model
     #[command(after_help = "Examples:\n  poncho show smollm2:135m\n  poncho show smollm2:135m --verify\n  \

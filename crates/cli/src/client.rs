@@ -4,7 +4,9 @@
 //! that there is one way to do everything. Nothing here decides what the server is asked.
 
 pub(crate) mod args;
+mod choice;
 mod connection;
+pub(crate) mod last_model;
 mod loaded;
 mod local;
 mod own_server;

@@ -11,8 +11,8 @@ use portable_pty::{Child, CommandBuilder, MasterPty, PtySize, native_pty_system}
 
 use crate::fake_server::BOUND;
 
-const ROWS: u16 = 50;
-const COLUMNS: u16 = 120;
+/// Rows and columns, unless a test wants others.
+const SIZE: (u16, u16) = (50, 120);
 
 /// What the program wrote.
 struct Seen {
@@ -32,20 +32,31 @@ pub(crate) struct Terminal {
 impl Terminal {
     /// Starts `poncho WORDS` with an empty environment but for a terminal and a home folder.
     pub(crate) fn open(words: &[&str], home: &Path) -> Self {
-        let size = PtySize { rows: ROWS, cols: COLUMNS, ..PtySize::default() };
+        Self::open_sized(SIZE, words, home, &[])
+    }
+
+    /// The same in a terminal of this size, with more variables.
+    pub(crate) fn open_sized(
+        (rows, columns): (u16, u16),
+        words: &[&str],
+        home: &Path,
+        variables: &[(&str, &str)],
+    ) -> Self {
+        let size = PtySize { rows, cols: columns, ..PtySize::default() };
         let pair = native_pty_system().openpty(size).unwrap();
         let modes_before = modes(&*pair.master);
         let mut command = CommandBuilder::new(env!("CARGO_BIN_EXE_poncho"));
         command.args(words);
         command.env_clear();
-        for (name, value) in [("TERM", "xterm-256color"), ("PATH", "/usr/bin:/bin"), ("HOME", home.to_str().unwrap())] {
+        let always = [("TERM", "xterm-256color"), ("PATH", "/usr/bin:/bin"), ("HOME", home.to_str().unwrap())];
+        for (name, value) in always.iter().chain(variables) {
             command.env(name, value);
         }
         command.cwd(home);
         let child = pair.slave.spawn_command(command).unwrap();
         // Its end must show: only the program may hold the other side.
         drop(pair.slave);
-        let parser = vt100::Parser::new(ROWS, COLUMNS, 1000);
+        let parser = vt100::Parser::new(rows, columns, 1000);
         let seen = Arc::new((Mutex::new(Seen { parser, raw: Vec::new(), is_over: false }), Condvar::new()));
         let (mut output, writing) = (pair.master.try_clone_reader().unwrap(), Arc::clone(&seen));
         std::thread::spawn(move || {

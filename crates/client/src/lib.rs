@@ -4,6 +4,7 @@
 //! its own, so a restarted server needs no special care. Plain HTTP only; it must never follow a redirect.
 
 mod events;
+mod refusal;
 mod runtime;
 
 use anyhow::{Context, ensure};
@@ -16,6 +17,7 @@ use serde_json::Value;
 use tokio::net::TcpStream;
 
 pub use events::Events;
+pub use refusal::Refusal;
 pub use runtime::{runtime, single_thread_runtime};
 
 /// The address of a server, and the key that it asks for.
@@ -26,23 +28,6 @@ pub struct Client {
     /// Precedes every path.
     prefix: String,
     key: Option<String>,
-}
-
-/// An HTTP error of the server.
-#[derive(Debug, thiserror::Error)]
-#[error("{path} answered {status}: {message}")]
-pub struct Refusal {
-    path: String,
-    status: StatusCode,
-    message: String,
-}
-
-impl Refusal {
-    /// Whether the server blames the request, not itself.
-    #[must_use]
-    pub fn is_client_error(&self) -> bool {
-        self.status.is_client_error()
-    }
 }
 
 impl Client {
@@ -74,7 +59,7 @@ impl Client {
     /// If the server cannot be reached or refuses.
     pub async fn get_text(&self, path: &str) -> anyhow::Result<String> {
         let response = self.send(Method::GET, path, Vec::new()).await?;
-        text(path, response).await
+        self.text(path, response).await
     }
 
     /// Posts a JSON document.
@@ -83,7 +68,7 @@ impl Client {
     /// If the server cannot be reached, refuses, or does not answer with JSON.
     pub async fn post(&self, path: &str, body: &(impl Serialize + Sync)) -> anyhow::Result<Value> {
         let response = self.send(Method::POST, path, serde_json::to_vec(body)?).await?;
-        json(path, response).await
+        self.json(path, response).await
     }
 
     /// Posts a JSON document; `None` if the server does not have the path.
@@ -101,7 +86,7 @@ impl Client {
     pub async fn stream(&self, path: &str, body: &(impl Serialize + Sync)) -> anyhow::Result<Events> {
         let response = self.send(Method::POST, path, serde_json::to_vec(body)?).await?;
         if response.status() != StatusCode::OK {
-            text(path, response).await?;
+            self.text(path, response).await?;
             anyhow::bail!("{path} answered without a stream");
         }
         Ok(Events::new(path, response.into_body()))
@@ -118,7 +103,23 @@ impl Client {
         if matches!(response.status(), StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED) {
             return Ok(None);
         }
-        json(path, response).await.map(Some)
+        self.json(path, response).await.map(Some)
+    }
+
+    /// The body of a good answer; any other is an error.
+    async fn text(&self, path: &str, response: Response<Incoming>) -> anyhow::Result<String> {
+        let status = response.status();
+        let bytes = response.into_body().collect().await.with_context(|| format!("the answer of {path} broke off"))?;
+        let text = String::from_utf8_lossy(&bytes.to_bytes()).into_owned();
+        if status.is_success() {
+            return Ok(text);
+        }
+        Err(Refusal::read(&self.authority, path, status, self.key.is_some(), &text).into())
+    }
+
+    async fn json(&self, path: &str, response: Response<Incoming>) -> anyhow::Result<Value> {
+        let text = self.text(path, response).await?;
+        serde_json::from_str(&text).with_context(|| format!("the answer of {path} is not JSON"))
     }
 
     /// Sends a request and returns the answer, good or bad, before its body is read.
@@ -147,24 +148,6 @@ impl std::fmt::Debug for Client {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.debug_struct("Client").field("authority", &self.authority).finish_non_exhaustive()
     }
-}
-
-/// The body of a good answer; the message of any other as an error.
-async fn text(path: &str, response: Response<Incoming>) -> anyhow::Result<String> {
-    let status = response.status();
-    let bytes = response.into_body().collect().await.with_context(|| format!("the answer of {path} broke off"))?;
-    let text = String::from_utf8_lossy(&bytes.to_bytes()).into_owned();
-    if status.is_success() {
-        return Ok(text);
-    }
-    let document: Option<Value> = serde_json::from_str(&text).ok();
-    let message = document.as_ref().and_then(|body| body.pointer("/error/message").or_else(|| body.get("error")));
-    let message = message.and_then(Value::as_str).unwrap_or(&text).to_owned();
-    Err(Refusal { path: path.to_owned(), status, message }.into())
-}
-
-async fn json(path: &str, response: Response<Incoming>) -> anyhow::Result<Value> {
-    serde_json::from_str(&text(path, response).await?).with_context(|| format!("the answer of {path} is not JSON"))
 }
 
 #[cfg(test)]

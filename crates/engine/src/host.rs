@@ -132,8 +132,12 @@ impl Node for Host {
         .await
     }
 
+    async fn clear_cache(&self) -> u64 {
+        self.on_cache("cleared the cache", 0, |cache| cache.clear()).await
+    }
+
     async fn collect_garbage(&self) -> u64 {
-        self.on_cache("dropped the rows", 0, |cache| cache.gc()).await
+        self.on_cache("removed damaged files", 0, |cache| cache.gc()).await
     }
 }
 

@@ -388,7 +388,7 @@ fn a_shutdown_saves_and_says_goodbye() {
         let bench = bench_with(endless(), &StubBackend::new(kind), &cache);
         let session = Request { session_id: Some("chat".to_owned()), ..greedy(&prompt(1, 30), 5) };
         let pinned = bench.model.complete(session).unwrap();
-        cache.gc();
+        cache.clear();
         let running = greedy(&prompt(2, 30), 29_000);
         let mut stream = bench.model.submit(running.clone()).unwrap();
         until_first_token(&mut stream);

@@ -249,7 +249,7 @@ fn the_session_that_was_idle_longest_gives_way_and_is_saved_first() {
         let first = bench.model.complete(in_session("first", greedy(&prompt(1, 30), 6))).unwrap();
         bench.model.complete(in_session("second", greedy(&prompt(2, 30), 6))).unwrap();
         // Only what the release itself saves is there afterwards.
-        bench.cache.gc();
+        bench.cache.clear();
         assert!(bench.cache.is_empty());
         let request = greedy(&prompt(3, 30), 6);
         assert_eq!(
@@ -374,7 +374,7 @@ fn an_idle_session_lends_its_prefix_and_keeps_its_state() {
     for kind in KINDS {
         let bench = bench(kind);
         let first = bench.model.complete(in_session("chat", greedy(&prompt(1, 30), 6))).unwrap();
-        bench.cache.gc();
+        bench.cache.clear();
         let turn = greedy(&next_turn(&first, 2), 6);
         let copied = bench.model.complete(turn.clone()).unwrap();
         assert_eq!((copied.hit, copied.cached_tokens), (HitKind::Partial, 35), "{kind:?}");

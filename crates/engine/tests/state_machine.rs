@@ -163,7 +163,7 @@ impl<'a> Run<'a> {
             77..79 => drop((self.bench.model.sessions(), self.bench.model.requests())),
             79..85 => self.change_adapters(),
             85..88 => self.draft(),
-            88..90 => drop(self.bench.cache.gc()),
+            88..90 => drop(self.bench.cache.clear()),
             _ => self.break_something(),
         }
     }

@@ -331,6 +331,13 @@ impl Node for ChildNode {
         }
     }
 
+    async fn clear_cache(&self) -> u64 {
+        match self.0.up().await {
+            Ok(node) => node.clear_cache().await,
+            Err(_) => 0,
+        }
+    }
+
     async fn collect_garbage(&self) -> u64 {
         match self.0.up().await {
             Ok(node) => node.collect_garbage().await,

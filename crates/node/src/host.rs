@@ -275,6 +275,9 @@ fn route(served: Arc<Served>, request: HttpRequest) -> Answering {
         m::EvictBytes::PATH => unary::<m::EvictBytes, _>(served, request, |served, (owner, bytes, tiers)| async move {
             served.node.evict_bytes(owner, bytes, &tiers).await
         }),
+        m::ClearCache::PATH => {
+            unary::<m::ClearCache, _>(served, request, |served, ()| async move { served.node.clear_cache().await })
+        }
         m::CollectGarbage::PATH => {
             unary::<m::CollectGarbage, _>(
                 served,

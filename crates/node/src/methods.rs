@@ -55,6 +55,7 @@ methods! {
     ModelFileOf "model_file": (PathBuf, usize) => ModelFile;
     CacheRows "cache_rows": (Option<OwnerId>, usize, usize) => RowPage;
     EvictBytes "evict_bytes": (Option<OwnerId>, u64, Vec<Tier>) => u64;
+    ClearCache "clear_cache": () => u64;
     CollectGarbage "collect_garbage": () => u64;
     LookAtFile "look_at_file": String => bool;
     Files "files": String => ModelFiles;

@@ -197,6 +197,10 @@ impl Node for RemoteNode {
         self.link.call::<methods::EvictBytes>((owner, bytes, tiers.to_vec())).await.unwrap_or(0)
     }
 
+    async fn clear_cache(&self) -> u64 {
+        self.link.call::<methods::ClearCache>(()).await.unwrap_or(0)
+    }
+
     async fn collect_garbage(&self) -> u64 {
         self.link.call::<methods::CollectGarbage>(()).await.unwrap_or(0)
     }

@@ -54,6 +54,7 @@ pub(crate) fn router(app: &SharedApp) -> Router {
         .route("/api/adapters/{id}", patch(adapters::scale).delete(adapters::unload))
         .route("/api/cache/explain", post(cache_api::explain_miss))
         .route("/api/cache/evict", post(cache_api::evict))
+        .route("/api/cache/clear", post(cache_api::clear))
         .route("/api/cache/gc", post(cache_api::gc))
         .route("/api/sessions/{*id}", delete(sessions::end))
         .route("/api/pull", post(ollama::library::pull))

@@ -11,6 +11,8 @@ mod printable;
 mod progress;
 mod table;
 mod time;
+mod width;
+mod wrap;
 
 pub use bytes::{parse_bytes, show_bytes};
 pub use excerpt::{clipped, excerpt};
@@ -19,4 +21,6 @@ pub use output::{Output, print_json};
 pub use printable::{is_obeyed, printable, printable_line};
 pub use progress::{Progress, Unit};
 pub use table::{Align, Table, TableStyle};
-pub use time::{ago, iso, now};
+pub use time::{ago, iso, now, parse_iso, show_duration};
+pub use width::{shortened, terminal_width};
+pub use wrap::Wrapper;

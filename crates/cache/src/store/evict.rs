@@ -1,4 +1,4 @@
-//! Giving bytes back on request: `gc`, `evict_bytes` and the pressure watcher.
+//! Giving bytes back on request: `clear`, `gc`, `evict_bytes` and the pressure watcher.
 //!
 //! The index chooses, this file removes the files of the rows that it chose. It must never touch a leased row or one that
 //! is being written.
@@ -40,11 +40,12 @@ impl Evictor {
     }
 
     /// Drops every row that nothing holds, and the files that were moved aside. Returns the bytes freed.
-    pub(crate) fn gc(&self) -> u64 {
-        self.evict_bytes(u64::MAX, &Tier::ALL, None) + self.remove_bad_files()
+    pub(crate) fn clear(&self) -> u64 {
+        self.evict_bytes(u64::MAX, &Tier::ALL, None) + self.gc()
     }
 
-    fn remove_bad_files(&self) -> u64 {
+    /// Removes the files that were moved aside as damaged. Returns the bytes freed.
+    pub(crate) fn gc(&self) -> u64 {
         let fs = self.remover.tiers.fs();
         let mut freed = 0;
         for tier in self.remover.tiers.all() {

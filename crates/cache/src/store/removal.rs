@@ -72,7 +72,7 @@ impl Remover {
 
     /// A file that failed its check is moved aside. Unless its row has a copy in another tier, it leaves with all
     /// rows that build on it.
-    pub(super) fn condemn(&self, row: RowId, key: &Key, tier: Tier) {
+    pub(crate) fn condemn(&self, row: RowId, key: &Key, tier: Tier) {
         let Some(dropped) = self.index.lock().lose(row, key, tier) else { return };
         self.counters.corrupt_files.increment();
         tracing::warn!(%key, tier = tier.as_str(), rows = dropped.len(), "cache file damaged; moved aside and computed again");

@@ -127,7 +127,7 @@ fn a_file_cut_or_lengthened_anywhere_is_a_miss() {
             "{length} bytes under an open cache"
         );
         assert_eq!(cache.counters().corrupt_files, u64::from(!longer), "{length} bytes");
-        assert_eq!(cache.gc() > 0, longer || length > 0, "{length} bytes: what was moved aside is collected");
+        assert_eq!(cache.clear() > 0, longer || length > 0, "{length} bytes: what was moved aside is collected");
         assert_eq!(fs.paths(), NO_FILES, "{length} bytes");
     }
 }
@@ -229,7 +229,7 @@ fn leftover_temporaries_go_and_foreign_files_stay() {
     let cache = Cache::open(on_disk(root, 1 << 20)).unwrap();
     assert_eq!(leftovers.iter().filter(|path| path.exists()).count(), 0);
     assert_eq!(reach(&cache, namespace(1), &tokens), 20);
-    cache.gc();
+    cache.clear();
     assert!(foreign.iter().all(|path| std::fs::read(path).unwrap() == b"mine"), "not ours");
     assert_eq!((cache.counters().corrupt_files, row.exists()), (0, false));
 }
@@ -243,6 +243,22 @@ fn chain(root: &Path) -> (Vec<u32>, [PathBuf; 4]) {
     }
     let paths = [20, 40, 60, 80].map(|end| row_path(root, &namespace(1).key(&tokens[..end])));
     (tokens, paths)
+}
+
+/// Everyday use 8: collecting garbage emptied the cache.
+#[test]
+fn garbage_goes_and_usable_rows_stay() {
+    let folder = tempfile::tempdir().unwrap();
+    let (tokens, paths) = chain(folder.path());
+    let cache = Cache::open(on_disk(folder.path(), 1 << 20)).unwrap();
+    assert_eq!((cache.gc(), cache.len()), (0, 4), "nothing is garbage");
+    let key = namespace(1).key(&tokens[..60]);
+    assert!(cache.condemn(&key, Tier::Disk) && !cache.condemn(&key, Tier::Disk), "found damaged by a check, once");
+    assert_eq!((cache.len(), reach(&cache, namespace(1), &tokens)), (2, 40), "what builds on it goes with it");
+    assert_eq!(paths.each_ref().map(|path| path.exists()), [true, true, false, false]);
+    let aside = bad_path(&paths[2]);
+    let bytes = std::fs::metadata(&aside).unwrap().len();
+    assert_eq!((cache.gc(), aside.exists(), cache.len()), (bytes, false, 2));
 }
 
 #[test]
@@ -259,7 +275,7 @@ fn an_unknown_version_is_left_alone_by_everything_and_its_descendants_wait_for_i
         assert_eq!((cache.len(), reach(&cache, namespace(1), &tokens)), (0, 0));
         assert_eq!(save_now(&cache, &tokens[..20]), SaveOutcome::Dropped(DropReason::WriteFailed));
         assert_eq!(cache.health()[0].off, None, "the tier works");
-        cache.gc();
+        cache.clear();
         cache.evict_bytes(u64::MAX, &Tier::ALL);
         assert_eq!(std::fs::read(&paths[0]).unwrap(), later);
         assert!(paths.iter().all(|path| path.exists()), "what builds on it may be useful again");

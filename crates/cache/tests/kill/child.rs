@@ -173,7 +173,7 @@ impl Worker {
             }
             _ => {
                 if self.below(4) == 0 {
-                    self.evicting(Cache::gc);
+                    self.evicting(Cache::clear);
                 }
             }
         }

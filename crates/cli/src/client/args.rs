@@ -21,7 +21,7 @@ pub(crate) struct ServerArgs {
 /// The model of a command, and the server that has it.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct ModelArgs {
-    /// Model: a GGUF file, or a name at the server [default: the first model of the server, or the default model]
+    /// Model: a GGUF file, or a name at the server [default: the loaded model, or the last one used]
     #[arg(long, value_name = "MODEL")]
     pub(crate) model: Option<String>,
 

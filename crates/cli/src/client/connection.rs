@@ -3,16 +3,18 @@
 //! `--url` or `PONCHO_URL` names the server. Otherwise a Poncho at the default address is used if it has the model.
 //! Otherwise the model is loaded in this process. Nothing is printed here.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, anyhow};
-use poncho_client::Client;
+use anyhow::{Context, anyhow, bail};
+use poncho_client::{Client, Refusal};
 use serde_json::Value;
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
 use super::args::{ModelArgs, OwnArgs, ServerArgs};
+use super::choice::{choose, name_at};
 use super::local::LocalServer;
 use super::own_server::{self, Purpose};
 
@@ -48,18 +50,18 @@ impl Connection {
             let listed = listed_models(&client).await?;
             let model = match model {
                 Some(text) => name_at(text, &listed).unwrap_or_else(|| text.to_owned()),
-                None => {
-                    listed.into_iter().next().context("the server has no model loaded; name one that it can load")?
-                }
+                None => choose(&client, &listed).await.context(
+                    "the server has no models; install one there with `poncho pull`, or name one that it can load",
+                )?,
             };
             return Ok(Self::to(client, model, None));
         }
         if !own.local
-            && let Some((client, listed)) = answering_poncho(server).await?
+            && let Some((client, listed)) = answering_poncho(server, model).await?
         {
             let found = match model {
                 Some(text) => name_at(text, &listed),
-                None => listed.into_iter().next(),
+                None => choose(&client, &listed).await,
             };
             if let Some(model) = found {
                 return Ok(Self::to(client, model, None));
@@ -131,43 +133,31 @@ fn default_url() -> String {
 }
 
 /// A Poncho at the default address and its models; `None` if there is another program or nothing.
-async fn answering_poncho(server: &ServerArgs) -> anyhow::Result<Option<(Client, Vec<String>)>> {
+///
+/// # Errors
+/// If that Poncho requires a key and the model is not a file, which this process could load itself.
+async fn answering_poncho(server: &ServerArgs, model: Option<&str>) -> anyhow::Result<Option<(Client, Vec<String>)>> {
     let client = Client::new(&default_url(), key(server))?;
-    let Ok(Ok(Some(listed))) = timeout(PROBE, client.get("/v1/models")).await else { return Ok(None) };
+    let listed = match timeout(PROBE, client.get("/v1/models")).await {
+        Ok(Ok(Some(listed))) => listed,
+        Ok(Err(error)) if is_about_key(&error) && !model.is_some_and(|model| Path::new(model).is_file()) => {
+            let front = timeout(PROBE, client.get_text("/")).await;
+            if front.is_ok_and(|front| front.is_ok_and(|text| text.starts_with("Poncho"))) {
+                bail!("{error}, or load the model in this process with --local");
+            }
+            return Ok(None);
+        }
+        _ => return Ok(None),
+    };
     let is_poncho = listed.pointer("/data/0/owned_by").and_then(Value::as_str) == Some("poncho");
     Ok(is_poncho.then(|| (client, names(&listed))))
 }
 
-/// The listed name of a model that the user gives by its name, its name without a tag, or its file.
-fn name_at(text: &str, listed: &[String]) -> Option<String> {
-    let stem = text.strip_suffix(".gguf").map(|path| path.rsplit('/').next().unwrap_or(path));
-    let meant = [Some(text.to_owned()), Some(format!("{text}:latest")), stem.map(str::to_owned)];
-    meant.into_iter().flatten().find(|name| listed.contains(name))
+fn is_about_key(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<Refusal>().is_some_and(Refusal::is_about_key)
 }
 
 /// The error for a path that the server does not have.
 pub(crate) fn unknown_path(client: &Client, path: &str) -> anyhow::Error {
     anyhow!("the server at {} has no {path}; is it a Poncho of this version?", client.authority())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_model_is_found_under_its_name_its_tag_or_its_file() {
-        let listed = ["attention".to_owned(), "smollm2:135m".to_owned(), "qwen:latest".to_owned()];
-        for (text, found) in [
-            ("attention", Some("attention")),
-            ("/models/attention.gguf", Some("attention")),
-            ("attention.gguf", Some("attention")),
-            ("smollm2:135m", Some("smollm2:135m")),
-            ("qwen", Some("qwen:latest")),
-            ("/models/attention", None),
-            ("smollm2", None),
-            ("", None),
-        ] {
-            assert_eq!(name_at(text, &listed).as_deref(), found, "{text}");
-        }
-    }
 }

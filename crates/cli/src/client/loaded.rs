@@ -2,7 +2,7 @@
 //!
 //! Read by `ps` and `top`. Fields that a server leaves out are empty.
 
-use poncho_terminal::printable_line;
+use poncho_terminal::{ago, parse_iso, printable_line};
 use serde::{Deserialize, Serialize};
 
 /// A model that expires in this year or later stays loaded indefinitely.
@@ -38,10 +38,13 @@ pub(crate) struct Details {
 }
 
 impl LoadedModel {
-    /// When it is unloaded.
-    pub(crate) fn until(&self) -> String {
+    /// When it is unloaded, as of `now` in unix seconds.
+    pub(crate) fn until(&self, now: u64) -> String {
         match self.expires_at.get(..4) {
-            Some(year) if year < FOREVER => printable_line(&self.expires_at),
+            Some(year) if year < FOREVER => {
+                let until = parse_iso(&self.expires_at).map(|then| ago(now, then.max(now.saturating_add(1))));
+                until.unwrap_or_else(|| printable_line(&self.expires_at))
+            }
             _ => "forever".to_owned(),
         }
     }
@@ -56,8 +59,11 @@ mod tests {
         let model = |expires_at: &str| -> LoadedModel {
             serde_json::from_value(serde_json::json!({"name": "m", "expires_at": expires_at})).unwrap()
         };
-        assert_eq!(model("2318-01-01T00:00:00Z").until(), "forever");
-        assert_eq!(model("").until(), "forever");
-        assert_eq!(model("2026-01-01T00:00:00Z").until(), "2026-01-01T00:00:00Z");
+        let now = 1_767_225_600;
+        assert_eq!(model("2318-01-01T00:00:00Z").until(now), "forever");
+        assert_eq!(model("").until(now), "forever");
+        assert_eq!(model("2026-01-01T00:04:10.5Z").until(now), "in 4 minutes");
+        assert_eq!(model("2025-12-31T23:59:59Z").until(now), "in 1 second", "it is on its way out");
+        assert_eq!(model("2026-01-01").until(now), "2026-01-01");
     }
 }

@@ -18,6 +18,7 @@ use poncho_terminal::{Progress, Unit};
 use tokio::task::spawn_blocking;
 
 use super::args::OwnArgs;
+use super::last_model;
 use super::local::LocalServer;
 use crate::serving::models::{Asked, ServedModels};
 use crate::serving::probing::{configured_probing, prober};
@@ -77,8 +78,14 @@ pub(crate) async fn start(
     Ok((LocalServer::start(engine, config, chat).await?, id))
 }
 
-/// Finds the model; the default one also where `make model` puts it.
+/// Finds the model. Without a name it is that of the last chat, or the default one, also where `make model` puts it.
 fn find(model: Option<&str>, shape: &ModelShape) -> anyhow::Result<ServedModels> {
+    if model.is_none()
+        && let Some(last) = last_model::read()
+        && let Ok(found) = ServedModels::find(Asked { models: &[last], name: None, models_dir: None }, shape)
+    {
+        return Ok(found);
+    }
     let named: Vec<String> = model.map(str::to_owned).into_iter().collect();
     let found = ServedModels::find(Asked { models: &named, name: None, models_dir: None }, shape);
     let fetched = Path::new(FETCHED_DEFAULT);

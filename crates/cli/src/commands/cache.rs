@@ -1,12 +1,14 @@
 //! `poncho cache`: one file per command, and what they share.
 //!
-//! `ls`, `stat`, `show`, `verify` and `explain` read a folder without its lock, so they work beside a running server; `gc`
-//! and `evict` open it. All of them print to the writer they are given, as JSON or as text.
+//! `ls`, `stat`, `show`, `verify` and `explain` read a folder without its lock, so they work beside a running server; `gc`,
+//! `clear` and `evict` open it. All of them print to the writer they are given, as JSON or as text.
 
 pub(crate) mod args;
+mod clear;
 mod evict;
 mod explain;
 mod folder;
+mod freed;
 mod gc;
 mod listing;
 mod ls;
@@ -31,6 +33,7 @@ pub(crate) fn run(args: &CacheArgs, out: &mut dyn Write) -> anyhow::Result<Outco
         CacheCommand::Show(args) => show::run(&folders, args, &mut output),
         CacheCommand::Verify(args) => verify::run(&folders, args, &mut output),
         CacheCommand::Gc(args) => gc::run(&folders, args, &mut output),
+        CacheCommand::Clear(args) => clear::run(&folders, args, &mut output),
         CacheCommand::Evict(args) => evict::run(&folders, args, &mut output),
         CacheCommand::Explain(args) => explain::run(&folders, args, &mut output),
     }

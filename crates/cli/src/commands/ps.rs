@@ -6,7 +6,7 @@ use std::io::Write;
 
 use anyhow::Context;
 use poncho_client::single_thread_runtime;
-use poncho_terminal::{Align, Outcome, Table, print_json, show_bytes};
+use poncho_terminal::{Align, Outcome, Table, now, print_json, show_bytes};
 
 use crate::client::args::ServerArgs;
 use crate::client::{Loaded, named_or_default, unknown_path};
@@ -46,7 +46,7 @@ pub(crate) fn run(args: &PsArgs, out: &mut impl Write) -> anyhow::Result<Outcome
             model.details.quantization_level.clone(),
             show_bytes(model.size),
             model.context_length.to_string(),
-            model.until(),
+            model.until(now()),
         ]);
     }
     table.print(out)?;

@@ -9,8 +9,10 @@ mod command;
 mod conversation;
 mod editor;
 mod ending;
+mod failure;
 mod input;
 mod once;
+mod parameters;
 mod progress;
 mod quiet;
 mod reply;
@@ -19,14 +21,16 @@ mod stats;
 mod turn;
 
 use std::io::{IsTerminal, Read, Write};
+use std::path::Path;
 
 use anyhow::{Context, bail, ensure};
 use poncho_client::runtime;
 use poncho_terminal::Outcome;
 
-use crate::client::{Connection, Purpose};
+use crate::client::{Connection, Purpose, last_model};
 use crate::commands::run::args::RunArgs;
 use crate::commands::run::ending::Ending;
+use crate::commands::run::parameters::Parameters;
 
 /// Maximum prompt on standard input: beyond any context, and not more than a server accepts.
 const LONGEST_PROMPT: u64 = 16 << 20;
@@ -37,9 +41,11 @@ pub(crate) fn run(args: &RunArgs, out: &mut impl Write) -> anyhow::Result<Outcom
     if prompt.is_none() && args.json {
         bail!("--json needs a prompt; give one after the model, or through a pipe");
     }
+    let parameters = Parameters::new(args)?;
     let runtime = runtime()?;
     let opening = Connection::open(&args.server, &args.own, args.model.as_deref(), Purpose::Compute);
     let connection = runtime.block_on(opening)?;
+    last_model::remember(&lasting_name(args, &connection.model));
     let ending = {
         let _on_runtime = runtime.enter();
         Ending::listen().context("cannot listen for signals")?
@@ -47,8 +53,8 @@ pub(crate) fn run(args: &RunArgs, out: &mut impl Write) -> anyhow::Result<Outcom
     let signalled = ending.signalled();
     runtime.spawn(ending.wait(connection.clone()));
     let outcome = match &prompt {
-        Some(prompt) => runtime.block_on(once::answer(args, &connection, prompt, out)),
-        None => chat::hold(args, &connection, &runtime, &signalled, out),
+        Some(prompt) => runtime.block_on(once::answer(args, &parameters, &connection, prompt, out)),
+        None => chat::hold(args, parameters, &connection, &runtime, &signalled, out),
     };
     signalled.pass();
     let closed = runtime.block_on(connection.close());
@@ -56,6 +62,13 @@ pub(crate) fn run(args: &RunArgs, out: &mut impl Write) -> anyhow::Result<Outcom
     let outcome = outcome?;
     closed?;
     Ok(outcome)
+}
+
+/// The text that finds the model again from any folder.
+fn lasting_name(args: &RunArgs, model: &str) -> String {
+    let file = args.model.as_deref().map(Path::new).filter(|path| path.is_file());
+    let file = file.and_then(|path| path.canonicalize().ok()).and_then(|path| path.to_str().map(str::to_owned));
+    file.unwrap_or_else(|| model.to_owned())
 }
 
 /// The prompt to answer; `None` for a conversation.

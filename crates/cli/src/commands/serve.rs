@@ -104,6 +104,9 @@ pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outc
         EngineProcess::child(&runtime, &folder)?
     };
     warn_of_little_space(&folder);
+    if let Some(note) = &models.note {
+        writeln!(out, "{}", printable_line(note))?;
+    }
     for name in &models.named {
         let model = models.get(name)?;
         writeln!(out, "loading {}", printable_line(name))?;

@@ -3,6 +3,7 @@
 //! Used by `serve`, and by commands that serve a model of their own. Text of the command line may be a path. Text of
 //! clients never is, and does not reach this file.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -17,7 +18,7 @@ use crate::settings::models_folder::models_folder;
 /// The models of a command line.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Asked<'a> {
-    /// Names and paths; empty means the default model.
+    /// Names and paths; empty means the default model, or the newest one if that is not installed.
     pub(crate) models: &'a [String],
     /// The name for clients of a model that is given by its path.
     pub(crate) name: Option<&'a str>,
@@ -29,6 +30,8 @@ pub(crate) struct ServedModels {
     pub(crate) library: RegistryLibrary,
     /// Full names in the order of the command line; at least one.
     pub(crate) named: Vec<String>,
+    /// Why a model is served that nobody named.
+    pub(crate) note: Option<String>,
 }
 
 impl ServedModels {
@@ -40,19 +43,19 @@ impl ServedModels {
         })?;
         let of_installed = shape.clone();
         let settings = move |name: &str, path: &Path| of_installed.config(path, name);
-        let mut found = Vec::new();
+        let (mut found, mut note) = (Vec::new(), None);
         for text in asked.models {
             found.push(Named::read(&registry, text)?);
         }
         if found.is_empty() {
-            let Ok(default) = Named::read(&registry, DEFAULT_MODEL) else {
-                bail!(
-                    "no model is given and the default model {DEFAULT_MODEL} is not in {}; install it with `poncho pull \
-                     {DEFAULT_MODEL}`, or give the path of a GGUF file with --model",
-                    folder.display()
-                );
-            };
-            found.push(default);
+            found.push(match Named::read(&registry, DEFAULT_MODEL) {
+                Ok(default) => default,
+                Err(_) => {
+                    let (newest, why) = newest(&registry)?;
+                    note = Some(why);
+                    newest
+                }
+            });
         }
         let mut library = RegistryLibrary::new(registry, Box::new(settings));
         let mut named = Vec::new();
@@ -79,7 +82,7 @@ impl ServedModels {
                 }
             }
         }
-        Ok(Self { library, named })
+        Ok(Self { library, named, note })
     }
 
     /// A model by its name.
@@ -111,6 +114,26 @@ impl Named {
             Resolved::File { path, .. } => Ok(Self::File(path)),
         }
     }
+}
+
+/// The model to serve if the default one is not installed: the one that was added last. Also says so.
+fn newest(registry: &Registry) -> anyhow::Result<(Named, String)> {
+    let mut installed = registry.list()?;
+    installed.sort_by_key(|model| Reverse(model.manifest.created));
+    let mut names = installed.iter().map(|model| model.name.short());
+    let Some(name) = names.next() else {
+        bail!(
+            "no model is given and none is installed in {}; install the default model with `poncho pull \
+             {DEFAULT_MODEL}`, or give the path of a GGUF file with --model",
+            registry.folder().display()
+        );
+    };
+    let others: Vec<String> = names.collect();
+    let mut why = format!("the default model {DEFAULT_MODEL} is not installed; using {name}");
+    if !others.is_empty() {
+        why.push_str(&format!(" (also installed: {}; choose one with --model)", others.join(", ")));
+    }
+    Ok((Named::Installed(name), why))
 }
 
 /// The file name without its ending, which is the name of the model for clients.

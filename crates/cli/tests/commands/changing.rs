@@ -1,4 +1,4 @@
-//! `gc` and `evict`: what they remove, what they leave, what a dry run foretells, and who may run them.
+//! `gc`, `clear` and `evict`: what they remove, what they leave, what a dry run foretells, and who may run them.
 
 use poncho_cache::{Cache, Tier};
 use serde_json::json;
@@ -6,7 +6,7 @@ use serde_json::json;
 use crate::support::{cache, contents, damage, on_disk, poncho, prepare, row_path, run};
 
 #[test]
-fn gc_empties_the_folder_and_says_how_much_that_was() {
+fn clear_empties_the_folder_and_says_how_much_that_was() {
     let folder = tempfile::tempdir().unwrap();
     let prepared = prepare(folder.path());
     let sub_folder = row_path(folder.path(), &prepared.code).parent().unwrap().to_path_buf();
@@ -22,16 +22,59 @@ fn gc_empties_the_folder_and_says_how_much_that_was() {
     let expected = json!({
         "dry_run": true, "freed_bytes": bytes + 1100, "freed_rows": 5, "left_bytes": 100, "left_rows": 0
     });
-    assert_eq!(cache(folder.path(), &["gc", "--dry-run", "--json"]).json(), expected);
+    assert_eq!(cache(folder.path(), &["clear", "--dry-run", "--json"]).json(), expected);
     assert_eq!(contents(folder.path()), before, "a dry run changes nothing");
 
     let mut done = expected;
     done["dry_run"] = json!(false);
-    assert_eq!(cache(folder.path(), &["gc", "--json"]).json(), done);
+    let refused = cache(folder.path(), &["clear"]);
+    assert!(refused.failed().contains("all 5 rows") && refused.stderr.contains("--yes"), "{}", refused.stderr);
+    assert_eq!(contents(folder.path()), before, "without a terminal it takes a yes");
+    assert_eq!(cache(folder.path(), &["clear", "--yes", "--json"]).json(), done);
     let left: Vec<_> = contents(folder.path()).into_iter().map(|(path, _)| path).collect();
     assert_eq!(left, [unknown, sub_folder.join("notes.txt")], "what is not understood is left alone");
     assert_eq!(cache(folder.path(), &["ls", "--json"]).json(), json!([]));
-    assert!(cache(folder.path(), &["gc"]).good().starts_with("freed 0 B in 0 rows"));
+    assert!(cache(folder.path(), &["clear"]).good().starts_with("freed 0 B in 0 rows"), "nothing to ask about");
+}
+
+/// Everyday use 8: `gc` emptied the whole cache.
+#[test]
+fn gc_removes_garbage_and_keeps_every_usable_row() {
+    let folder = tempfile::tempdir().unwrap();
+    let prepared = prepare(folder.path());
+    let usable = contents(folder.path());
+    assert_eq!(cache(folder.path(), &["gc", "--json"]).json()["freed_bytes"], 0);
+    assert_eq!(contents(folder.path()), usable);
+
+    let sub_folder = row_path(folder.path(), &prepared.code).parent().unwrap().to_path_buf();
+    let hex = "ab".repeat(32);
+    std::fs::write(sub_folder.join(format!("{hex}.kvc.9-9.tmp")), [0; 100]).unwrap();
+    std::fs::write(sub_folder.join(format!("{hex}.kvc.bad")), [0; 1000]).unwrap();
+    // In the payload of a row that two others build on.
+    let damaged = [prepared.chain[1], prepared.chain[2], prepared.branch].map(|key| row_path(folder.path(), &key));
+    damage(&damaged[0], 100);
+    let bytes: u64 = damaged.iter().map(|path| path.metadata().unwrap().len()).sum();
+    let foretold = cache(folder.path(), &["gc", "--dry-run", "--json"]).json();
+    assert_eq!((&foretold["freed_bytes"], &foretold["freed_rows"]), (&json!(bytes + 1100), &json!(3)));
+    let mut done = cache(folder.path(), &["gc", "--json"]).json();
+    done["dry_run"] = json!(true);
+    assert_eq!(done, foretold);
+    let kept: Vec<_> = usable.into_iter().filter(|(path, _)| !damaged.contains(path)).collect();
+    assert_eq!(contents(folder.path()), kept);
+    assert!(cache(folder.path(), &["verify"]).good().contains("2 rows checked, 0 damaged"));
+}
+
+#[test]
+fn evict_lists_what_it_removes() {
+    let folder = tempfile::tempdir().unwrap();
+    let prepared = prepare(folder.path());
+    let key = prepared.chain[2].to_hex();
+    let listed = cache(folder.path(), &["evict", "1", "--dry-run"]);
+    assert!(listed.good().contains(&key[..12]) && listed.stdout.contains("1400"), "{}", listed.stdout);
+    let json = cache(folder.path(), &["evict", "1", "--json"]).json();
+    assert_eq!((&json["rows"][0]["key"], &json["rows"][0]["tokens"]), (&json!(key), &json!(1400)), "{json}");
+    let all = cache(folder.path(), &["evict", "1G"]);
+    assert_eq!(all.good().lines().count(), 7, "a heading, four rows, the sum, and that there was less: {}", all.stdout);
 }
 
 #[test]
@@ -51,7 +94,7 @@ fn evict_frees_the_oldest_first_and_as_foretold() {
     assert_eq!(done["left_rows"], 4);
 
     let text = cache(folder.path(), &["evict", "8.5KiB"]);
-    assert!(text.good().starts_with("freed "), "{}", text.stdout);
+    assert!(text.good().contains("\nfreed "), "after the list: {}", text.stdout);
     assert!(cache(folder.path(), &["verify"]).good().contains(" 0 damaged"));
     let text = cache(folder.path(), &["evict", "1GiB"]);
     assert!(
@@ -81,7 +124,7 @@ fn a_folder_in_use_is_refused_with_the_process() {
     let folder = tempfile::tempdir().unwrap();
     let prepared = prepare(folder.path());
     let handle = Cache::open(on_disk(folder.path())).unwrap();
-    for words in [&["gc"][..], &["evict", "1K"], &["gc", "--json"]] {
+    for words in [&["gc"][..], &["evict", "1K"], &["clear", "--yes"], &["gc", "--json"]] {
         let refused = cache(folder.path(), words);
         assert!(refused.failed().contains(&format!("in use by process {}", std::process::id())), "{}", refused.stderr);
     }
@@ -141,8 +184,11 @@ fn gc_removes_what_is_damaged() {
     let length = usize::try_from(path.metadata().unwrap().len()).unwrap();
     damage(&path, length - 80);
     assert_eq!(cache(folder.path(), &["stat", "--json"]).json()["damaged_files"], 1);
+    let mut foretold = cache(folder.path(), &["gc", "--dry-run", "--json"]).json();
+    foretold["dry_run"] = json!(false);
     let freed = cache(folder.path(), &["gc", "--json"]);
-    assert_eq!(freed.json()["left_bytes"], 0);
+    assert_eq!(freed.json(), foretold);
     assert!(freed.stderr.contains("moved aside"), "opening says what it found: {}", freed.stderr);
-    assert_eq!(contents(folder.path()), []);
+    let left: Vec<_> = contents(folder.path()).into_iter().map(|(path, _)| path).collect();
+    assert_eq!(left, [row_path(folder.path(), &prepared.code)], "nothing of the other model was damaged");
 }

@@ -64,7 +64,7 @@ fn every_example_of_the_guide_prints_what_it_shows() {
     let blocks = blocks_of(Way::CacheCommands);
     let examples = examples(&blocks);
     assert!(examples.len() >= 10, "the guide shows every command");
-    for word in ["ls", "stat", "show", "verify", "gc", "evict", "explain"] {
+    for word in ["ls", "stat", "show", "verify", "gc", "clear", "evict", "explain"] {
         let shown = |example: &Example<'_>| example.command.starts_with(&format!("poncho cache {word}"));
         assert!(examples.iter().any(shown), "no example of {word}");
     }

@@ -28,7 +28,7 @@ fn wrong_usage_exits_2_and_help_exits_0() {
         assert!(refused.stderr.contains("help"), "{words:?}: {}", refused.stderr);
     }
     assert!(run(poncho().args(["cache", "evict", "lots"])).stderr.contains("500MiB"), "says what a size looks like");
-    for command in ["ls", "stat", "show", "verify", "gc", "evict", "explain"] {
+    for command in ["ls", "stat", "show", "verify", "gc", "clear", "evict", "explain"] {
         let help = run(poncho().args(["cache", command, "--help"]));
         assert!(help.good().contains("Example:") && help.stdout.contains("--cache-dir"), "{command}: {}", help.stdout);
     }

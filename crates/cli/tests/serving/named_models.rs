@@ -109,3 +109,19 @@ fn the_default_model_is_used_or_the_way_to_it_is_told() {
     assert_eq!(answers(&served, "smollm2:135m"), "smollm2:135m");
     terminate(served);
 }
+
+/// Everyday use 12: without the default model the server refused to start.
+#[test]
+fn without_the_default_model_another_installed_one_is_served() {
+    let folder = tempfile::tempdir().unwrap();
+    install(folder.path(), "small:v1");
+    install(folder.path(), "other:v2");
+    let served = serve(folder.path(), &[]);
+    let line = served.greeting.lines().next().unwrap().to_owned();
+    assert!(line.starts_with("the default model smollm2:135m is not installed; using "), "{line}");
+    assert!(line.contains("small:v1") && line.contains("other:v2") && line.contains("--model"), "{line}");
+    for name in ["small:v1", "other:v2"] {
+        assert_eq!(answers(&served, name), name);
+    }
+    terminate(served);
+}

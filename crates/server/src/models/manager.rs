@@ -100,6 +100,8 @@ pub(crate) struct InMemory {
     /// By the estimate.
     pub(crate) bytes: u64,
     pub(crate) users: usize,
+    /// Larger for a later use.
+    pub(crate) last_used: u64,
     /// When it goes by itself; counts from its last request, so it is later for one in use.
     pub(crate) expires: Option<Instant>,
 }
@@ -159,7 +161,9 @@ impl Manager {
         let shared = Arc::new(Shared { node, settings, state, tasks, changes });
         for model in loaded {
             let (bytes, known) = shared.look_up(&*model).await;
-            shared.lock().take_over(model, bytes, known);
+            let mut state = shared.lock();
+            state.configured.insert(model.report().id.clone());
+            state.take_over(model, bytes, known);
         }
         let keeper = Mutex::new(Some(tokio::spawn(keep(Arc::clone(&shared)))));
         Self { shared, keeper }
@@ -246,6 +250,7 @@ impl Manager {
             known: Arc::clone(&entry.known),
             bytes: entry.total(),
             users: entry.users,
+            last_used: entry.last_used,
             expires: match entry.keep_alive {
                 _ if entry.is_held => None,
                 KeepAlive::Forever => None,
@@ -350,7 +355,7 @@ impl Shared {
             is_counted: false,
             users: 1,
             last_used: used,
-            keep_alive: keep_alive.unwrap_or(self.settings.keep_alive),
+            keep_alive: keep_alive.unwrap_or_else(|| state.keep_alive_of(id, self.settings.keep_alive)),
             expires: None,
             is_held: false,
             known: Arc::new(Known { defaults, facts: model.facts.clone(), problem: None }),

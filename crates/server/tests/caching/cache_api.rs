@@ -112,7 +112,10 @@ async fn rows_come_in_pages_and_go_when_asked() {
     assert_eq!(server.ask("/api/cache/evict", &json!({"bytes": 1, "tiers": ["disk"]})).await["freed_bytes"], 0);
     let wrong = server.post("/api/cache/evict", &json!({"bytes": 1, "tiers": ["ram", "tape"]})).await;
     assert_eq!((wrong.status, &wrong.json()["error"]["param"]), (400, &json!("tiers[1]")));
-    server.ask("/api/cache/gc", &json!({})).await;
+    let left = server.get("/api/cache/rows").await.json()["total"].clone();
+    assert_eq!(server.ask("/api/cache/gc", &json!({})).await["freed_bytes"], 0, "no file is damaged");
+    assert_eq!(server.get("/api/cache/rows").await.json()["total"], left, "usable rows stay");
+    server.ask("/api/cache/clear", &json!({})).await;
     assert_eq!(server.get("/api/cache/rows").await.json()["total"], 0);
     let browser = server.send(Method::POST, "/api/cache/gc", &[("content-type", "text/plain")], Vec::new()).await;
     assert_eq!(browser.status, 415);

@@ -143,7 +143,7 @@ async fn a_key_lists_and_evicts_its_own_rows_and_an_admin_those_of_all() {
     assert!(all > 0);
     assert_eq!(rows(&server, "one").await["total"], all);
     assert_eq!(rows(&server, "two").await, json!({"total": 0, "offset": 0, "rows": [], "next_offset": null}));
-    for (path, body) in [("/api/cache/evict", json!({"bytes": 1_000_000})), ("/api/cache/gc", json!({}))] {
+    for (path, body) in [("/api/cache/evict", json!({"bytes": 1_000_000})), ("/api/cache/clear", json!({}))] {
         assert_eq!(ask(&server, "two", path, &body).await, json!({"freed_bytes": 0}), "{path}");
     }
     assert_eq!(rows(&server, "boss").await["total"], all);
@@ -161,9 +161,9 @@ async fn a_key_lists_and_evicts_its_own_rows_and_an_admin_those_of_all() {
     assert!(two["total"].as_u64().unwrap() > 0);
     assert!(two["rows"].as_array().unwrap().iter().all(|row| row["hits"].is_null() && row["last_used"].is_null()));
     assert!(rows(&server, "boss").await["rows"].as_array().unwrap().iter().all(|row| row["hits"].is_number()));
-    ask(&server, "one", "/api/cache/gc", &json!({})).await;
+    ask(&server, "one", "/api/cache/clear", &json!({})).await;
     assert_eq!(rows(&server, "two").await["total"], two["total"]);
-    ask(&server, "boss", "/api/cache/gc", &json!({})).await;
+    ask(&server, "boss", "/api/cache/clear", &json!({})).await;
     assert_eq!(rows(&server, "boss").await["total"], 0);
 }
 
@@ -185,7 +185,7 @@ async fn isolated_keys_share_nothing_and_find_their_own_again_after_a_restart() 
     assert_eq!(count(&first, "boss").await, count(&first, "one").await + count(&first, "two").await);
     // A row that is still to be written does not go.
     first.engine.cache().flush();
-    ask(&first, "one", "/api/cache/gc", &json!({})).await;
+    ask(&first, "one", "/api/cache/clear", &json!({})).await;
     assert!(count(&first, "one").await == 0 && count(&first, "two").await > 0);
     let engine = Arc::clone(&first.engine);
     first.begin_shutdown();

@@ -131,6 +131,7 @@ async fn ollamas_clients_need_not_announce_json_and_pages_must() {
         (PATH, &[form]),
         (PATH, &[]),
         ("/v1/messages", &[form]),
+        ("/api/cache/clear", &[form]),
         ("/api/cache/gc", &[form]),
         ("/tokenize", &[]),
     ] {

@@ -51,12 +51,16 @@ pub(crate) enum CacheCommand {
         after_help = "Example:\n  poncho cache verify && echo 'all rows are intact'\n  poncho cache verify --repair"
     )]
     Verify(VerifyArgs),
-    /// Empty the folder: remove all rows, damaged files and leftovers (needs exclusive access)
+    /// Remove garbage: damaged rows, rows without their parents, unfinished writes (needs exclusive access)
     #[command(after_help = "Example:\n  poncho cache gc --dry-run\n  poncho cache gc\n\n\
-        Files of an unknown format version are kept.")]
+        Usable rows stay; `poncho cache clear` removes them too. Files of an unknown format version are kept.")]
     Gc(GcArgs),
-    /// Free at least this many bytes, least recently used rows first (needs exclusive access)
-    #[command(after_help = "Example:\n  poncho cache evict 500MiB\n  poncho cache evict 10G --dry-run\n\n\
+    /// Empty the cache: remove all rows and all garbage, after a question (needs exclusive access)
+    #[command(after_help = "Example:\n  poncho cache clear\n  poncho cache clear --yes\n\n\
+        Files of an unknown format version are kept.")]
+    Clear(ClearArgs),
+    /// List the least recently used rows and remove them to free this many bytes (needs exclusive access)
+    #[command(after_help = "Example:\n  poncho cache evict 500MiB --dry-run\n  poncho cache evict 10G\n\n\
         Sizes: 4096, 512KiB, 1.5G; K, M, G, T and KiB .. TiB are powers of 1024, KB .. TB powers of 1000.")]
     Evict(EvictArgs),
     /// Find the longest stored prefix of some tokens and where it diverges (works beside a running server)
@@ -118,8 +122,19 @@ pub(crate) struct GcArgs {
 }
 
 #[derive(Debug, clap::Args)]
+pub(crate) struct ClearArgs {
+    /// Do not ask; needed without a terminal
+    #[arg(long, short)]
+    pub(crate) yes: bool,
+
+    /// Print what would be removed, and change nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+}
+
+#[derive(Debug, clap::Args)]
 pub(crate) struct EvictArgs {
-    /// How much to free: 4096, 500MiB, 10G
+    /// Minimum to free: 4096, 500MiB, 10G
     #[arg(value_name = "BYTES", value_parser = parse_bytes)]
     pub(crate) bytes: u64,
 
@@ -127,7 +142,7 @@ pub(crate) struct EvictArgs {
     #[arg(long, value_name = "TIER", value_enum)]
     pub(crate) tier: Option<FileTier>,
 
-    /// Print what would be removed, and change nothing
+    /// List the rows that would be removed, and change nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
 }

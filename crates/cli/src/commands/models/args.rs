@@ -23,11 +23,18 @@ impl RegistryArgs {
     }
 }
 
+/// A model to pull: as typed, and what that means.
+#[derive(Debug, Clone)]
+pub(crate) struct Wanted {
+    pub(crate) text: String,
+    pub(crate) reference: Reference,
+}
+
 #[derive(Debug, clap::Args)]
 pub(crate) struct PullArgs {
     /// Name from the catalogue, hf:owner/repo[:file or quant], https:// URL, or path of a GGUF file
-    #[arg(value_name = "MODEL", value_parser = parse_reference)]
-    pub(crate) reference: Reference,
+    #[arg(value_name = "MODEL", value_parser = parse_wanted)]
+    pub(crate) wanted: Wanted,
 
     /// Name to install it under [default: derived from the reference]
     #[arg(long, value_name = "NAME", value_parser = parse_name)]
@@ -119,8 +126,9 @@ pub(crate) struct CreateArgs {
     pub(crate) registry: RegistryArgs,
 }
 
-fn parse_reference(text: &str) -> Result<Reference, String> {
-    Reference::parse(text).map_err(|error| error.to_string())
+fn parse_wanted(text: &str) -> Result<Wanted, String> {
+    let reference = Reference::parse(text).map_err(|error| error.to_string())?;
+    Ok(Wanted { text: text.to_owned(), reference })
 }
 
 fn parse_name(text: &str) -> Result<ModelName, String> {

@@ -2,7 +2,8 @@
 
 use std::io::Write;
 
-use poncho_models::{Progress, PullOptions};
+use anyhow::anyhow;
+use poncho_models::{Progress, PullError, PullOptions, Reference};
 use poncho_terminal::{Outcome, show_bytes};
 use serde_json::json;
 
@@ -17,14 +18,27 @@ pub(crate) fn run(args: &PullArgs, out: &mut dyn Write) -> anyhow::Result<Outcom
     options.sha256 = args.sha256;
     if args.json {
         let mut lines = JsonLines::new(out);
-        let pulled = registry.pull(&args.reference, &options, &mut |step: Progress| lines.report(&step))?;
+        let pulled = registry.pull(&args.wanted.reference, &options, &mut |step: Progress| lines.report(&step));
+        let pulled = pulled.map_err(|error| with_hint(error, &args.wanted.text))?;
         lines.print(&json!({"status": "success", "model": ModelJson::from(&pulled)}))?;
         return Ok(Outcome::Good);
     }
-    let mut reporter = Reporter::for_people(args.reference.to_string());
-    let pulled = registry.pull(&args.reference, &options, &mut |step: Progress| reporter.report(&step));
+    let mut reporter = Reporter::for_people(args.wanted.reference.to_string());
+    let pulled = registry.pull(&args.wanted.reference, &options, &mut |step: Progress| reporter.report(&step));
     reporter.finish();
-    let pulled = pulled?;
+    let pulled = pulled.map_err(|error| with_hint(error, &args.wanted.text))?;
     writeln!(out, "installed {} ({})", pulled.name, show_bytes(pulled.manifest.bytes()))?;
     Ok(Outcome::Good)
+}
+
+/// A name that is not in the catalogue may be a repository of the hub: people copy it from there.
+fn with_hint(error: PullError, text: &str) -> anyhow::Error {
+    let hub = format!("hf:{text}");
+    match &error {
+        PullError::NotInCatalogue { .. } if Reference::parse(&hub).is_ok() => anyhow!(
+            "the catalogue has no model `{text}`; to pull the repository {text} from Hugging Face, write \
+             `poncho pull {hub}`"
+        ),
+        _ => error.into(),
+    }
 }

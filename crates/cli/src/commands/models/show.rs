@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use poncho_models::{Installed, Modelfile};
-use poncho_terminal::{Outcome, iso, print_json, printable_line, show_bytes};
+use poncho_terminal::{Outcome, ago, iso, now, print_json, printable_line, show_bytes};
 
 use crate::commands::models::args::ShowModelArgs;
 use crate::commands::models::list::show_parameters;
@@ -55,7 +55,7 @@ fn print(model: &Installed, out: &mut dyn Write) -> anyhow::Result<()> {
         ("size", show_bytes(manifest.bytes())),
         ("sha256", manifest.model.sha256.to_hex()),
         ("source", manifest.source.reference.clone()),
-        ("added", iso(manifest.created)),
+        ("added", format!("{} ({})", ago(now(), manifest.created), iso(manifest.created))),
         ("file", model.model.display().to_string()),
     ];
     rows.extend(model.adapters.iter().map(|path| ("adapter", path.display().to_string())));

@@ -6,7 +6,7 @@ use crate::client::args::{OwnArgs, ServerArgs};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct RunArgs {
-    /// Model: a GGUF file, or a name at the server [default: the first model of the server, or the default model]
+    /// Model: a GGUF file, or a name at the server [default: the loaded model, or the last one used]
     #[arg(value_name = "MODEL")]
     pub(crate) model: Option<String>,
 
@@ -29,6 +29,14 @@ pub(crate) struct RunArgs {
     /// Seed of the sampling: the same one gives the same reply to the same prompt
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(i64))]
     pub(crate) seed: Option<i64>,
+
+    /// Form of the reply: json, or a file with a JSON schema
+    #[arg(long, value_name = "FORMAT")]
+    pub(crate) format: Option<String>,
+
+    /// Print times, and cached and new tokens, after each reply
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) verbose: bool,
 
     /// Print the reply and facts about it as JSON and nothing else
     #[arg(long)]

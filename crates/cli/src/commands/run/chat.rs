@@ -5,7 +5,7 @@
 
 use std::io::Write;
 
-use poncho_terminal::{Outcome, printable};
+use poncho_terminal::Outcome;
 use tokio::runtime::Runtime;
 
 use super::args::RunArgs;
@@ -13,17 +13,23 @@ use super::command;
 use super::conversation::Conversation;
 use super::editor::{Editor, Entry};
 use super::ending::Signalled;
+use super::failure::{Source, explained};
 use super::input::{Input, parse};
+use super::parameters::Parameters;
 use super::reply::Question;
-use super::screen::{Screen, summary};
+use super::screen::{Screen, details, summary};
 use super::stats::Stats;
 use super::turn::{End, Turn};
 use crate::client::Connection;
 
 /// A conversation and its surroundings.
-pub(crate) struct Chat<'a> {
-    args: &'a RunArgs,
+pub(crate) struct Chat {
     pub(crate) connection: Connection,
+    pub(crate) parameters: Parameters,
+    /// Whether each reply is followed by its times.
+    pub(crate) is_verbose: bool,
+    /// The last message, if it has no reply.
+    pub(crate) unanswered: Option<String>,
     pub(crate) conversation: Conversation,
     pub(crate) stats: Stats,
     pub(crate) screen: Screen,
@@ -38,6 +44,7 @@ pub(crate) enum Next {
 
 pub(crate) fn hold(
     args: &RunArgs,
+    parameters: Parameters,
     connection: &Connection,
     runtime: &Runtime,
     signalled: &Signalled,
@@ -45,7 +52,15 @@ pub(crate) fn hold(
 ) -> anyhow::Result<Outcome> {
     let conversation = Conversation::new(args.system.clone());
     let (connection, screen) = (connection.clone(), Screen::of_stdout());
-    let mut chat = Chat { args, connection, conversation, stats: Stats::default(), screen };
+    let mut chat = Chat {
+        connection,
+        parameters,
+        is_verbose: args.verbose,
+        unanswered: None,
+        conversation,
+        stats: Stats::default(),
+        screen,
+    };
     let mut editor = Editor::open()?;
     runtime.block_on(chat.greet(out))?;
     loop {
@@ -64,7 +79,7 @@ pub(crate) fn hold(
     }
 }
 
-impl Chat<'_> {
+impl Chat {
     async fn greet(&self, out: &mut impl Write) -> anyhow::Result<()> {
         let place = if self.connection.is_own().await { "in this process" } else { self.connection.client.authority() };
         self.screen.remark(out, &format!("{} ({place}); /help lists the commands", self.connection.model))?;
@@ -82,12 +97,14 @@ impl Chat<'_> {
         Ok(Next::Entry)
     }
 
-    async fn say(&mut self, text: String, out: &mut impl Write) -> anyhow::Result<()> {
+    /// Sends a message and shows the reply.
+    pub(crate) async fn say(&mut self, text: String, out: &mut impl Write) -> anyhow::Result<()> {
+        self.unanswered = Some(text.clone());
         self.conversation.user_says(text);
-        let question = Question::new(self.args, &self.connection.model, self.conversation.messages());
-        let (mut written, mut is_begun) = (Ok(()), false);
+        let question = Question::new(&self.parameters, &self.connection.model, self.conversation.messages());
+        let (mut written, mut is_begun, mut shown) = (Ok(()), false, self.screen.reply());
         let turn = Turn::take(&self.connection, &question, |piece| {
-            written = self.screen.piece(out, piece);
+            written = shown.piece(out, piece);
             is_begun = true;
             // A closed terminal is not a failure of the reply: it is handled below.
             match &written {
@@ -97,14 +114,17 @@ impl Chat<'_> {
         })
         .await;
         written?;
+        shown.end(out)?;
         let turn = match turn {
             Ok(turn) => turn,
             Err(error) => {
                 self.conversation.take_back();
-                // The reply may have stopped in the middle of a line.
-                let start = if is_begun { "\n" } else { "" };
-                writeln!(out, "{start}{}", printable(&format!("error: {error:#}")))?;
-                out.flush()?;
+                if is_begun {
+                    // The reply may have stopped in the middle of a line.
+                    writeln!(out)?;
+                }
+                let source = Source { is_chat: true, is_own: self.connection.is_own().await };
+                self.screen.failure(out, &explained(error, source))?;
                 return Ok(());
             }
         };
@@ -115,12 +135,14 @@ impl Chat<'_> {
             self.conversation.take_back();
         } else {
             self.conversation.assistant_says(turn.text);
+            self.unanswered = None;
         }
         match turn.end {
             End::Stopped => self.screen.remark(out, "stopped")?,
             End::Whole => {
                 self.stats.add(&turn.facts);
-                self.screen.remark(out, &summary(&turn.facts))?;
+                let facts = if self.is_verbose { details(&turn.facts) } else { summary(&turn.facts) };
+                self.screen.remark(out, &facts)?;
             }
         }
         Ok(())

@@ -4,33 +4,32 @@
 
 use std::io::Write;
 
-use anyhow::{Context, ensure};
-use poncho_terminal::{printable, printable_line, show_bytes};
-use serde_json::Value;
+use anyhow::{Context, bail, ensure};
+use poncho_terminal::{printable_line, show_bytes};
+use serde_json::{Value, json};
 
 use super::chat::{Chat, Next};
 use super::conversation::Conversation;
 use super::input::{Command, HELP};
+use super::parameters::{Format, names};
 use crate::client::listed_models;
 
-pub(crate) async fn execute(chat: &mut Chat<'_>, command: Command, out: &mut impl Write) -> anyhow::Result<Next> {
-    if command == Command::Quit {
-        return Ok(Next::End);
-    }
-    match answer(chat, command).await {
-        Ok(text) => chat.screen.remark(out, text.trim_end())?,
-        Err(error) => {
-            writeln!(out, "{}", printable(&format!("error: {error:#}")))?;
-            out.flush()?;
-        }
+pub(crate) async fn execute(chat: &mut Chat, command: Command, out: &mut impl Write) -> anyhow::Result<Next> {
+    match command {
+        Command::Quit => return Ok(Next::End),
+        Command::Retry => retry(chat, out).await?,
+        command => match answer(chat, command).await {
+            Ok(text) => chat.screen.remark(out, text.trim_end())?,
+            Err(error) => chat.screen.failure(out, &error)?,
+        },
     }
     Ok(Next::Entry)
 }
 
 /// Executes a command and returns its message.
-async fn answer(chat: &mut Chat<'_>, command: Command) -> anyhow::Result<String> {
+async fn answer(chat: &mut Chat, command: Command) -> anyhow::Result<String> {
     Ok(match command {
-        Command::Help | Command::Quit => HELP.to_owned(),
+        Command::Help | Command::Quit | Command::Retry => HELP.to_owned(),
         Command::System(None) => match &chat.conversation.system {
             Some(text) => text.clone(),
             None => "there is no system prompt; /system TEXT sets one".to_owned(),
@@ -52,6 +51,8 @@ async fn answer(chat: &mut Chat<'_>, command: Command) -> anyhow::Result<String>
             format!("loaded {} messages from {}", chat.conversation.len(), path.display())
         }
         Command::Stats => stats(chat).await?,
+        Command::Set(words) => set(chat, &words)?,
+        Command::Show => show(chat).await?,
         Command::Model(None) => {
             let others = listed_models(&chat.connection.client).await?;
             let mark = |name: &String| if *name == chat.connection.model { '*' } else { ' ' };
@@ -66,7 +67,74 @@ async fn answer(chat: &mut Chat<'_>, command: Command) -> anyhow::Result<String>
     })
 }
 
-async fn stats(chat: &Chat<'_>) -> anyhow::Result<String> {
+/// Sends the last message again, without the reply that it got.
+async fn retry(chat: &mut Chat, out: &mut impl Write) -> anyhow::Result<()> {
+    let Some(text) = chat.unanswered.take().or_else(|| chat.conversation.take_last()) else {
+        chat.screen.remark(out, "there is no message to answer again")?;
+        return Ok(());
+    };
+    if let Some(why) = chat.parameters.repeats_because() {
+        chat.screen.remark(out, &format!("{why}, so the reply may be the same; /set changes that"))?;
+    }
+    chat.say(text, out).await
+}
+
+/// Shows the parameters, or changes one. The forms of Ollama's chat are understood too.
+fn set(chat: &mut Chat, words: &[String]) -> anyhow::Result<String> {
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    Ok(match words.as_slice() {
+        [] => {
+            let set = chat.parameters.line().unwrap_or_else(|| "nothing is set; the model's defaults apply".to_owned());
+            format!("{set}\n/set NAME VALUE, or /set NAME default: {}, format, verbose", names())
+        }
+        ["verbose"] => {
+            chat.is_verbose = true;
+            "times and tokens are shown after each reply".to_owned()
+        }
+        ["quiet"] | ["verbose", "default"] => {
+            chat.is_verbose = false;
+            "one line is shown after each reply".to_owned()
+        }
+        ["noformat"] | ["format", "default"] => {
+            chat.parameters.set_format(None);
+            "replies are plain text from the next one on".to_owned()
+        }
+        ["format", format] => {
+            chat.parameters.set_format(Some(&Format::read(format)?));
+            "replies are JSON from the next one on".to_owned()
+        }
+        ["system", ..] => bail!("use /system TEXT to set the system prompt"),
+        ["parameter", name, value] | [name, value] => chat.parameters.set(name, value)?,
+        _ => bail!("write /set NAME VALUE, for example /set temperature 0.7; /set lists the parameters"),
+    })
+}
+
+/// The model and the settings of the chat, one fact a line.
+async fn show(chat: &Chat) -> anyhow::Result<String> {
+    let connection = &chat.connection;
+    let place = if connection.is_own().await { "in this process" } else { connection.client.authority() };
+    let mut lines = vec![("model", format!("{} ({place})", connection.model))];
+    if let Some(about) = connection.client.post_if_known("/api/show", &json!({"model": connection.model})).await? {
+        let text = |pointer: &str| about.pointer(pointer).and_then(Value::as_str).filter(|text| !text.is_empty());
+        let facts = [
+            ("architecture", text("/details/family")),
+            ("parameters", text("/details/parameter_size")),
+            ("quantisation", text("/details/quantization_level")),
+            ("context", text("/parameters").and_then(context_of)),
+        ];
+        lines.extend(facts.into_iter().filter_map(|(name, text)| Some((name, text?.to_owned()))));
+    }
+    lines.extend(chat.conversation.system.clone().map(|text| ("system prompt", text)));
+    lines.extend(chat.parameters.line().map(|line| ("set", line)));
+    Ok(lines.into_iter().map(|(name, text)| format!("{name:<13}  {}\n", printable_line(&text))).collect())
+}
+
+/// The context in a list of parameters, one to a line.
+fn context_of(parameters: &str) -> Option<&str> {
+    parameters.lines().find_map(|line| line.trim().strip_prefix("num_ctx")).map(str::trim)
+}
+
+async fn stats(chat: &Chat) -> anyhow::Result<String> {
     let mut text = chat.stats.line();
     let Some(cache) = chat.connection.client.get("/api/cache").await? else { return Ok(text) };
     let tiers = cache.get("tiers").and_then(Value::as_array).context("the server reports no cache tiers")?;

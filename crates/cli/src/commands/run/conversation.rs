@@ -67,6 +67,12 @@ impl Conversation {
         self.turns.pop_if(|turn| turn.role == Role::User);
     }
 
+    /// Removes the last message of the user with its reply, and returns it.
+    pub(crate) fn take_last(&mut self) -> Option<String> {
+        self.turns.pop_if(|turn| turn.role == Role::Assistant);
+        self.turns.pop_if(|turn| turn.role == Role::User).map(|turn| turn.content)
+    }
+
     /// Removes the turns and keeps the system prompt.
     pub(crate) fn clear(&mut self) {
         self.turns.clear();
@@ -198,5 +204,7 @@ mod tests {
         conversation.user_says("And?".to_owned());
         conversation.take_back();
         assert_eq!(conversation.messages().len(), 3);
+        assert_eq!(conversation.take_last().as_deref(), Some("Hello\n\u{1b}[31m"));
+        assert_eq!((conversation.len(), conversation.take_last()), (0, None));
     }
 }

@@ -21,7 +21,8 @@ use crate::settings::user_folder::UserFolder;
 const PROMPT: &str = ">>> ";
 /// Maximum entries of the history.
 const LONGEST_HISTORY: usize = 2000;
-const COMMANDS: [&str; 8] = ["/clear", "/help", "/load ", "/model ", "/quit", "/save ", "/stats", "/system "];
+const COMMANDS: [&str; 11] =
+    ["/clear", "/help", "/load ", "/model ", "/quit", "/retry", "/save ", "/set ", "/show", "/stats", "/system "];
 
 /// Input from the keyboard.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -145,7 +146,7 @@ mod tests {
     fn commands_are_completed_and_other_text_is_not() {
         let history = FileHistory::new();
         let complete = |line: &str| Rules::default().complete(line, line.len(), &Context::new(&history)).unwrap().1;
-        assert_eq!(complete("/s"), ["/save ", "/stats", "/system "]);
+        assert_eq!(complete("/s"), ["/save ", "/set ", "/show", "/stats", "/system "]);
         assert_eq!(complete("/help"), ["/help"]);
         assert!(complete("").is_empty() && complete("say /s").is_empty());
     }

@@ -30,6 +30,12 @@ pub(crate) enum Command {
     Save(PathBuf),
     Load(PathBuf),
     Stats,
+    /// Asks for another reply to the last message.
+    Retry,
+    /// Shows the parameters of replies, or changes one.
+    Set(Vec<String>),
+    /// Shows the model and the parameters.
+    Show,
     /// Lists the models, or switches to another.
     Model(Option<String>),
     Quit,
@@ -37,16 +43,20 @@ pub(crate) enum Command {
 
 /// What `/help` prints.
 pub(crate) const HELP: &str = "\
-/system [TEXT]  show the system prompt or set it; /system \"\" removes it
-/clear          clear the conversation, keep the system prompt
-/save FILE      save the conversation to a file
-/load FILE      continue the conversation of a file
-/stats          show the tokens of this conversation and the size of the cache
-/model [NAME]   list the models or switch to another
-/quit           quit (also Ctrl-D, or Ctrl-C twice)
+/system [TEXT]     show the system prompt or set it; /system \"\" removes it
+/set [NAME VALUE]  show the parameters or set one: /set temperature 0.7
+/retry             answer the last message again
+/clear             clear the conversation, keep the system prompt
+/save FILE         save the conversation to a file
+/load FILE         continue the conversation of a file
+/show              show the model and the parameters
+/stats             show the tokens of this conversation and the cache
+/model [NAME]      list the models or switch to another
+/quit              quit (also Ctrl-D, or Ctrl-C twice)
 
-\"\"\" starts and ends a message of several lines; \\ at the end of a line continues it on the next.
-Ctrl-C stops a reply. A line that starts with a space is never a command.
+\"\"\" starts and ends a message of several lines. A line that ends with \\
+continues on the next one. A line that starts with a space is never a command.
+Ctrl-C stops a reply.
 ";
 
 /// Whether the entry is complete.
@@ -114,6 +124,9 @@ fn parse_command(text: &str) -> Input {
         "save" => return file(Command::Save),
         "load" => return file(Command::Load),
         "stats" => Command::Stats,
+        "retry" => Command::Retry,
+        "set" => Command::Set(rest.split_whitespace().map(str::to_owned).collect()),
+        "show" => Command::Show,
         "model" => Command::Model(given.map(str::to_owned)),
         "quit" | "exit" | "bye" => Command::Quit,
         _ => {
@@ -122,7 +135,10 @@ fn parse_command(text: &str) -> Input {
             ));
         }
     };
-    let takes_nothing = matches!(command, Command::Help | Command::Clear | Command::Stats | Command::Quit);
+    let takes_nothing = matches!(
+        command,
+        Command::Help | Command::Clear | Command::Stats | Command::Retry | Command::Show | Command::Quit
+    );
     if takes_nothing && given.is_some() {
         return Input::Wrong(format!("/{name} takes no argument; a leading space sends the line as a message"));
     }
@@ -184,15 +200,20 @@ mod tests {
         assert_eq!(parse("/load x"), command(Command::Load("x".into())));
         assert_eq!(parse("/model"), command(Command::Model(None)));
         assert_eq!(parse("/model a"), command(Command::Model(Some("a".to_owned()))));
-        for wrong in ["/", "/nope", "/save", "/load ", "/etc/passwd", "/clear all", "/Help"] {
+        assert_eq!(parse("/retry"), command(Command::Retry));
+        assert_eq!(parse("/set  seed 3"), command(Command::Set(vec!["seed".to_owned(), "3".to_owned()])));
+        assert_eq!(parse("/set"), command(Command::Set(Vec::new())));
+        assert_eq!(parse("/show"), command(Command::Show));
+        for wrong in ["/", "/nope", "/save", "/load ", "/etc/passwd", "/clear all", "/retry 2", "/Help"] {
             assert!(matches!(parse(wrong), Input::Wrong(_)), "{wrong}");
         }
     }
 
     #[test]
     fn the_help_names_every_command() {
-        for name in ["system", "clear", "save", "load", "stats", "model", "quit"] {
+        for name in ["system", "set", "retry", "clear", "save", "load", "show", "stats", "model", "quit"] {
             assert!(HELP.contains(&format!("/{name}")), "{name}");
         }
+        assert!(HELP.lines().all(|line| line.len() < 80), "no line wraps");
     }
 }

@@ -1,6 +1,7 @@
 //! One prompt and its reply: for pipes, scripts and quick questions.
 //!
-//! Standard output gets the reply and nothing else. The summary goes to standard error if that is a terminal.
+//! Standard output gets the reply and nothing else. The summary goes to standard error if that is a terminal, or with
+//! `--verbose`.
 
 use std::io::{IsTerminal, Write};
 
@@ -9,8 +10,10 @@ use serde::Serialize;
 
 use super::args::RunArgs;
 use super::conversation::Conversation;
+use super::failure::{Source, explained};
+use super::parameters::Parameters;
 use super::reply::{Facts, Question};
-use super::screen::{Screen, summary, wants_styles};
+use super::screen::{Screen, details, summary, wants_styles};
 use super::turn::{End, Turn};
 use crate::client::Connection;
 
@@ -27,16 +30,22 @@ struct Answer<'a> {
 
 pub(crate) async fn answer(
     args: &RunArgs,
+    parameters: &Parameters,
     connection: &Connection,
     prompt: &str,
     out: &mut impl Write,
 ) -> anyhow::Result<Outcome> {
     let mut conversation = Conversation::new(args.system.clone());
     conversation.user_says(prompt.to_owned());
-    let question = Question::new(args, &connection.model, conversation.messages());
-    let screen = Screen::of_stdout();
+    let question = Question::new(parameters, &connection.model, conversation.messages());
+    let mut shown = Screen::of_stdout().reply();
     let turn =
-        Turn::take(connection, &question, |piece| if args.json { Ok(()) } else { screen.piece(out, piece) }).await?;
+        Turn::take(connection, &question, |piece| if args.json { Ok(()) } else { shown.piece(out, piece) }).await;
+    shown.end(out)?;
+    let turn = match turn {
+        Ok(turn) => turn,
+        Err(error) => return Err(explained(error, Source { is_chat: false, is_own: connection.is_own().await })),
+    };
     if turn.end == End::Stopped {
         writeln!(out)?;
         out.flush()?;
@@ -52,8 +61,11 @@ pub(crate) async fn answer(
     }
     out.flush()?;
     let mut remarks = std::io::stderr();
-    if remarks.is_terminal() && !args.json {
-        Screen::Terminal { styled: wants_styles() }.remark(&mut remarks, &summary(facts))?;
+    let screen = if remarks.is_terminal() { Screen::Terminal { styled: wants_styles() } } else { Screen::Plain };
+    if args.verbose {
+        screen.remark(&mut remarks, &details(facts))?;
+    } else if screen != Screen::Plain && !args.json {
+        screen.remark(&mut remarks, &summary(facts))?;
     }
     Ok(Outcome::Good)
 }

@@ -10,8 +10,8 @@ use anyhow::{Context, bail};
 use poncho_client::{Client, Events};
 use serde::{Deserialize, Serialize};
 
-use super::args::RunArgs;
 use super::conversation::Message;
+use super::parameters::Parameters;
 
 const PATH: &str = "/v1/chat/completions";
 
@@ -24,12 +24,8 @@ pub(crate) struct Question<'a> {
     stream_options: StreamOptions,
     /// Asks for the facts about the cache.
     poncho: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    max_tokens: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    temperature: Option<f32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    seed: Option<i64>,
+    #[serde(flatten)]
+    parameters: &'a Parameters,
 }
 
 #[derive(Debug, Serialize)]
@@ -38,16 +34,14 @@ struct StreamOptions {
 }
 
 impl<'a> Question<'a> {
-    pub(crate) fn new(args: &RunArgs, model: &'a str, messages: Vec<Message>) -> Self {
+    pub(crate) fn new(parameters: &'a Parameters, model: &'a str, messages: Vec<Message>) -> Self {
         Self {
             model,
             messages,
             stream: true,
             stream_options: StreamOptions { include_usage: true },
             poncho: true,
-            max_tokens: args.max_tokens,
-            temperature: args.temperature,
-            seed: args.seed,
+            parameters,
         }
     }
 }
@@ -73,6 +67,8 @@ pub(crate) struct Facts {
     pub(crate) reply_tokens: u64,
     /// From the request to the first piece.
     pub(crate) first_token_ms: f64,
+    /// From the request to the last piece.
+    pub(crate) total_ms: f64,
     /// `None` for a reply of fewer than two tokens.
     pub(crate) tokens_per_second: Option<f64>,
     /// Why the reply ended.
@@ -213,22 +209,27 @@ impl Seen {
             cached_tokens: cached,
             new_tokens: usage.prompt_tokens.saturating_sub(cached),
             reply_tokens: usage.completion_tokens,
-            first_token_ms: rounded(between(self.asked, self.first).unwrap_or_default().as_secs_f64() * 1000.0),
-            tokens_per_second: rate,
+            first_token_ms: between(self.asked, self.first).map_or(0.0, milliseconds),
+            total_ms: between(self.asked, self.last).map_or(0.0, milliseconds),
+            tokens_per_second: rate.map(tenths),
             finish_reason: self.finish_reason.clone(),
         }
     }
 }
 
-/// A number with at most three decimals.
-fn rounded(number: f64) -> f64 {
-    (number * 1000.0).round() / 1000.0
+fn milliseconds(time: Duration) -> f64 {
+    tenths(time.as_secs_f64() * 1000.0)
+}
+
+/// Rounded to one decimal: further digits mean nothing.
+fn tenths(number: f64) -> f64 {
+    (number * 10.0).round() / 10.0
 }
 
 /// Tokens per second, if there are tokens and time.
 fn rate(tokens: u64, time: Duration) -> Option<f64> {
     let per_second = tokens as f64 / time.as_secs_f64();
-    Some(rounded(per_second)).filter(|rate| tokens > 0 && rate.is_finite())
+    Some(tenths(per_second)).filter(|rate| tokens > 0 && rate.is_finite())
 }
 
 #[cfg(test)]
@@ -255,7 +256,7 @@ mod tests {
         let facts = seen.facts();
         assert_eq!((facts.cached_tokens, facts.new_tokens, facts.reply_tokens), (8, 4, 3));
         assert_eq!((facts.hit.as_deref(), facts.finish_reason.as_deref()), (Some("partial"), Some("stop")));
-        assert_eq!((facts.first_token_ms, facts.tokens_per_second), (100.0, Some(10.0)));
+        assert_eq!((facts.first_token_ms, facts.total_ms, facts.tokens_per_second), (100.0, 300.0, Some(10.0)));
     }
 
     #[test]

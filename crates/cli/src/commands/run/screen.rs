@@ -3,9 +3,10 @@
 //! Used by `once.rs` and `chat.rs`. Every text of a model or a server that is shown goes through here.
 
 use std::io::{self, IsTerminal, Write};
+use std::time::Duration;
 
 use anstyle::Style;
-use poncho_terminal::{printable, printable_line};
+use poncho_terminal::{Wrapper, printable, printable_line, show_duration, terminal_width};
 
 use super::reply::{Facts, Piece};
 
@@ -26,23 +27,73 @@ impl Screen {
         if io::stdout().is_terminal() { Self::Terminal { styled: wants_styles() } } else { Self::Plain }
     }
 
-    /// Shows a piece of a reply at once. Thoughts are shown on a terminal only.
-    pub(crate) fn piece(self, out: &mut impl Write, piece: &Piece) -> io::Result<()> {
-        match (self, piece) {
-            (Self::Plain, Piece::Text(text)) => out.write_all(text.as_bytes())?,
-            (Self::Plain, Piece::Thought(_)) => {}
-            (Self::Terminal { .. }, Piece::Text(text)) => out.write_all(printable(text).as_bytes())?,
-            (Self::Terminal { styled }, Piece::Thought(text)) => {
-                out.write_all(dim(&printable(text), styled).as_bytes())?;
-            }
-        }
-        out.flush()
+    /// Begins a reply. On a terminal it wraps at words.
+    pub(crate) fn reply(self) -> ShownReply {
+        let width = if self == Self::Plain { None } else { terminal_width() };
+        ShownReply { screen: self, wrapper: Wrapper::new(width), is_thought: false }
     }
 
     /// A line about the conversation, dim.
     pub(crate) fn remark(self, out: &mut impl Write, text: &str) -> io::Result<()> {
-        let styled = self == Self::Terminal { styled: true };
-        writeln!(out, "{}", dim(&printable(text), styled))?;
+        writeln!(out, "{}", self.dimmed(&wrapped(&printable(text))))?;
+        out.flush()
+    }
+
+    /// A line about a failure.
+    pub(crate) fn failure(self, out: &mut impl Write, error: &anyhow::Error) -> io::Result<()> {
+        writeln!(out, "{}", wrapped(&printable(&format!("error: {error:#}"))))?;
+        out.flush()
+    }
+
+    fn dimmed(self, text: &str) -> String {
+        dim(text, self == Self::Terminal { styled: true })
+    }
+}
+
+/// A text with its lines wrapped at words, if standard output is a terminal.
+fn wrapped(text: &str) -> String {
+    let mut wrapper = Wrapper::new(terminal_width());
+    wrapper.push(text) + &wrapper.end()
+}
+
+/// A reply on its way to the screen.
+pub(crate) struct ShownReply {
+    screen: Screen,
+    wrapper: Wrapper,
+    /// Whether the last piece was a thought.
+    is_thought: bool,
+}
+
+impl ShownReply {
+    /// Shows a piece at once, without a word that may go on. Thoughts are shown on a terminal only.
+    pub(crate) fn piece(&mut self, out: &mut impl Write, piece: &Piece) -> io::Result<()> {
+        let (text, is_thought) = match piece {
+            Piece::Text(text) => (text, false),
+            Piece::Thought(text) => (text, true),
+        };
+        if self.screen == Screen::Plain {
+            let text = if is_thought { "" } else { text };
+            out.write_all(text.as_bytes())?;
+            return out.flush();
+        }
+        if is_thought != self.is_thought {
+            self.end(out)?;
+            self.is_thought = is_thought;
+        }
+        let shown = self.wrapper.push(&printable(text));
+        self.write(out, &shown)
+    }
+
+    /// Shows the last word, also of a reply that was stopped.
+    pub(crate) fn end(&mut self, out: &mut impl Write) -> io::Result<()> {
+        let shown = self.wrapper.end();
+        self.write(out, &shown)
+    }
+
+    fn write(&self, out: &mut impl Write, text: &str) -> io::Result<()> {
+        let is_dim = self.is_thought && !text.is_empty();
+        let text = if is_dim { self.screen.dimmed(text) } else { text.to_owned() };
+        out.write_all(text.as_bytes())?;
         out.flush()
     }
 }
@@ -57,13 +108,38 @@ pub(crate) fn wants_styles() -> bool {
     set("NO_COLOR").is_none() && set("TERM").is_none_or(|term| term != "dumb")
 }
 
+fn hit(facts: &Facts) -> Option<String> {
+    Some(match facts.hit.as_deref()? {
+        "cold" => "cold".to_owned(),
+        kind => format!("{} hit", printable_line(kind)),
+    })
+}
+
+/// The lines after a reply with `--verbose`.
+pub(crate) fn details(facts: &Facts) -> String {
+    let time =
+        |milliseconds: f64| show_duration(Duration::try_from_secs_f64(milliseconds / 1000.0).unwrap_or_default());
+    let Facts { cached_tokens, new_tokens, reply_tokens, .. } = facts;
+    let hit = hit(facts).map(|hit| format!(" ({hit})")).unwrap_or_default();
+    let rate = facts.tokens_per_second.map(|rate| format!(" at {rate:.1} tokens/s")).unwrap_or_default();
+    let end = if is_cut(facts) { ", stopped at the limit" } else { "" };
+    format!(
+        "prompt       {cached_tokens} cached + {new_tokens} new tokens{hit}\n\
+         first token  after {}\n\
+         reply        {reply_tokens} tokens{rate}{end}\n\
+         total        {}",
+        time(facts.first_token_ms),
+        time(facts.total_ms)
+    )
+}
+
+fn is_cut(facts: &Facts) -> bool {
+    facts.finish_reason.as_deref() == Some("length")
+}
+
 /// The line after a reply.
 pub(crate) fn summary(facts: &Facts) -> String {
-    let hit = match facts.hit.as_deref() {
-        Some("cold") => "cold".to_owned(),
-        Some(kind) => format!("{} hit", printable_line(kind)),
-        None => "done".to_owned(),
-    };
+    let hit = hit(facts).unwrap_or_else(|| "done".to_owned());
     let mut line = format!(
         "{hit}: {} cached + {} new tokens, {} generated",
         facts.cached_tokens, facts.new_tokens, facts.reply_tokens
@@ -71,7 +147,7 @@ pub(crate) fn summary(facts: &Facts) -> String {
     if let Some(rate) = facts.tokens_per_second {
         line.push_str(&format!(" at {rate:.1} tokens/s"));
     }
-    if facts.finish_reason.as_deref() == Some("length") {
+    if is_cut(facts) {
         line.push_str(", stopped at the limit");
     }
     line
@@ -82,8 +158,9 @@ mod tests {
     use super::*;
 
     fn shown(screen: Screen, piece: &Piece) -> String {
-        let mut out = Vec::new();
-        screen.piece(&mut out, piece).unwrap();
+        let (mut out, mut reply) = (Vec::new(), screen.reply());
+        reply.piece(&mut out, piece).unwrap();
+        reply.end(&mut out).unwrap();
         String::from_utf8(out).unwrap()
     }
 
@@ -115,5 +192,9 @@ mod tests {
         let expected =
             "sticky\u{241b} hit: 5 cached + 2 new tokens, 9 generated at 12.3 tokens/s, stopped at the limit";
         assert_eq!(summary(&facts), expected);
+        (facts.first_token_ms, facts.total_ms) = (310.0, 1432.0);
+        let lines = "prompt       5 cached + 2 new tokens (sticky\u{241b} hit)\nfirst token  after 310 ms\n\
+                     reply        9 tokens at 12.3 tokens/s, stopped at the limit\ntotal        1.4 s";
+        assert_eq!(details(&facts), lines);
     }
 }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use poncho_client::Client;
-use poncho_terminal::printable_line;
+use poncho_terminal::{now, printable_line};
 use serde_json::Value;
 
 use crate::client::Loaded;
@@ -152,7 +152,7 @@ fn models(page: &Page, loaded: &Loaded) -> Vec<ModelFacts> {
             phase: "unknown".to_owned(),
             ..ModelFacts::default()
         });
-        (facts.size, facts.context, facts.until) = (model.size, model.context_length, model.until());
+        (facts.size, facts.context, facts.until) = (model.size, model.context_length, model.until(now()));
     }
     models.into_values().collect()
 }

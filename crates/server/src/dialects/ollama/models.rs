@@ -3,6 +3,7 @@
 //! Facts come from the loaded model and from its file; the path comes from the server's settings. It must never
 //! reveal a path of this machine.
 
+use std::cmp::Reverse;
 use std::fmt::Write;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -62,7 +63,10 @@ pub(crate) async fn tags(State(app): State<SharedApp>) -> Result<Json<Value>, Ap
 
 /// The models that are in memory, with those on their way in and out.
 pub(crate) async fn ps(State(app): State<SharedApp>) -> Json<Value> {
-    let listed: Vec<LoadedOut> = app.models.in_memory().iter().map(in_memory).collect();
+    let mut models = app.models.in_memory();
+    // A client without a preference takes the first.
+    models.sort_by_key(|model| Reverse(model.last_used));
+    let listed: Vec<LoadedOut> = models.iter().map(in_memory).collect();
     Json(json!({"models": listed}))
 }
 

@@ -109,19 +109,33 @@ pub(crate) async fn evict(
     Ok(Json(json!({"freed_bytes": freed})))
 }
 
-/// `POST /api/cache/gc`: nothing has to be said.
+/// `POST /api/cache/clear` and `/api/cache/gc`: an empty object.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct GcBody {}
+pub(crate) struct EmptyBody {}
 
-/// Drops every row that nobody holds. With several API keys each drops only what is its own alone.
-pub(crate) async fn gc(
+/// Drops every row that is not in use. With several API keys each drops only the rows that belong to it alone.
+pub(crate) async fn clear(
     State(app): State<SharedApp>,
     Extension(owner): Extension<Owner>,
-    Json(GcBody {}): Json<GcBody>,
+    Json(EmptyBody {}): Json<EmptyBody>,
 ) -> Result<Json<Value>, ApiError> {
     let freed = match app.keys.narrowed(owner) {
         Some(own) => app.models.node().evict_bytes(Some(own), u64::MAX, &Tier::ALL).await,
+        None => app.models.node().clear_cache().await,
+    };
+    Ok(Json(json!({"freed_bytes": freed})))
+}
+
+/// Removes files that can never be used again; usable rows stay. They belong to no key, so a key among several that is
+/// not an admin's removes none.
+pub(crate) async fn gc(
+    State(app): State<SharedApp>,
+    Extension(owner): Extension<Owner>,
+    Json(EmptyBody {}): Json<EmptyBody>,
+) -> Result<Json<Value>, ApiError> {
+    let freed = match app.keys.narrowed(owner) {
+        Some(_) => 0,
         None => app.models.node().collect_garbage().await,
     };
     Ok(Json(json!({"freed_bytes": freed})))

@@ -3,7 +3,7 @@
 //! Only the manager holds it, behind a lock that is never held across a wait. It must never block: loading and unloading
 //! happen elsewhere and are only noted here.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -114,6 +114,8 @@ pub(super) enum Room {
 #[derive(Default)]
 pub(super) struct State {
     pub(super) entries: BTreeMap<String, Entry>,
+    /// Models that were loaded when the server started. They have no expiry, also after they were unloaded once.
+    pub(super) configured: BTreeSet<String>,
     /// Counts uses, as a clock.
     uses: u64,
     loads: u64,
@@ -134,6 +136,11 @@ impl State {
     pub(super) fn next_use(&mut self) -> u64 {
         self.uses += 1;
         self.uses
+    }
+
+    /// How long a model stays that is loaded by a request without a wish of its own.
+    pub(super) fn keep_alive_of(&self, id: &str, otherwise: KeepAlive) -> KeepAlive {
+        if self.configured.contains(id) { KeepAlive::Forever } else { otherwise }
     }
 
     /// Takes over what the program around loaded, and forgets what it unloaded.

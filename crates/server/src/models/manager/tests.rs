@@ -440,3 +440,24 @@ async fn a_manager_that_closed_holds_the_engine_no_more() {
         assert_eq!(Arc::strong_count(&engine), 1);
     }
 }
+
+/// Everyday use 12: a model of the command line came back with an expiry after `poncho stop`.
+#[tokio::test(start_paused = true)]
+async fn a_configured_model_has_no_expiry_after_it_was_stopped() {
+    let bench = Bench::new(None, KeepAlive::Forever).await;
+    let known = Bench::found(&bench.manager, "a").await.model;
+    bench.engine.load_model(known.load(), &mut |_, _| {}).unwrap();
+    let library = bench.manager.library().cloned();
+    let settings = ManagerSettings { library, budget: None, keep_alive: KeepAlive::For(SECOND) };
+    let manager = Manager::start(Arc::clone(&bench.manager.shared.node), settings).await;
+    assert_eq!(manager.unload("a").await, Unloaded::Gone);
+    for id in ["a", "b"] {
+        drop(manager.acquire(id, Some(Bench::found(&manager, id).await), None).await.unwrap().unwrap());
+    }
+    let expiries: Vec<(String, bool)> =
+        manager.in_memory().into_iter().map(|model| (model.id, model.expires.is_some())).collect();
+    assert_eq!(expiries, [("a".to_owned(), false), ("b".to_owned(), true)]);
+    // A request may still ask for an end.
+    drop(manager.acquire("a", None, Some(KeepAlive::For(SECOND))).await.unwrap().unwrap());
+    assert!(manager.in_memory().iter().all(|model| model.expires.is_some()));
+}
