@@ -77,7 +77,7 @@ def try_out(archive, top, version):
             binary = pathlib.Path(folder, top, name)
             if foreign := foreign_libraries(binary):
                 sys.exit(f"dist: {name} is not self-contained, it needs {', '.join(foreign)}; see the warnings of the build")
-            answer = said(str(binary), "--version", env={}, cwd=folder)
+            answer = said(str(binary), "-V", env={}, cwd=folder)
             if answer.split() != [name, version]:
                 sys.exit(f"dist: the packed binary prints {answer!r} instead of {name} {version}")
         # The first finds the second beside it.
@@ -86,7 +86,7 @@ def try_out(archive, top, version):
 
 def main():
     release = TARGET / "release"
-    version = said(str(release / "poncho"), "--version").split()[1]
+    version = said(str(release / "poncho"), "-V").split()[1]
     when = int(os.environ.get("SOURCE_DATE_EPOCH") or said("git", "log", "-1", "--format=%ct", cwd=ROOT))
     top = f"poncho-{version}-{platform.machine()}-linux"
     dist = TARGET / "dist"

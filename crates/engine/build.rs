@@ -58,8 +58,29 @@ mod llama {
             env::var("TARGET")?,
             compiler(&build)
         );
+        println!("cargo:rustc-env=PONCHO_LLAMA_VERSION={} ({PACKAGE} {version})", llama_version(&llama));
         build.try_compile("poncho_state_io")?;
         Ok(())
+    }
+
+    /// The commit that the package names in its README, or the version in llama.cpp's build file: the sources come
+    /// without their history.
+    fn llama_version(llama: &Path) -> String {
+        let read = |path: PathBuf| std::fs::read_to_string(path).unwrap_or_default();
+        let readme = llama.parent().map(|package| read(package.join("README.md"))).unwrap_or_default();
+        let named = readme.lines().find_map(|line| line.split_once("**llama.cpp version:** `"));
+        if let Some((commit, _)) = named.and_then(|(_, rest)| rest.split_once('`')) {
+            return commit.to_owned();
+        }
+        let file = read(llama.join("CMakeLists.txt"));
+        let number = |part: &str| {
+            let line = file.lines().find_map(|line| line.strip_prefix(&format!("set(LLAMA_VERSION_{part} ")))?;
+            Some(line.trim_end_matches(')').trim())
+        };
+        match (number("MAJOR"), number("MINOR"), number("PATCH")) {
+            (Some(major), Some(minor), Some(patch)) => format!("{major}.{minor}.{patch}"),
+            _ => "of unknown version".to_owned(),
+        }
     }
 
     /// What the compiler says that it is: another one may round otherwise. The package is compiled by the same one.

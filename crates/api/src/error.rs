@@ -60,7 +60,7 @@ pub enum EngineError {
     },
     /// A text cannot be tokenized, whatever the settings.
     #[error(
-        "the text has a run of {chars} characters without a break and {limit} are possible with this model; break it with a space or a line end"
+        "the text has a run of {chars} characters without a break, and this model supports at most {limit}; insert a space or a line break"
     )]
     RunTooLong {
         /// Characters of the run.
@@ -69,7 +69,7 @@ pub enum EngineError {
         limit: usize,
     },
     /// The queue is full.
-    #[error("{queued} requests wait already and the queue holds {limit}; try again later")]
+    #[error("{queued} requests are already waiting, and the queue limit is {limit}; try again later")]
     Overloaded {
         /// Requests that wait.
         queued: usize,
@@ -302,11 +302,23 @@ impl fmt::Display for Field {
     }
 }
 
+/// A range of numbers in words; the largest and smallest numbers that exist are no limits.
+#[must_use]
+pub fn range_text(low: f32, high: f32) -> String {
+    match (low, high) {
+        (f32::MIN, f32::MAX) => "a number".to_owned(),
+        (f32::MIN_POSITIVE, f32::MAX) => "above 0".to_owned(),
+        (low, f32::MAX) => format!("at least {low}"),
+        (f32::MIN, high) => format!("at most {high}"),
+        (low, high) => format!("from {low} to {high}"),
+    }
+}
+
 /// What is wrong with a request in itself, whatever the state of the engine.
 #[derive(Debug, Clone, PartialEq, thiserror::Error, Serialize, Deserialize)]
 pub enum RequestError {
     /// A number is outside its range, or not a number.
-    #[error("{field} is {value} and must lie in {low}..={high}; correct it or leave it out")]
+    #[error("{field} is {value} and must be {}; correct it or leave it out", range_text(*low, *high))]
     OutOfRange {
         /// The field.
         field: Field,
@@ -318,7 +330,7 @@ pub enum RequestError {
         high: f32,
     },
     /// Something that may not be empty is.
-    #[error("{field} holds an empty entry; fill it or leave it out")]
+    #[error("{field} contains an empty entry; fill it or leave it out")]
     Empty {
         /// The field.
         field: Field,
@@ -334,7 +346,7 @@ pub enum RequestError {
         limit: usize,
     },
     /// A text is too long.
-    #[error("{field} holds a text of {bytes} bytes and {limit} are taken; shorten it")]
+    #[error("{field} contains a text of {bytes} bytes, and at most {limit} are allowed; shorten it")]
     TooLong {
         /// The field.
         field: Field,
@@ -344,13 +356,15 @@ pub enum RequestError {
         limit: usize,
     },
     /// A text holds a zero byte, which the grammar parser would take for its end.
-    #[error("{field} holds a zero byte; remove it")]
+    #[error("{field} contains a zero byte; remove it")]
     ZeroByte {
         /// The field.
         field: Field,
     },
     /// A token that the vocabulary does not have.
-    #[error("{field} holds the token {token} at {position} and the vocabulary has {vocab}; tokenize with this model")]
+    #[error(
+        "{field} contains the token {token} at position {position}, but the vocabulary has {vocab} tokens; tokenize with this model"
+    )]
     UnknownToken {
         /// The field.
         field: Field,
@@ -391,6 +405,16 @@ pub enum RequestError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Everyday use 17: the largest number that exists is not a limit that a person wants to read.
+    #[test]
+    fn ranges_are_words() {
+        assert_eq!(range_text(0.0, f32::MAX), "at least 0");
+        assert_eq!(range_text(f32::MIN_POSITIVE, f32::MAX), "above 0");
+        assert_eq!(range_text(-2.0, 2.0), "from -2 to 2");
+        let error = RequestError::OutOfRange { field: Field::Temperature, value: -1.0, low: 0.0, high: f32::MAX };
+        assert_eq!(error.to_string(), "temperature is -1 and must be at least 0; correct it or leave it out");
+    }
 
     #[test]
     fn messages_carry_the_numbers_and_the_next_step() {

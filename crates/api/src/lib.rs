@@ -34,7 +34,7 @@ pub use cache::{
 };
 pub use chat::{ChatSettings, HygieneRule, Normalised, ReplayScope};
 pub use completion::{Completion, FinishReason, TokenLogprob, TokenProbability};
-pub use error::{EngineError, Field, RequestError};
+pub use error::{EngineError, Field, RequestError, range_text};
 pub use ids::random_id;
 pub use load::config::{Exactness, FingerprintSource, ModelConfig, PrefillChunk, RestoreRule};
 pub use load::markers::{MarkerSet, ThinkingMarkers, ToolMarkers};

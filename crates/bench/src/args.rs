@@ -8,7 +8,7 @@ use crate::compare::args::CompareArgs;
 use crate::matrix::MatrixArgs;
 use crate::replay::args::ReplayArgs;
 
-/// Measure Poncho: replay recorded conversations, compare it with another server, chart cold against warm prompts.
+/// Benchmark Poncho: replay recorded conversations, compare it with another server, chart cold and warm prompts.
 #[derive(Debug, Parser)]
 #[command(name = "poncho-bench", bin_name = "poncho bench", version, arg_required_else_help = true)]
 pub(crate) struct Args {

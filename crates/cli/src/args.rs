@@ -2,7 +2,10 @@
 //!
 //! Filled by clap and read by `main`; each command keeps its own flags. No input or output here.
 
+use std::sync::OnceLock;
+
 use clap::{CommandFactory, Parser, Subcommand};
+use poncho_engine::backend::llama::{LLAMA_VERSION, backends};
 
 use crate::commands::bench::BenchArgs;
 use crate::commands::cache::args::CacheArgs;
@@ -23,7 +26,8 @@ use crate::settings::args::{LogArgs, ServeArgs};
 #[derive(Debug, Parser)]
 #[command(name = "poncho", version, arg_required_else_help = true)]
 #[command(
-    after_help = "Example:\n  poncho cache ls --cache-dir DIR\n\nExit codes: 0 success, 1 failure, 2 wrong usage."
+    after_help = "Examples:\n  poncho run smollm2:135m 'Why is the sky blue?'\n  poncho serve --model model.gguf\n\n\
+        Exit codes: 0 success, 1 failure, 2 wrong usage."
 )]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -39,13 +43,13 @@ pub(crate) enum Command {
     /// Serve models over HTTP with the APIs of OpenAI, Anthropic and Ollama
     #[command(
         after_help = "Examples:\n  poncho serve --model model.gguf\n  poncho serve --model model.gguf --ctx-size 32768 --port 9000\n\n\
-        Settings may also come from variables and a file; `poncho config` prints the effective ones."
+        Settings may also come from environment variables and a file; `poncho config` prints the effective ones."
     )]
     Serve(ServeArgs),
     /// Inspect a cache folder, check it, and free space in it
     #[command(arg_required_else_help = true)]
     Cache(CacheArgs),
-    /// Run benchmarks: replay, compare, matrix (needs the program poncho-bench)
+    /// Run benchmarks: replay, compare, matrix (requires the program poncho-bench)
     #[command(after_help = "Examples:\n  poncho bench --help\n  poncho bench replay --model model.gguf trace.json")]
     #[command(disable_help_flag = true)]
     Bench(BenchArgs),
@@ -57,10 +61,10 @@ pub(crate) enum Command {
     /// Check whether this machine can serve: CPU, memory, cache folder, disk, port, limits; exits with 1 if it cannot
     #[command(after_help = "Examples:\n  poncho doctor\n  poncho doctor --model model.gguf --ctx-size 32768 --json")]
     Doctor(DoctorArgs),
-    /// Print the completions for a shell
+    /// Print shell completions
     #[command(after_help = "Example:\n  poncho completions bash > ~/.local/share/bash-completion/completions/poncho")]
     Completions(CompletionsArgs),
-    /// Print the manual page, or write the pages of all commands
+    /// Print the manual page, or write the pages for all commands
     #[command(after_help = "Example:\n  poncho man --out ~/.local/share/man/man1")]
     Man(ManArgs),
     /// Chat with a model in the terminal, or answer one prompt
@@ -112,6 +116,15 @@ pub(crate) enum Command {
 /// The whole command line, with the settings in it.
 pub(crate) fn command() -> clap::Command {
     settings::with_settings(Args::command())
+}
+
+/// The same with the text of `--version`, which asks llama.cpp; `-V` stays one line.
+pub(crate) fn command_with_versions() -> clap::Command {
+    static TEXT: OnceLock<String> = OnceLock::new();
+    let text = TEXT.get_or_init(|| {
+        format!("{}\nllama.cpp {LLAMA_VERSION}\nbackends: {}", env!("CARGO_PKG_VERSION"), backends().join(", "))
+    });
+    command().long_version(text.as_str())
 }
 
 #[cfg(test)]

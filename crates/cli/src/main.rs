@@ -39,7 +39,10 @@ fn main() -> ExitCode {
     if let Some(code) = probing::child(&words) {
         return code;
     }
-    let parsed = settings::parse(&args::command(), words, &Environment::of_process());
+    // Starting llama.cpp takes time that other commands do not spend.
+    let asks_versions = words.iter().any(|word| word == "--version");
+    let command = if asks_versions { args::command_with_versions() } else { args::command() };
+    let parsed = settings::parse(&command, words, &Environment::of_process());
     let parsed = parsed.and_then(|(matches, resolved)| {
         let args = Args::from_arg_matches(&matches).map_err(Refused::Usage)?;
         Ok((args, resolved))
@@ -71,7 +74,12 @@ fn run(args: &Args, resolved: Option<&Resolved>) -> anyhow::Result<Outcome> {
     logging::start(args.log, reply_lines(&args.command))?;
     let mut out = BufWriter::new(io::stdout().lock());
     let outcome = match &args.command {
-        Command::Serve(args) => serve::run(args, &mut out)?,
+        Command::Serve(args) => {
+            if let Some(resolved) = resolved.filter(|resolved| !resolved.strange.is_empty()) {
+                tracing::warn!("variables without effect: {}", resolved.strange.join("; "));
+            }
+            serve::run(args, &mut out)?
+        }
         Command::Cache(args) => cache::run(args, &mut out)?,
         Command::Bench(args) => bench::run(args)?,
         Command::Config(args) => config::run(args, resolved.context(NO_SETTINGS)?, &mut out)?,

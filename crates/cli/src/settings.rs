@@ -7,7 +7,9 @@
 pub(crate) mod args;
 pub(crate) mod backend_args;
 pub(crate) mod cache_folder;
+mod environment;
 mod file;
+mod foreign;
 pub(crate) mod layers;
 pub(crate) mod limit_args;
 pub(crate) mod logging;
@@ -16,9 +18,10 @@ mod origin;
 pub(crate) mod reference;
 pub(crate) mod user_folder;
 
-use clap::{Arg, Args, Command};
+use clap::{Arg, Args, Command, FromArgMatches};
 
-pub(crate) use layers::{Environment, Refused, Resolved, parse};
+pub(crate) use environment::Environment;
+pub(crate) use layers::{Refused, Resolved, parse};
 pub(crate) use origin::Origin;
 
 use self::args::{LogArgs, ServeArgs};
@@ -193,6 +196,9 @@ const FILE_FLAG: &str = "config";
 /// The variable that does the same.
 const FILE_VARIABLE: &str = "PONCHO_CONFIG";
 
+/// The variable that names the server of a command, as `--url` does; it is not a setting of a server.
+pub(crate) const ADDRESS_VARIABLE: &str = "PONCHO_URL";
+
 /// The flags of all settings, with their variables in their help.
 pub(crate) fn flags() -> Command {
     ServeArgs::augment_args(LogArgs::augment_args(Command::new("poncho"))).mut_args(with_variable)
@@ -241,12 +247,20 @@ pub(crate) fn flag_of<'a>(flags: &'a Command, setting: &Setting) -> Option<&'a A
     flags.get_arguments().find(|flag| flag.get_id() == setting.name)
 }
 
-/// The value of one setting in variables and the file, for commands without a flag for it.
+/// The value of one setting in the layers below the flags, for commands without a flag for it.
 ///
 /// # Errors
 /// If the file cannot be read or is not valid.
 pub(crate) fn configured(name: &str) -> anyhow::Result<Option<(std::ffi::OsString, Origin)>> {
     layers::configured(name, &Environment::of_process())
+}
+
+/// The settings of `poncho serve` without flags, for commands that start a server of their own.
+///
+/// # Errors
+/// If a variable or the file is not valid.
+pub(crate) fn of_serve() -> anyhow::Result<ServeArgs> {
+    Ok(ServeArgs::from_arg_matches(&layers::of_serve(&Environment::of_process())?)?)
 }
 
 /// Did-you-mean: the most similar name, if one is similar enough.

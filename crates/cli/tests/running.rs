@@ -42,10 +42,8 @@ impl Run {
 pub(crate) fn without_settings(program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new(program);
     for (name, _) in std::env::vars_os() {
-        if name
-            .to_str()
-            .is_some_and(|name| name.starts_with("PONCHO_") || name.starts_with("XDG_") || name.starts_with("OTEL_"))
-        {
+        let prefixes = ["PONCHO_", "XDG_", "OTEL_", "OLLAMA_", "LLAMA_ARG_"];
+        if name.to_str().is_some_and(|name| prefixes.iter().any(|prefix| name.starts_with(prefix))) {
             command.env_remove(name);
         }
     }

@@ -87,7 +87,7 @@ pub use calls::tenant::{Privacy, Tenant};
 pub use chat::parse::cost::{ParseCost, ReplyShape, parse_cost};
 pub use config::{Exactness, FingerprintSource, ModelConfig, PrefillChunk, RestoreRule};
 pub use error::{EngineError, RequestError};
-pub use files::footprint::{EmbeddingCost, footprint};
+pub use files::footprint::{EmbeddingCost, Sizing, footprint, sizing};
 pub use files::probe::{ProbeWhen, Prober};
 pub use host::{Engine, Host};
 pub use model::Model;

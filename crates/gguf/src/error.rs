@@ -51,7 +51,7 @@ pub enum GgufError {
 #[non_exhaustive]
 pub enum Damage {
     /// More keys than any model has.
-    #[error("{count} metadata keys are more than the {limit} allowed")]
+    #[error("it has {count} metadata keys, and at most {limit} are allowed")]
     TooManyKeys {
         /// The stated count.
         count: u64,
@@ -59,7 +59,7 @@ pub enum Damage {
         limit: u64,
     },
     /// More tensors than any model has.
-    #[error("{count} tensors are more than the {limit} allowed")]
+    #[error("it has {count} tensors, and at most {limit} are allowed")]
     TooManyTensors {
         /// The stated count.
         count: u64,
@@ -87,7 +87,7 @@ pub enum Damage {
         key: String,
     },
     /// A length beyond the end of any header.
-    #[error("a length of {length} bytes is stated, more than any header has")]
+    #[error("it states a length of {length} bytes, which is too long for a header")]
     ImpossibleLength {
         /// The stated length.
         length: u64,
@@ -131,7 +131,7 @@ pub enum Damage {
         limit: u32,
     },
     /// A key with a special meaning holds something impossible.
-    #[error("{key} holds {shown}, which is not a usable value")]
+    #[error("{key} is {shown}, which is not a valid value")]
     UnusableValue {
         /// The key.
         key: &'static str,

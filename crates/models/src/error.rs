@@ -19,7 +19,7 @@ use crate::suggestions::did_you_mean_or;
 #[non_exhaustive]
 pub enum RegistryError {
     /// No model of that name.
-    #[error("there is no model `{}` here{} {}", .name.short(), did_you_mean_or(.near), if *.in_catalogue { format!("`poncho pull {}` fetches it", .name.short()) } else { "`poncho list` shows the models that are here".to_owned() })]
+    #[error("there is no model `{}` here{} {}", .name.short(), did_you_mean_or(.near), if *.in_catalogue { format!("`poncho pull {}` fetches it", .name.short()) } else { "`poncho list` shows the installed models".to_owned() })]
     Unknown {
         /// What was asked for.
         name: ModelName,
@@ -86,7 +86,7 @@ pub enum RegistryError {
         path: String,
     },
     /// A blob that was named by its hash and is not here.
-    #[error("there is no file with the hash {digest} here; upload it first")]
+    #[error("no uploaded file has the hash {digest}; upload it first")]
     NoBlob {
         /// The hash.
         digest: Sha256,
@@ -148,7 +148,7 @@ pub enum RegistryError {
         path: PathBuf,
     },
     /// The caller stopped it.
-    #[error("stopped before it was done; the bytes fetched so far are kept, and the same command resumes from there")]
+    #[error("the download was interrupted; run the same command again to resume it")]
     Stopped,
     /// A file system operation failed.
     #[error("cannot {action} {}: {source}; check the path, its permissions and the disk", .path.display())]

@@ -49,10 +49,10 @@ pub struct ModelfileError {
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum ModelfileProblem {
     /// No FROM at all.
-    #[error("there is no FROM; begin with `FROM smollm2:135m` or `FROM ./model.gguf`")]
+    #[error("FROM is missing; begin with `FROM smollm2:135m` or `FROM ./model.gguf`")]
     NoFrom,
     /// A second FROM.
-    #[error("a second FROM; a model is made from one")]
+    #[error("there is a second FROM; a model has exactly one")]
     SecondFrom,
     /// An instruction that is not known.
     #[error("`{word}` is not an instruction{} use FROM, PARAMETER, SYSTEM, TEMPLATE, ADAPTER, LICENSE or MESSAGE", did_you_mean_or(.near))]
@@ -252,7 +252,7 @@ LICENSE """MIT"""
     fn errors_say_the_line_and_what_to_write() {
         for (text, line, expected) in [
             ("", 1, "FROM smollm2:135m"),
-            ("# only\n\n", 2, "no FROM"),
+            ("# only\n\n", 2, "FROM is missing"),
             ("FROM a\nFORM b", 2, "did you mean `FROM`"),
             ("FROM a\nFROM b", 2, "a second FROM"),
             ("FROM", 1, "a name or a path"),

@@ -134,19 +134,19 @@ impl fmt::Debug for ServerConfig {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     /// An empty key would let everybody in.
-    #[error("API key number {number} is empty; fill it or leave it out")]
+    #[error("API key {number} is empty; set it or remove it")]
     EmptyKey {
         /// Its place in the list, counted from 1.
         number: usize,
     },
     /// A limit of zero would refuse everything.
-    #[error("{setting} is 0 and nothing could be served; set it to at least 1")]
+    #[error("{setting} is 0, so nothing could be served; set it to at least 1")]
     Zero {
         /// The setting's name.
         setting: &'static str,
     },
     /// An alias without a name, or for nothing.
-    #[error("the alias {alias:?} for {target:?} has an empty side; fill both")]
+    #[error("the alias {alias:?} for {target:?} is incomplete; write NAME=MODEL")]
     EmptyAlias {
         /// The name that clients would use.
         alias: String,
@@ -154,7 +154,7 @@ pub enum ConfigError {
         target: String,
     },
     /// A star that does not end the name.
-    #[error("the alias {alias:?} has a * before its end; only names that begin alike can be meant, such as claude-*")]
+    #[error("the alias {alias:?} has a * before its end; a * is allowed only at the end, such as claude-*")]
     AliasPattern {
         /// The name that clients would use.
         alias: String,
@@ -168,9 +168,7 @@ pub enum ConfigError {
         reason: &'static str,
     },
     /// Something that no browser sends as its origin.
-    #[error(
-        "{origin:?} is not an origin of a page; write it as https://chat.example, in lower case and without a path"
-    )]
+    #[error("{origin:?} is not a valid origin; write it as https://chat.example, in lower case and without a path")]
     Origin {
         /// As it was given.
         origin: String,

@@ -41,13 +41,13 @@ pub(crate) enum ApiError {
     #[error("the body is longer than {limit} bytes; send less or raise the server's limit")]
     BodyTooLarge { limit: usize },
     /// The body came too slowly.
-    #[error("the body did not arrive within {} s; send it again, faster", limit.as_secs())]
+    #[error("the body did not arrive within {} s; send it again", limit.as_secs())]
     SlowBody { limit: Duration },
     /// The connection broke while the body was read.
     #[error("the body ended early: {reason}; send it again")]
     BodyBroken { reason: String },
     /// The path exists, the method does not.
-    #[error("{path} does not take {method}; the Allow header lists what it takes")]
+    #[error("{path} does not support {method}; the Allow header lists the supported methods")]
     Method { method: String, path: String },
     /// No such path.
     #[error("there is nothing at {path}; check the path")]
@@ -56,13 +56,13 @@ pub(crate) enum ApiError {
     #[error("{path} is not part of this server yet; use /v1/chat/completions or /v1/responses")]
     NotBuilt { path: String },
     /// No stored response of that id.
-    #[error("Response with id '{id}' not found; only stored ones can be asked for, and the oldest are dropped")]
+    #[error("Response with id '{id}' not found; only stored responses can be retrieved, and the oldest are removed")]
     NoResponse { id: String },
     /// The response that a request goes on from is not there.
     #[error("Previous response with id '{id}' not found; send the conversation as input instead")]
     NoPrevious { id: String },
     /// An item that a request refers to is not there.
-    #[error("Item with id '{id}' not found; only items of stored responses can be referred to, send the item itself")]
+    #[error("Item with id '{id}' not found; only items of stored responses can be referenced; send the item itself")]
     NoItem { id: String },
     /// No key, or a wrong one.
     #[error("a valid API key is needed; send it as Authorization: Bearer KEY or as x-api-key: KEY")]
@@ -71,7 +71,7 @@ pub(crate) enum ApiError {
     #[error("this covers all keys; send an admin key (--admin-key), or start the server with --isolate-keys")]
     AdminOnly,
     /// A change that all keys would notice, asked for with a key that is neither alone nor an admin's.
-    #[error("this changes the replies of all keys; ask with an admin key (--admin-key)")]
+    #[error("this changes the replies of all keys; use an admin key (--admin-key)")]
     AdminChange,
     /// The request was sent to a name that is not this server's.
     #[error(
@@ -80,11 +80,11 @@ pub(crate) enum ApiError {
     Host { host: String },
     /// A page in a browser wants to change something, and nobody let it.
     #[error(
-        "pages of {origin:?} may not use this server; to let them, start it with --cors ORIGIN, or with an API key"
+        "web pages from {origin:?} may not use this server; to allow them, start it with --cors ORIGIN, or with an API key"
     )]
     Page { origin: String },
     /// More files arrive than may at once.
-    #[error("{limit} files are being sent already; try again when one of them is here")]
+    #[error("{limit} files are already being uploaded; try again when one of them is complete")]
     TooManyUploads { limit: usize },
     /// The request took longer than it may.
     #[error("the request took longer than {} s; ask for fewer tokens or raise the server's limit", limit.as_secs())]

@@ -241,7 +241,7 @@ pub enum LibraryError {
         message: String,
     },
     /// It was ended before it was done.
-    #[error("{name} was not fetched to its end; what has arrived is kept, ask again to go on")]
+    #[error("the download of {name} was interrupted; send the request again to resume it")]
     Interrupted {
         /// The model.
         name: String,

@@ -9,11 +9,11 @@ use poncho_terminal::parse_bytes;
 /// A running server.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct ServerArgs {
-    /// Server to use [env: PONCHO_URL] [default: http://127.0.0.1:8080, or PONCHO_HOST and PONCHO_PORT]
+    /// Server to use [env: PONCHO_URL] [default: the address of `poncho serve` with the same settings, http://127.0.0.1:8080]
     #[arg(long, value_name = "URL")]
     pub(crate) url: Option<String>,
 
-    /// Key of the server [env: PONCHO_API_KEY]
+    /// Key of the server [env: PONCHO_API_KEY] [default: the first key of the settings file, without --url]
     #[arg(long, value_name = "KEY")]
     pub(crate) api_key: Option<String>,
 }
@@ -32,26 +32,26 @@ pub(crate) struct ModelArgs {
     pub(crate) own: OwnArgs,
 }
 
-/// A server in this process, if none is running.
+/// A server in this process, if none is running. Its other settings are those of `poncho serve`.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct OwnArgs {
     /// Load the model in this process, even if a Poncho is running
     #[arg(long, conflicts_with = "url")]
     pub(crate) local: bool,
 
-    /// Cache folder of a model in this process [env: PONCHO_CACHE_DIR] [default: that of `poncho serve`]
+    /// Cache folder of a model in this process [env: PONCHO_CACHE_DIR] [default: as for `poncho serve`]
     #[arg(long, value_name = "DIR")]
     pub(crate) cache_dir: Option<PathBuf>,
 
-    /// Maximum size of the cache folder
-    #[arg(long, value_name = "BYTES", default_value = "20GiB", value_parser = parse_bytes)]
-    pub(crate) cache_size: u64,
+    /// Maximum size of the cache folder [env: PONCHO_CACHE_SIZE] [default: as for `poncho serve`]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    pub(crate) cache_size: Option<u64>,
 
-    /// Maximum tokens of one request, prompt and reply together
-    #[arg(long, value_name = "TOKENS", default_value_t = 8192, value_parser = clap::value_parser!(u32).range(64..))]
-    pub(crate) ctx_size: u32,
+    /// Maximum number of tokens of one request, prompt and reply together [env: PONCHO_CTX_SIZE] [default: as for `poncho serve`]
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(64..))]
+    pub(crate) ctx_size: Option<u32>,
 
-    /// Number of compute threads [default: the physical cores]
+    /// Number of compute threads [env: PONCHO_THREADS] [default: as for `poncho serve`]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) threads: Option<u32>,
 }

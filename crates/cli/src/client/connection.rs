@@ -1,7 +1,7 @@
 //! The server of a command, its model, and the end of a server that was started for the command.
 //!
-//! `--url` or `PONCHO_URL` names the server. Otherwise a Poncho at the default address is used if it has the model.
-//! Otherwise the model is loaded in this process. Nothing is printed here.
+//! `--url` or `PONCHO_URL` names the server. Otherwise a Poncho at the address of the settings is used if it has the
+//! model. Otherwise the model is loaded in this process. Nothing is printed here.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,14 +13,13 @@ use serde_json::Value;
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
+use super::address::{self, Access};
 use super::args::{ModelArgs, OwnArgs, ServerArgs};
 use super::choice::{choose, name_at};
 use super::local::LocalServer;
 use super::own_server::{self, Purpose};
 
-/// The key of the server, besides the flag: every user of the machine can see an argument.
-const KEY_VARIABLE: &str = "PONCHO_API_KEY";
-/// How long a server at the default address may take to answer.
+/// How long a server at the address of the settings may take to answer.
 const PROBE: Duration = Duration::from_secs(2);
 
 /// A server and a model of it.
@@ -91,11 +90,20 @@ impl Connection {
     }
 }
 
-/// A client for the named server, or for the default address.
+/// A client for the named server, or for the address of the settings.
 pub(crate) fn named_or_default(server: &ServerArgs) -> anyhow::Result<Client> {
-    match named(server)? {
-        Some(client) => Ok(client),
-        None => Client::new(&default_url(), key(server)),
+    client_for(server, Access::Client)
+}
+
+/// The same with an administrator's key, if the settings have one.
+pub(crate) fn administered(server: &ServerArgs) -> anyhow::Result<Client> {
+    client_for(server, Access::Administrator)
+}
+
+fn client_for(server: &ServerArgs, access: Access) -> anyhow::Result<Client> {
+    match address::named(server) {
+        Some(named) => Client::new(&named.url, address::key(server, true, access)?),
+        None => Client::new(&address::of_settings()?.url, address::key(server, false, access)?),
     }
 }
 
@@ -112,32 +120,18 @@ fn names(listed: &Value) -> Vec<String> {
 }
 
 fn named(server: &ServerArgs) -> anyhow::Result<Option<Client>> {
-    let url = server.url.clone().or_else(|| variable("PONCHO_URL"));
-    url.map(|url| Client::new(&url, key(server))).transpose()
+    let Some(named) = address::named(server) else { return Ok(None) };
+    Client::new(&named.url, address::key(server, true, Access::Client)?).map(Some)
 }
 
-fn key(server: &ServerArgs) -> Option<String> {
-    server.api_key.clone().filter(|key| !key.is_empty()).or_else(|| variable(KEY_VARIABLE))
-}
-
-fn variable(name: &str) -> Option<String> {
-    std::env::var(name).ok().filter(|value| !value.is_empty())
-}
-
-/// Where `poncho serve` listens. A server on all interfaces is reached over the loopback.
-fn default_url() -> String {
-    let host = variable("PONCHO_HOST").filter(|host| !["0.0.0.0", "::"].contains(&host.as_str()));
-    let host = host.unwrap_or_else(|| "127.0.0.1".to_owned());
-    let host = if host.contains(':') { format!("[{host}]") } else { host };
-    format!("http://{host}:{}", variable("PONCHO_PORT").unwrap_or_else(|| "8080".to_owned()))
-}
-
-/// A Poncho at the default address and its models; `None` if there is another program or nothing.
+/// A Poncho at the address of the settings and its models; `None` if there is another program or nothing.
 ///
 /// # Errors
 /// If that Poncho requires a key and the model is not a file, which this process could load itself.
 async fn answering_poncho(server: &ServerArgs, model: Option<&str>) -> anyhow::Result<Option<(Client, Vec<String>)>> {
-    let client = Client::new(&default_url(), key(server))?;
+    // With port 0 a running server may be anywhere; the model is loaded in this process.
+    let Ok(address) = address::of_settings() else { return Ok(None) };
+    let client = Client::new(&address.url, address::key(server, false, Access::Client)?)?;
     let listed = match timeout(PROBE, client.get("/v1/models")).await {
         Ok(Ok(Some(listed))) => listed,
         Ok(Err(error)) if is_about_key(&error) && !model.is_some_and(|model| Path::new(model).is_file()) => {

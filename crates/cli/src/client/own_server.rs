@@ -6,23 +6,27 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::Context;
-use poncho_api::ChatSettings;
+use anyhow::{Context, bail};
 use poncho_cache::{Cache, CacheConfig, CacheError};
 use poncho_engine::backend::KvLayout;
-use poncho_engine::backend::llama::LlamaBackend;
-use poncho_engine::{Engine, Exactness};
+use poncho_engine::backend::llama::{LlamaBackend, devices};
+use poncho_engine::{Engine, ModelConfig};
 use poncho_models::DEFAULT_MODEL;
-use poncho_server::ServerConfig;
+use poncho_server::{MemoryBudget, ServerConfig};
 use poncho_terminal::{Progress, Unit};
 use tokio::task::spawn_blocking;
 
 use super::args::OwnArgs;
 use super::last_model;
 use super::local::LocalServer;
+use crate::serving::memory::{self, Demand, Fit};
 use crate::serving::models::{Asked, ServedModels};
-use crate::serving::probing::{configured_probing, prober};
-use crate::serving::shape::{ModelShape, replay_file, show_fingerprint};
+use crate::serving::names;
+use crate::serving::probing::prober;
+use crate::serving::shape::{ModelShape, chat_settings, replay_file, show_fingerprint};
+use crate::serving::tiers::cache_config;
+use crate::settings;
+use crate::settings::args::ServeArgs;
 use crate::settings::cache_folder::cache_folder;
 
 /// Memory for states if the folder is in use: enough for several conversations with a small model.
@@ -47,17 +51,19 @@ pub(crate) async fn start(
     args: &OwnArgs,
     purpose: Purpose,
 ) -> anyhow::Result<(LocalServer, String)> {
-    let ctx_size = if purpose == Purpose::Vocabulary { VOCABULARY_CONTEXT } else { args.ctx_size };
-    let (kv, exactness) = (KvLayout::Unified, Exactness::Off);
-    let folder = cache_folder(args.cache_dir.as_deref()).ok();
-    let prober = prober(configured_probing()?, folder.as_deref());
-    let threads = args.threads;
-    let shape = ModelShape { ctx_size, parallel: 1, kv, threads, exactness, prober, ..ModelShape::default() };
-    let models = find(model, &shape)?;
+    let settings = settings_of(args)?;
+    let folder = cache_folder(settings.cache_dir.as_deref()).ok();
+    let shape = ModelShape::of(&settings, prober(settings.probe_models, folder.as_deref()));
+    // One request at a time, which has the memory to itself.
+    let (ctx_size, kv) = (shape.ctx_size, KvLayout::Unified);
+    let ctx_size = if purpose == Purpose::Vocabulary { VOCABULARY_CONTEXT } else { ctx_size };
+    let shape = ModelShape { ctx_size, parallel: 1, kv, ..shape };
+    let models = find(model, &settings, &shape)?;
     let id = models.named.first().context("no model was named")?.clone();
     let found = models.get(&id)?;
+    check_memory(&found.load().config, &settings)?;
     let (cache, replay_file) = match purpose {
-        Purpose::Compute => open_cache(args)?,
+        Purpose::Compute => open_cache(&settings)?,
         Purpose::Vocabulary => (Cache::open(CacheConfig::in_memory(MEMORY_CACHE))?, None),
     };
     let engine = Arc::new(Engine::new(Arc::new(LlamaBackend), Arc::new(cache)));
@@ -67,39 +73,66 @@ pub(crate) async fn start(
     let loaded = spawn_blocking(move || loading.load_model(found.load(), &mut show_fingerprint(&shown)));
     let loaded = loaded.await.context("loading was interrupted");
     progress.clear();
-    loaded??;
+    let loaded = loaded??;
+    if let (Purpose::Compute, Some(folder)) = (purpose, &folder) {
+        names::record(folder, loaded.id(), &loaded.current_namespace().fingerprint);
+    }
     let config = ServerConfig {
         any_model: true,
         default_model: Some(id.clone()),
         library: Some(Arc::new(models.library)),
         ..ServerConfig::default()
     };
-    let chat = ChatSettings { replay_file, ..ChatSettings::default() };
+    let chat = chat_settings(&settings, replay_file);
     Ok((LocalServer::start(engine, config, chat).await?, id))
 }
 
-/// Finds the model. Without a name it is that of the last chat, or the default one, also where `make model` puts it.
-fn find(model: Option<&str>, shape: &ModelShape) -> anyhow::Result<ServedModels> {
+/// The settings of `poncho serve`, with the flags of this command over them.
+fn settings_of(args: &OwnArgs) -> anyhow::Result<ServeArgs> {
+    let mut settings = settings::of_serve()?;
+    settings.cache_dir = args.cache_dir.clone().or(settings.cache_dir);
+    settings.cache_size = args.cache_size.unwrap_or(settings.cache_size);
+    settings.ctx_size = args.ctx_size.unwrap_or(settings.ctx_size);
+    settings.threads = args.threads.or(settings.threads);
+    Ok(settings)
+}
+
+/// Finds the model: the one that is named, or the first one of the settings, or that of the last chat, or the default
+/// model, which may also be where `make model` puts it.
+fn find(model: Option<&str>, settings: &ServeArgs, shape: &ModelShape) -> anyhow::Result<ServedModels> {
+    let models_dir = settings.models_dir.as_deref();
+    let model = model.or(settings.model.first().map(String::as_str));
     if model.is_none()
         && let Some(last) = last_model::read()
-        && let Ok(found) = ServedModels::find(Asked { models: &[last], name: None, models_dir: None }, shape)
+        && let Ok(found) = ServedModels::find(Asked { models: &[last], name: None, models_dir }, shape)
     {
         return Ok(found);
     }
     let named: Vec<String> = model.map(str::to_owned).into_iter().collect();
-    let found = ServedModels::find(Asked { models: &named, name: None, models_dir: None }, shape);
+    let found = ServedModels::find(Asked { models: &named, name: None, models_dir }, shape);
     let fetched = Path::new(FETCHED_DEFAULT);
     if found.is_err() && model.is_none_or(|model| model == DEFAULT_MODEL) && fetched.is_file() {
         let models = [FETCHED_DEFAULT.to_owned()];
-        return ServedModels::find(Asked { models: &models, name: None, models_dir: None }, shape);
+        return ServedModels::find(Asked { models: &models, name: None, models_dir }, shape);
     }
     found
 }
 
+/// Fails before llama.cpp allocates memory that is not there.
+fn check_memory(config: &ModelConfig, settings: &ServeArgs) -> anyhow::Result<()> {
+    let available = memory::available_for(config, &devices());
+    if let Some(available) = available.filter(|_| settings.memory != Some(MemoryBudget::Unlimited))
+        && let Fit::TooLittle(shortage) = Demand::of(std::slice::from_ref(config)).without_type_flags().fit(available)
+    {
+        bail!("{shortage}; PONCHO_MEMORY=none skips this check");
+    }
+    Ok(())
+}
+
 /// The cache of `poncho serve` with the file of recorded tool calls beside it, or memory if the folder is in use.
-fn open_cache(args: &OwnArgs) -> anyhow::Result<(Cache, Option<PathBuf>)> {
-    let folder = cache_folder(args.cache_dir.as_deref())?;
-    match Cache::open(CacheConfig::on_disk(&folder, args.cache_size)) {
+fn open_cache(settings: &ServeArgs) -> anyhow::Result<(Cache, Option<PathBuf>)> {
+    let folder = cache_folder(settings.cache_dir.as_deref())?;
+    match Cache::open(cache_config(settings, &folder)?) {
         Ok(cache) => Ok((cache, Some(replay_file(&folder)))),
         Err(CacheError::Locked { pid, .. }) => {
             eprintln!(

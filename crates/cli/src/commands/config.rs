@@ -7,10 +7,12 @@ use std::io::Write;
 use poncho_terminal::{Align, Outcome, Table, print_json};
 use serde_json::{Map, Value, json};
 
+use crate::client::address::{self, Address};
+use crate::client::args::ServerArgs;
 use crate::settings::cache_folder::cache_folder;
 use crate::settings::layers::Effective;
 use crate::settings::reference::{self, said_default};
-use crate::settings::{Kind, Resolved, flag_of, flags};
+use crate::settings::{Kind, Origin, Resolved, flag_of, flags};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ConfigArgs {
@@ -51,10 +53,34 @@ fn print(resolved: &Resolved, out: &mut impl Write) -> anyhow::Result<()> {
         Some(path) => writeln!(out, "file: {}", path.display())?,
         None => writeln!(out, "file: none; see docs/configuration.md for where it may be")?,
     }
+    match server_of_commands(resolved) {
+        Ok((Address { url, .. }, source)) => {
+            writeln!(out, "server for ps, run, top and others: {url} (from {source})")?
+        }
+        Err(reason) => writeln!(out, "server for ps, run, top and others: unknown; {reason}")?,
+    }
     for strange in &resolved.strange {
         writeln!(out, "note: {strange}")?;
     }
     Ok(())
+}
+
+/// The server that commands use without `--url`, and the source of its address.
+fn server_of_commands(resolved: &Resolved) -> anyhow::Result<(Address, String)> {
+    let address = match address::named(&ServerArgs::default()) {
+        Some(named) => named,
+        None => {
+            let setting = |name: &str| {
+                let found = resolved.settings.iter().find(|effective| effective.setting.name == name)?;
+                let value = found.values.first().filter(|_| found.origin != Origin::Default)?;
+                Some((value.clone(), found.origin.clone()))
+            };
+            address::of(setting("host"), setting("port"))?
+        }
+    };
+    let sources: Vec<String> = address.sources.iter().map(ToString::to_string).collect();
+    let source = if sources.is_empty() { Origin::Default.to_string() } else { sources.join(" and ") };
+    Ok((address, source))
 }
 
 /// The values for people and scripts. The default of the cache folder depends on the machine.
@@ -85,6 +111,7 @@ fn as_json(resolved: &Resolved) -> Value {
     json!({
         "settings": settings.collect::<Map<String, Value>>(),
         "file": resolved.file.as_ref().map(|path| path.to_string_lossy()),
+        "server": server_of_commands(resolved).ok().map(|(Address { url, .. }, source)| json!({"url": url, "origin": source})),
         "notes": resolved.strange,
     })
 }

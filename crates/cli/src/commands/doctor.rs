@@ -5,7 +5,6 @@
 
 mod checks;
 mod facts;
-mod memory;
 
 use std::io::Write;
 

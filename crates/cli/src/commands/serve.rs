@@ -5,6 +5,7 @@
 //! waits. A second signal ends it at once: streams get the error event of their dialect.
 
 mod greeting;
+mod report;
 mod stopping;
 
 use std::io::Write;
@@ -13,26 +14,29 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, anyhow};
-use poncho_api::{ChatSettings, HygieneRule, SigningKey};
-use poncho_engine::Exactness;
-use poncho_server::{Ending, ServerConfig, check_bind};
+use anyhow::{Context, anyhow, bail};
+use poncho_cache::CacheConfig;
+use poncho_engine::backend::llama::{Device, devices};
+use poncho_engine::{ModelConfig, Sizing, sizing};
+use poncho_server::{Ending, MemoryBudget, ServerConfig, check_bind};
 use poncho_terminal::{Outcome, Progress, printable_line, show_bytes};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 
 use crate::commands::serve::greeting::Greeting;
+use crate::commands::serve::report::Report;
 use crate::commands::serve::stopping::{StopSignals, Waiting};
 use crate::serving::disk::{LITTLE_SPACE, free_bytes};
 use crate::serving::draining::Drained;
 use crate::serving::engine_process::{self, EngineProcess};
+use crate::serving::memory::{Demand, Fit};
 use crate::serving::models::{Asked, ServedModels, aliases};
 use crate::serving::probing::prober;
-use crate::serving::shape::{ModelShape, replay_file, show_fingerprint};
+use crate::serving::shape::{ModelShape, chat_settings, replay_file, show_fingerprint};
 use crate::serving::templates::usable_template;
 use crate::serving::tiers::cache_config;
-use crate::serving::{limits, port};
-use crate::settings::args::{ExactArg, ServeArgs};
+use crate::serving::{limits, memory, names, port};
+use crate::settings::args::ServeArgs;
 use crate::settings::cache_folder::cache_folder;
 
 /// Maximum threads for blocking work: a few prepare prompts, and each upload or download takes one.
@@ -45,7 +49,13 @@ pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outc
     if let Some(socket) = engine_process::socket() {
         let folder = cache_folder(args.cache_dir.as_deref())?;
         let cache = cache_config(args, &folder)?;
-        engine_process::serve_engine(&runtime()?, &socket, cache, chat(args, &folder), args.drain_limit)?;
+        engine_process::serve_engine(
+            &runtime()?,
+            &socket,
+            cache,
+            chat_settings(args, Some(replay_file(&folder))),
+            args.drain_limit,
+        )?;
         return Ok(Outcome::Good);
     }
     let address = address(args)?;
@@ -58,23 +68,7 @@ pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outc
         )
     })?;
     let folder = cache_folder(args.cache_dir.as_deref())?;
-    let exactness = match args.exact {
-        None => Exactness::Off,
-        Some(ExactArg::Always) => Exactness::Always,
-        Some(ExactArg::Request) => Exactness::OnRequest,
-    };
-    let shape = ModelShape {
-        ctx_size: args.ctx_size,
-        parallel: args.parallel,
-        kv: args.kv_layout.layout(args.parallel),
-        threads: args.threads,
-        exactness,
-        save_min_tokens: args.save_min_tokens,
-        prober: prober(args.probe_models, Some(&folder)),
-        backend: args.backend.clone(),
-        queue_limit: Some(args.limits.queue()),
-        signing_key: args.signing_key.as_deref().and_then(|secret| SigningKey::new(secret.as_bytes())),
-    };
+    let shape = ModelShape::of(args, prober(args.probe_models, Some(&folder)));
     let asked = Asked { models: &args.model, name: args.name.as_deref(), models_dir: args.models_dir.as_deref() };
     let models = ServedModels::find(asked, &shape)?;
     let aliases = aliases(&args.alias)?;
@@ -98,8 +92,9 @@ pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outc
         anyhow::Error::new(error).context(format!("cannot listen on {address}: {why}"))
     })?;
     let address = listener.local_addr()?;
+    let start = Start::look(args, &models, cache_config(args, &folder)?)?;
     let engine = if args.in_process {
-        EngineProcess::own(cache_config(args, &folder)?, chat(args, &folder))?
+        EngineProcess::own(start.cache.clone(), chat_settings(args, Some(replay_file(&folder))))?
     } else {
         EngineProcess::child(&runtime, &folder)?
     };
@@ -114,13 +109,16 @@ pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outc
         let progress = Progress::on_stderr();
         engine.load(&runtime, model.load(), show_fingerprint(&progress))?;
         progress.clear();
+        if let Some(loaded) = engine.node().model(name) {
+            names::record(&folder, name, &loaded.report().fingerprint);
+        }
     }
     let id = models.named.first().context("no model is named")?.clone();
     let signals = {
         let _inside = runtime.enter();
         StopSignals::install().context("cannot listen for signals")?
     };
-    greet(args, address, &id, &folder, out)?;
+    greet(args, address, &id, &start, out)?;
     config.default_model = Some(id);
     config.library = Some(Arc::new(
         models.library.with_client_templates(args.client_templates).with_template_check(usable_template),
@@ -159,14 +157,6 @@ fn runtime() -> anyhow::Result<Runtime> {
         .context("cannot start the runtime")
 }
 
-fn chat(args: &ServeArgs, folder: &Path) -> ChatSettings {
-    ChatSettings {
-        hygiene: if args.no_hygiene { Vec::new() } else { HygieneRule::ALL.to_vec() },
-        replay: args.replay.scope(),
-        replay_file: Some(replay_file(folder)),
-    }
-}
-
 /// Without space nothing fails, but prompts are computed again; a warning says why.
 fn warn_of_little_space(folder: &Path) {
     let existing = folder.ancestors().find(|folder| folder.is_dir());
@@ -198,12 +188,44 @@ fn address(args: &ServeArgs) -> anyhow::Result<SocketAddr> {
     found.next().with_context(|| format!("the host {} has no address", args.host))
 }
 
-fn greet(args: &ServeArgs, address: SocketAddr, id: &str, folder: &Path, out: &mut impl Write) -> anyhow::Result<()> {
+/// What is known before the models are loaded.
+struct Start {
+    models: Vec<(ModelConfig, Sizing)>,
+    devices: Vec<Device>,
+    available: Option<u64>,
+    cache: CacheConfig,
+}
+
+impl Start {
+    /// Looks at the models and the machine. Fails if the memory is too little, unless it has no limit.
+    fn look(args: &ServeArgs, models: &ServedModels, cache: CacheConfig) -> anyhow::Result<Self> {
+        let mut sized = Vec::new();
+        for name in &models.named {
+            let config = models.get(name)?.load().config;
+            let sizing = sizing(&config);
+            sized.push((config, sizing));
+        }
+        let devices = devices();
+        let available = sized.first().and_then(|(config, _)| memory::available_for(config, &devices));
+        let all: Vec<_> = sized.iter().map(|(config, sizing)| (config, *sizing)).collect();
+        if let Some(available) = available.filter(|_| args.memory != Some(MemoryBudget::Unlimited))
+            && let Fit::TooLittle(shortage) = Demand::of_sized(&all).fit(available)
+        {
+            bail!("{shortage}; --memory none skips this check");
+        }
+        Ok(Self { models: sized, devices, available, cache })
+    }
+
+    fn report(&self) -> String {
+        Report { models: &self.models, available: self.available, devices: &self.devices, cache: &self.cache }.text()
+    }
+}
+
+fn greet(args: &ServeArgs, address: SocketAddr, id: &str, start: &Start, out: &mut impl Write) -> anyhow::Result<()> {
     let greeting = Greeting {
         address,
         model: id,
-        ctx_size: args.ctx_size,
-        cache_folder: folder,
+        report: &start.report(),
         needs_key: !args.api_key.is_empty() || !args.admin_key.is_empty(),
     };
     out.write_all(greeting.text().as_bytes())?;

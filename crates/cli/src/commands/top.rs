@@ -25,7 +25,7 @@ use tokio::sync::mpsc;
 
 use poncho_terminal::Outcome;
 
-use crate::client::named_or_default;
+use crate::client::administered;
 use crate::commands::top::args::TopArgs;
 use crate::commands::top::dashboard::Dashboard;
 use crate::commands::top::snapshot::Snapshot;
@@ -37,7 +37,7 @@ const PRINTED_WIDTH: u16 = 100;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 pub(crate) fn run(args: &TopArgs, out: &mut impl Write) -> anyhow::Result<Outcome> {
-    let client = named_or_default(&args.server)?;
+    let client = administered(&args.server)?;
     // One thread: the terminal is drawn and restored on the thread that holds standard output.
     let runtime = single_thread_runtime()?;
     if args.once {

@@ -8,7 +8,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Parser, ValueEnum};
+use clap::Parser;
 use poncho_engine::backend::llama::{LlamaBackend, UncheckedLlamaBackend};
 use poncho_engine::files::probe::{Trial, end_with_parent, run_trial};
 use poncho_engine::{ProbeWhen, Prober};
@@ -16,20 +16,12 @@ use rustix::process::{Resource, Rlimit, setrlimit};
 
 use crate::serving::shape::beside;
 use crate::settings::args::{LogArgs, LogFormat, LogLevel, ProbeArg};
-use crate::settings::logging::ReplyLines;
-use crate::settings::{configured, logging};
+use crate::settings::logging::{self, ReplyLines};
 
 /// Makes this binary the child. It is not in the help, because users do not need it.
 const COMMAND: &str = "probe-model";
 /// Set by tests of files that pass our own checks. Harmless: only the child skips them.
 const UNCHECKED: &str = "_PONCHO_PROBE_UNCHECKED";
-
-/// The setting in variables and the settings file, for commands without a flag for it.
-pub(crate) fn configured_probing() -> anyhow::Result<ProbeArg> {
-    let set = configured("probe_models")?;
-    let set = set.and_then(|(value, _)| ProbeArg::from_str(value.to_str()?, true).ok());
-    Ok(set.unwrap_or(ProbeArg::Auto))
-}
 
 /// Tries models with this program. The ones that passed are remembered beside the cache folder, if there is one.
 pub(crate) fn prober(when: ProbeArg, cache_folder: Option<&Path>) -> Option<Prober> {

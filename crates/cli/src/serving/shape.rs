@@ -4,11 +4,12 @@
 
 use std::path::{Path, PathBuf};
 
-use poncho_api::SigningKey;
+use poncho_api::{ChatSettings, HygieneRule, SigningKey};
 use poncho_engine::backend::{ContextOptions, KvLayout};
 use poncho_engine::{Exactness, ModelConfig, Prober};
 use poncho_terminal::{Progress, Unit};
 
+use crate::settings::args::{ExactArg, ServeArgs};
 use crate::settings::backend_args::BackendArgs;
 
 /// The resources of a model, and how it is loaded.
@@ -37,6 +38,27 @@ pub(crate) struct ModelShape {
 }
 
 impl ModelShape {
+    /// The shape that the settings of a server describe.
+    pub(crate) fn of(args: &ServeArgs, prober: Option<Prober>) -> Self {
+        let exactness = match args.exact {
+            None => Exactness::Off,
+            Some(ExactArg::Always) => Exactness::Always,
+            Some(ExactArg::Request) => Exactness::OnRequest,
+        };
+        Self {
+            ctx_size: args.ctx_size,
+            parallel: args.parallel,
+            kv: args.kv_layout.layout(args.parallel),
+            threads: args.threads,
+            exactness,
+            save_min_tokens: args.save_min_tokens,
+            prober,
+            backend: args.backend.clone(),
+            queue_limit: Some(args.limits.queue()),
+            signing_key: args.signing_key.as_deref().and_then(|secret| SigningKey::new(secret.as_bytes())),
+        }
+    }
+
     /// The configuration of a model with this name.
     pub(crate) fn config(&self, model: &Path, id: &str) -> ModelConfig {
         let mut context = ContextOptions {
@@ -59,6 +81,15 @@ impl ModelShape {
             config.gates.cold_min_tokens = tokens;
         }
         config
+    }
+}
+
+/// How a server with these settings processes conversations.
+pub(crate) fn chat_settings(args: &ServeArgs, replay_file: Option<PathBuf>) -> ChatSettings {
+    ChatSettings {
+        hygiene: if args.no_hygiene { Vec::new() } else { HygieneRule::ALL.to_vec() },
+        replay: args.replay.scope(),
+        replay_file,
     }
 }
 

@@ -41,7 +41,7 @@ fn ram_file_folder(named: Option<&Path>) -> anyhow::Result<PathBuf> {
             bail!("{} is not a folder; give another one with --ram-file-dir", folder.display())
         }
         Ok(facts) if facts.uid() != user => {
-            bail!("{} belongs to another user; give a folder of yours with --ram-file-dir", folder.display())
+            bail!("{} belongs to another user; give a folder that you own with --ram-file-dir", folder.display())
         }
         Ok(_) | Err(_) => Ok(folder),
     }

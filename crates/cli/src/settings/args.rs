@@ -58,11 +58,11 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "DIR")]
     pub(crate) models_dir: Option<PathBuf>,
 
-    /// Memory limit for all loaded models together, or none [default: four fifths of the machine's memory]
+    /// Memory limit for all loaded models together, or none for no limit [default: 80 % of the machine's memory]
     #[arg(long, value_name = "BYTES", value_parser = parse_memory)]
     pub(crate) memory: Option<MemoryBudget>,
 
-    /// Which models to try in a separate process before they are loaded, because a bad file can crash the server
+    /// Which models to load in a separate process first, because a damaged file can crash llama.cpp
     #[arg(long, value_name = "WHICH", default_value = "auto")]
     pub(crate) probe_models: ProbeArg,
 
@@ -70,15 +70,15 @@ pub(crate) struct ServeArgs {
     #[arg(long)]
     pub(crate) in_process: bool,
 
-    /// How long a model that a request loaded stays after its last request: 5m, 1h30m, seconds, 0, or -1 for no limit
+    /// How long a model that was loaded by a request stays loaded when idle: 5m, 1h30m, seconds, 0, or -1 for no limit
     #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = KeepAlive::parse, allow_hyphen_values = true)]
     pub(crate) keep_alive: KeepAlive,
 
-    /// Another name for a model; a trailing * matches every name that starts like it; may be repeated
+    /// Another name for a model; a trailing * matches any ending; may be repeated
     #[arg(long, value_name = "NAME=MODEL", value_parser = parse_alias)]
     pub(crate) alias: Vec<(String, String)>,
 
-    /// Let clients create models with Jinja templates, which are programs; otherwise only Go templates are accepted
+    /// Let clients create models with Jinja templates, which can run loops; otherwise only Go templates are accepted
     #[arg(long)]
     pub(crate) client_templates: bool,
 
@@ -102,19 +102,19 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "BYTES", default_value = "20GiB", value_parser = parse_bytes)]
     pub(crate) cache_size: u64,
 
-    /// Maximum memory for cached states, which are restored fastest from there
+    /// Maximum memory for cached states; they are restored faster from memory than from disk
     #[arg(long, value_name = "BYTES", default_value = "512MiB", value_parser = parse_bytes)]
     pub(crate) cache_ram: u64,
 
-    /// Minimum length of a state that is saved, in tokens [default: 512]
+    /// Minimum number of tokens of a saved state [default: 512]
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub(crate) save_min_tokens: Option<u32>,
 
-    /// Where new states are stored; files in memory survive a crash of the server, not a restart of the machine
+    /// Where new states are stored; files in memory survive a crash of the server, but not a reboot
     #[arg(long, value_name = "TIER", default_value = "disk")]
     pub(crate) cache_tier: CacheTierArg,
 
-    /// Size limit of the files in memory, with --cache-tier ram-file
+    /// Maximum size of the files in memory, with --cache-tier ram-file
     #[arg(long, value_name = "BYTES", default_value = "1GiB", value_parser = parse_bytes)]
     pub(crate) ram_file_size: u64,
 
@@ -122,11 +122,11 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "DIR")]
     pub(crate) ram_file_dir: Option<PathBuf>,
 
-    /// Which memory to watch, so that cached states leave it before it is full
+    /// Which memory to watch; cached states are evicted before it runs out
     #[arg(long, value_name = "SOURCE", default_value = "off", value_parser = pressure_parser())]
     pub(crate) pressure: PressureArg,
 
-    /// Maximum tokens of one request, prompt and reply together
+    /// Maximum number of tokens of one request, prompt and reply together
     #[arg(long, value_name = "TOKENS", default_value_t = 8192, value_parser = clap::value_parser!(u32).range(64..))]
     pub(crate) ctx_size: u32,
 
@@ -145,7 +145,7 @@ pub(crate) struct ServeArgs {
     #[command(flatten)]
     pub(crate) backend: BackendArgs,
 
-    /// Make replies byte-identical to those of a cold, idle server: all of them, or those of requests that ask for it [default: off]
+    /// Make replies byte-identical to those of a server without a cache and without other requests: always, or on request [default: off]
     #[arg(long, value_name = "WHEN", num_args = 0..=1, require_equals = true, default_missing_value = "always")]
     pub(crate) exact: Option<ExactArg>,
 
@@ -157,27 +157,27 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "KEY")]
     pub(crate) admin_key: Vec<String>,
 
-    /// Secret that signs the thinking of replies in Anthropic's dialect, so that a client cannot change it
+    /// Secret that signs thinking blocks in the Anthropic API, so that clients cannot change them
     #[arg(long, value_name = "SECRET", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub(crate) signing_key: Option<String>,
 
-    /// Give each key a cache namespace of its own, so that keys share no cached state
+    /// Give each key its own cache namespace, so that keys do not share cached states
     #[arg(long)]
     pub(crate) isolate_keys: bool,
 
-    /// Allow an address that other machines can reach without a key
+    /// Listen on an address that other machines can reach even if no key is set
     #[arg(long)]
     pub(crate) open: bool,
 
-    /// Host name, besides localhost, under which clients reach a server on the loopback; may be repeated
+    /// Host name, besides localhost, that clients may use for a server on the loopback interface; may be repeated
     #[arg(long, value_name = "NAME")]
     pub(crate) allow_host: Vec<String>,
 
-    /// How long a client may leave its answer unread before its request is cancelled and its connection closed
+    /// How long a client may stop reading a response before its request is cancelled and its connection closed
     #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = parse_wait)]
     pub(crate) write_timeout: Duration,
 
-    /// Maximum size of a model file that a client uploads; 0 refuses uploads
+    /// Maximum size of an uploaded model file; 0 disables uploads
     #[arg(long, value_name = "BYTES", default_value = "64GiB", value_parser = parse_bytes)]
     pub(crate) max_upload: u64,
 
@@ -188,7 +188,7 @@ pub(crate) struct ServeArgs {
     #[command(flatten)]
     pub(crate) limits: LimitArgs,
 
-    /// How long a shutdown waits for states to be saved after the last request
+    /// How long a shutdown waits until states are saved, after the last request
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = parse_wait)]
     pub(crate) drain_limit: Duration,
 
@@ -196,11 +196,11 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "ORIGIN")]
     pub(crate) cors: Vec<String>,
 
-    /// Which replies of the model are restored with their own tokens when a client sends them back
+    /// Which replies keep their original tokens when a client sends them back
     #[arg(long, value_name = "TURNS", default_value = "all")]
     pub(crate) replay: ReplayArg,
 
-    /// Use prompts unchanged, without normalizing their volatile parts
+    /// Use prompts unchanged: do not normalize their volatile parts
     #[arg(long)]
     pub(crate) no_hygiene: bool,
 
@@ -243,7 +243,7 @@ pub(crate) enum ProbeArg {
     Auto,
     /// Every model, at every load
     Always,
-    /// None: a file that crashes llama.cpp ends the server
+    /// None: a file that crashes llama.cpp crashes the server
     Off,
 }
 
@@ -325,7 +325,7 @@ pub(crate) enum ReplayArg {
     All,
     /// Tool calls
     Calls,
-    /// None: a prompt depends on its request alone
+    /// None: a prompt depends only on its request
     Off,
 }
 

@@ -17,11 +17,11 @@ pub(crate) struct BackendArgs {
     #[arg(long, value_name = "MODE")]
     pub(crate) split_mode: Option<SplitArg>,
 
-    /// The GPU that holds what is not split [default: 0]
+    /// GPU for tensors that are not split [default: 0]
     #[arg(long, value_name = "INDEX")]
     pub(crate) main_gpu: Option<u32>,
 
-    /// The share of each GPU, as numbers with commas between, such as 3,1 [default: chosen by llama.cpp]
+    /// Share of each GPU, as comma-separated numbers, such as 3,1 [default: chosen by llama.cpp]
     #[arg(long, value_name = "SHARES", value_parser = parse_shares)]
     pub(crate) tensor_split: Option<Shares>,
 
@@ -37,11 +37,11 @@ pub(crate) struct BackendArgs {
     #[arg(long)]
     pub(crate) check_tensors: bool,
 
-    /// The most tokens in one decode call [default: 2048]
+    /// Maximum number of tokens in one decode call [default: 2048]
     #[arg(long, value_name = "TOKENS")]
     pub(crate) batch_size: Option<u32>,
 
-    /// The most tokens that are computed at once [default: 512]
+    /// Maximum number of tokens computed at once [default: 512]
     #[arg(long, value_name = "TOKENS")]
     pub(crate) ubatch_size: Option<u32>,
 
@@ -49,27 +49,27 @@ pub(crate) struct BackendArgs {
     #[arg(long, value_name = "TYPE")]
     pub(crate) cache_type_k: Option<KvTypeArg>,
 
-    /// Element type of the values in the KV cache; a quantised type needs flash attention [default: f16]
+    /// Element type of the values in the KV cache; a quantized type needs flash attention [default: f16]
     #[arg(long, value_name = "TYPE")]
     pub(crate) cache_type_v: Option<KvTypeArg>,
 
-    /// Whether attention is computed by the flash kernels [default: auto]
+    /// Whether to use flash attention [default: auto]
     #[arg(long, value_name = "WHEN")]
     pub(crate) flash_attn: Option<FlashArg>,
 
-    /// Keep all positions of sliding-window layers: more memory, and live sequences can be cut anywhere
+    /// Keep all positions of sliding-window layers; takes more memory, but live sequences can be truncated anywhere
     #[arg(long)]
     pub(crate) swa_full: bool,
 
-    /// Keep the KV cache in host memory even if a GPU computes
+    /// Keep the KV cache in host memory, even if layers are on a GPU
     #[arg(long)]
     pub(crate) no_kv_offload: bool,
 
-    /// Threads that compute prompts [default: as --threads]
+    /// Number of threads that compute prompts [default: as --threads]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) threads_batch: Option<u32>,
 
-    /// How the embeddings of a text become one vector [default: from the model]
+    /// How the token embeddings of a text are combined [default: from the model]
     #[arg(long, value_name = "HOW")]
     pub(crate) pooling: Option<PoolingArg>,
 
@@ -101,7 +101,7 @@ pub(crate) struct BackendArgs {
     #[arg(long, value_name = "NUMBER")]
     pub(crate) yarn_beta_slow: Option<f32>,
 
-    /// The context that a YaRN model was trained with [default: from the model]
+    /// Original context size of a model that is extended with YaRN [default: from the model]
     #[arg(long, value_name = "TOKENS")]
     pub(crate) yarn_orig_ctx: Option<u32>,
 }

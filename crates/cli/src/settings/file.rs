@@ -13,7 +13,7 @@ use poncho_cache::{Links, open_regular};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::layers::Environment;
+use super::environment::Environment;
 use super::{FILE_VARIABLE, Kind, Origin, SETTINGS, Setting, find, nearest};
 
 /// More than any settings need; a model file given by mistake must not be read into memory.

@@ -1,10 +1,10 @@
-//! Merges the layers: flags over variables over the file over defaults.
+//! Merges the layers: flags over our variables over the file over variables of other programs over defaults.
 //!
-//! Called by `main` in place of clap's own parsing. Values of lower layers are validated by the parser of their flag and
-//! then passed to clap as if they had been typed, so that commands see one struct and no layers. A layer replaces the
-//! lower ones, for lists too. Values never reach the argument list of the process, where other users could read them.
+//! Called by `main` in place of clap's own parsing, and by commands that follow the settings of `serve`. Values of lower
+//! layers are validated by the parser of their flag and then passed to clap as if they had been typed, so that commands
+//! see one struct and no layers. A layer replaces the lower ones, for lists too. Values never reach the argument list of
+//! the process, where other users could read them.
 
-use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
@@ -12,32 +12,13 @@ use anyhow::{Context, anyhow};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Command};
 
+use super::environment::Environment;
 use super::file::{self, Entry, SettingsFile};
-use super::{COMMANDS, FILE_FLAG, FILE_VARIABLE, Kind, Origin, SETTINGS, Setting, find, flag_of, flags, nearest};
-
-/// The environment of a process; an empty variable counts as unset.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Environment(BTreeMap<OsString, OsString>);
-
-impl Environment {
-    pub(crate) fn of_process() -> Self {
-        Self(std::env::vars_os().collect())
-    }
-
-    #[cfg(test)]
-    pub(super) fn of(variables: &[(&str, &str)]) -> Self {
-        Self(variables.iter().map(|(name, value)| (name.into(), value.into())).collect())
-    }
-
-    pub(super) fn get(&self, name: &str) -> Option<OsString> {
-        self.0.get(OsStr::new(name)).filter(|value| !value.is_empty()).cloned()
-    }
-
-    /// Variables with our prefix.
-    pub(super) fn ours(&self) -> impl Iterator<Item = &str> {
-        self.0.keys().filter_map(|name| name.to_str()).filter(|name| name.starts_with("PONCHO_"))
-    }
-}
+use super::foreign;
+use super::{
+    ADDRESS_VARIABLE, COMMANDS, FILE_FLAG, FILE_VARIABLE, Kind, Origin, SETTINGS, Setting, find, flag_of, flags,
+    nearest,
+};
 
 /// A setting with its effective value.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,7 +37,7 @@ pub(crate) struct Resolved {
     pub(crate) file: Option<PathBuf>,
     /// The command's arguments with all layers in them.
     pub(crate) matches: ArgMatches,
-    /// Notes about variables with our prefix that are not settings.
+    /// Notes about variables that are not settings, or that are not used.
     pub(crate) strange: Vec<String>,
 }
 
@@ -106,23 +87,35 @@ pub(crate) fn parse(
     Ok((merged, Some(resolved)))
 }
 
-/// The value of one setting in variables and the file.
+/// The value of one setting below its flag; the first one of a list.
 pub(super) fn configured(name: &str, environment: &Environment) -> anyhow::Result<Option<(OsString, Origin)>> {
     let setting = find(name).with_context(|| format!("unknown setting {name}"))?;
+    let flags = flags();
     // Only this one is validated: a bad port of the server must not stop the listing of a folder.
     let entry = match of_variable(setting, environment)? {
         Some(entry) => Some(entry),
         None => file::load(None, environment)?.entries.into_iter().find(|entry| entry.setting == setting),
     };
-    let Some(entry) = entry else { return Ok(None) };
+    let Some(entry) = entry else {
+        let other = of_other_program(&flags, setting, environment).and_then(Result::ok);
+        return Ok(other.and_then(|Entry { values, origin, .. }| Some((values.into_iter().next()?, origin))));
+    };
     for value in &entry.values {
-        check(&flags(), &entry, value)?;
+        check(&flags, &entry, value)?;
     }
     let Entry { values, origin, .. } = entry;
     Ok(values.into_iter().next().map(|value| (value, origin)))
 }
 
-/// The two layers between flags and defaults: the higher one of each setting, all values validated.
+/// The arguments of `poncho serve` without flags, for a command that starts a server of its own.
+pub(super) fn of_serve(environment: &Environment) -> anyhow::Result<ArgMatches> {
+    let flags = flags();
+    let layers = Layers::read(&flags, None, environment)?;
+    let words: Vec<OsString> = layers.entries.iter().flat_map(|entry| as_flags(&flags, entry)).collect();
+    flags.no_binary_name(true).try_get_matches_from(words).context("the settings contradict each other")
+}
+
+/// The layers between flags and defaults: the highest one of each setting, all values validated.
 struct Layers {
     entries: Vec<Entry>,
     file: Option<PathBuf>,
@@ -133,7 +126,13 @@ impl Layers {
     fn read(flags: &Command, named: Option<&Path>, environment: &Environment) -> anyhow::Result<Self> {
         let SettingsFile { path, entries: of_file } = file::load(named, environment)?;
         let mut entries = Vec::new();
+        let mut strange = strange(environment);
         for setting in SETTINGS {
+            match of_other_program(flags, setting, environment) {
+                Some(Ok(entry)) => entries.push(entry),
+                Some(Err(note)) if !strange.contains(&note) => strange.push(note),
+                Some(Err(_)) | None => {}
+            }
             let of_file = of_file.iter().find(|entry| entry.setting == setting);
             // A bad line is an error even if a variable hides it today.
             for entry in of_file.into_iter().chain(of_variable(setting, environment)?.as_ref()) {
@@ -144,8 +143,30 @@ impl Layers {
                 entries.push(entry.clone());
             }
         }
-        Ok(Self { entries, file: path, strange: strange(environment) })
+        Ok(Self { entries, file: path, strange })
     }
+}
+
+/// The value of another program's variable; `Err` is a note about one that is not used.
+fn of_other_program(
+    flags: &Command,
+    setting: &'static Setting,
+    environment: &Environment,
+) -> Option<Result<Entry, String>> {
+    let (value, origin) = match foreign::value_of(setting, environment)? {
+        Ok(found) => found,
+        Err(note) => return Some(Err(note)),
+    };
+    let entry = Entry { setting, values: vec![value.into()], origin };
+    let accepted = entry.values.iter().all(|value| check(flags, &entry, value).is_ok());
+    Some(match accepted {
+        true => Ok(entry),
+        false => {
+            let variable = entry.origin.to_string();
+            let value = environment.get(&variable).unwrap_or_default();
+            Err(foreign::ignored(&variable, &value.to_string_lossy()))
+        }
+    })
 }
 
 fn of_variable(setting: &'static Setting, environment: &Environment) -> anyhow::Result<Option<Entry>> {
@@ -169,17 +190,17 @@ fn switch(name: &str, text: &str) -> anyhow::Result<&'static str> {
     }
 }
 
-/// Variables with our prefix that are not settings: usually typing errors.
+/// Notes about variables that are not read: with our prefix they are usually typing errors.
 fn strange(environment: &Environment) -> Vec<String> {
-    let known: Vec<String> = SETTINGS.iter().map(Setting::variable).chain([FILE_VARIABLE.to_owned()]).collect();
-    let unknown = environment.ours().filter(|name| !known.iter().any(|known| known == name));
+    let others = [FILE_VARIABLE, ADDRESS_VARIABLE].map(str::to_owned);
+    let known: Vec<String> = SETTINGS.iter().map(Setting::variable).chain(others).collect();
+    let unknown = environment.starting_with("PONCHO_").filter(|name| !known.iter().any(|known| known == name));
     let near = |name: &str| nearest(name, known.iter().map(String::as_str));
-    unknown
-        .map(|name| match near(name) {
-            Some(near) => format!("{name} is not a setting; did you mean {near}?"),
-            None => format!("{name} is not a setting"),
-        })
-        .collect()
+    let unknown = unknown.map(|name| match near(name) {
+        Some(near) => format!("{name} is not a setting; did you mean {near}?"),
+        None => format!("{name} is not a setting"),
+    });
+    unknown.chain(foreign::unread(environment)).collect()
 }
 
 fn long_of<'a>(flags: &'a Command, setting: &Setting) -> &'a str {
@@ -332,8 +353,61 @@ mod tests {
 
     #[test]
     fn unknown_variables_with_our_prefix_are_noted() {
-        let found = resolved("poncho config", &[("PONCHO_PROT", "1"), ("PONCHO_PORT", "1")]).unwrap();
+        let variables = [("PONCHO_PROT", "1"), ("PONCHO_PORT", "1"), ("PONCHO_URL", "http://127.0.0.1:1")];
+        let found = resolved("poncho config", &variables).unwrap();
         assert_eq!(found.strange, ["PONCHO_PROT is not a setting; did you mean PONCHO_PORT?"]);
+    }
+
+    /// Everyday use 15: variables of other programs are below the file and above the defaults.
+    #[test]
+    fn variables_of_other_programs_are_the_lowest_layer() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("mine.toml");
+        std::fs::write(&path, "parallel = 2\n").unwrap();
+        let variables = [
+            ("PONCHO_CONFIG", path.to_str().unwrap()),
+            ("OLLAMA_HOST", "0.0.0.0:9000"),
+            ("LLAMA_ARG_PORT", "7"),
+            ("LLAMA_ARG_N_PARALLEL", "8"),
+            ("LLAMA_ARG_THREADS", "3"),
+            ("LLAMA_ARG_KV_OFFLOAD", "off"),
+            ("PONCHO_BATCH_SIZE", "64"),
+            ("LLAMA_ARG_BATCH", "128"),
+        ];
+        let found = resolved("poncho config", &variables).unwrap();
+        assert_eq!(holds(&found, "host"), (vec!["0.0.0.0".to_owned()], "OLLAMA_HOST".to_owned()));
+        assert_eq!(holds(&found, "port"), (vec!["9000".to_owned()], "OLLAMA_HOST".to_owned()));
+        assert_eq!(holds(&found, "parallel").0, ["2"], "the file wins");
+        assert_eq!(holds(&found, "threads"), (vec!["3".to_owned()], "LLAMA_ARG_THREADS".to_owned()));
+        assert_eq!(holds(&found, "no_kv_offload"), (vec!["true".to_owned()], "LLAMA_ARG_KV_OFFLOAD".to_owned()));
+        assert_eq!(holds(&found, "batch_size"), (vec!["64".to_owned()], "PONCHO_BATCH_SIZE".to_owned()));
+        let flag = resolved("poncho config --port 1", &variables).unwrap();
+        assert_eq!(holds(&flag, "port"), (vec!["1".to_owned()], "--port".to_owned()));
+        let environment = Environment::of(&variables);
+        assert_eq!(configured("host", &environment).unwrap().unwrap().0, "0.0.0.0");
+    }
+
+    /// They were set for another program: a value that we refuse is ignored with a note.
+    #[test]
+    fn a_value_for_another_program_never_ends_a_command() {
+        let variables = [("LLAMA_ARG_N_PARALLEL", "-1"), ("OLLAMA_HOST", "https://example.test")];
+        let found = resolved("poncho config", &variables).unwrap();
+        assert_eq!(holds(&found, "parallel"), (vec!["4".to_owned()], "default".to_owned()));
+        assert_eq!(holds(&found, "host").1, "default");
+        assert_eq!(found.strange.len(), 2, "{:?}", found.strange);
+        assert!(found.strange.iter().any(|note| note.starts_with("LLAMA_ARG_N_PARALLEL is `-1`, which")));
+        assert_eq!(configured("parallel", &Environment::of(&variables)).unwrap(), None);
+    }
+
+    #[test]
+    fn a_server_in_another_command_has_the_settings_of_serve() {
+        let variables = [("PONCHO_CTX_SIZE", "1024"), ("LLAMA_ARG_CACHE_TYPE_K", "q8_0"), ("PONCHO_LOG", "info")];
+        let matches = of_serve(&Environment::of(&variables)).unwrap();
+        let serve = ServeArgs::from_arg_matches(&matches).unwrap();
+        assert_eq!((serve.ctx_size, serve.parallel), (1024, 4));
+        assert!(serve.backend.cache_type_k.is_some());
+        let wrong = of_serve(&Environment::of(&[("PONCHO_PORT", "x")])).unwrap_err().to_string();
+        assert!(wrong.contains("PONCHO_PORT is `x`"), "{wrong}");
     }
 
     #[test]

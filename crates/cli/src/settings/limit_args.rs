@@ -13,11 +13,11 @@ use crate::settings::args::parse_wait;
 /// What clients may take.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct LimitArgs {
-    /// The largest body of a request
+    /// Maximum size of a request body
     #[arg(long, value_name = "BYTES", default_value = "32MiB", value_parser = parse_bytes)]
     pub(crate) max_body: u64,
 
-    /// How long a client may take to send the head of a request; idle connections are closed after it
+    /// How long a client may take to send the headers of a request; also closes idle connections
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = parse_wait)]
     pub(crate) header_timeout: Duration,
 
@@ -25,19 +25,19 @@ pub(crate) struct LimitArgs {
     #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = parse_wait)]
     pub(crate) body_timeout: Duration,
 
-    /// How long a whole request may take [default: as long as it needs]
+    /// How long a request may take in total [default: no limit]
     #[arg(long, value_name = "DURATION", value_parser = parse_wait)]
     pub(crate) request_timeout: Option<Duration>,
 
-    /// Connections that are served at the same time; others wait
+    /// Maximum number of concurrent connections; further ones wait
     #[arg(long, value_name = "COUNT", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_connections: u32,
 
-    /// Requests of a model that may wait for their turn; others are refused with status 429
+    /// Maximum number of waiting requests per model; further ones are refused with status 429
     #[arg(long, value_name = "COUNT", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub(crate) queue_limit: u32,
 
-    /// How long requests in flight may continue once the server is asked to stop
+    /// How long running requests may continue after the server is told to stop
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = parse_wait)]
     pub(crate) shutdown_grace: Duration,
 }

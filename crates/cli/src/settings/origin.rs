@@ -12,6 +12,8 @@ pub(crate) enum Origin {
     Variable(String),
     /// A line of the file, counted from 1.
     File { path: PathBuf, line: usize },
+    /// An environment variable of another program.
+    OtherProgram(String),
     /// No layer set it.
     Default,
 }
@@ -23,6 +25,7 @@ impl Origin {
             Self::Flag(_) => "flag",
             Self::Variable(_) => "environment",
             Self::File { .. } => "file",
+            Self::OtherProgram(_) => "other_program",
             Self::Default => "default",
         }
     }
@@ -32,7 +35,7 @@ impl fmt::Display for Origin {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Flag(flag) => formatter.write_str(flag),
-            Self::Variable(name) => formatter.write_str(name),
+            Self::Variable(name) | Self::OtherProgram(name) => formatter.write_str(name),
             Self::File { path, line } => write!(formatter, "{}:{line}", path.display()),
             Self::Default => formatter.write_str("default"),
         }

@@ -34,7 +34,7 @@ fn a_good_machine_is_told_so_and_nothing_is_left_behind() {
     let model = model_path(ModelKind::Attention);
     let (_, memory) = examine(&kv, &["--model", model.to_str().unwrap(), "--ctx-size", "512"], "memory");
     assert_eq!(memory["level"], "ok", "{memory}");
-    assert!(memory["fact"].as_str().unwrap().contains("4 requests of 512 tokens"), "{memory}");
+    assert!(memory["fact"].as_str().unwrap().contains("4 x 512.0 KiB KV"), "{memory}");
     let (_, cpu) = examine(&kv, &[], "cpu");
     assert_eq!(cpu["level"], "ok");
     assert_eq!(contents(folder.path()), [], "it changes nothing");

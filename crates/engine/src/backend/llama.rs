@@ -3,7 +3,7 @@
 //! `model.rs` loads, `context.rs` computes, `state.rs` packs and restores with the help of `layout.rs`, `segment.rs`,
 //! `packed.rs`, `chain.rs` and `partial.rs` (all safe) and of `io.rs`, `matcher.rs` constrains, `grammar.rs` turns
 //! schemas into grammars, `chat.rs` renders and parses with the help of `render.rs`, `adapter.rs` holds LoRA adapters,
-//! `gguf_check.rs` looks at a file before llama.cpp does, `cpu.rs` at the CPU, `log.rs` keeps its words. `tokenizer.rs`
+//! `gguf_check.rs` looks at a file before llama.cpp does, `cpu.rs` at the CPU, `devices.rs` lists devices, `log.rs` keeps its words. `tokenizer.rs`
 //! turns texts into tokens with `runs.rs` and `split.rs`; it, schemas and parsers recurse on the stacks of `deep.rs`. No
 //! C++ exception and no failed assertion may reach this folder's callers: input is checked
 //! before it crosses the line.
@@ -34,6 +34,7 @@ mod buffer;
 pub(crate) mod chat;
 mod context;
 mod cpu;
+mod devices;
 mod gguf_check;
 mod handle;
 mod log;
@@ -45,6 +46,7 @@ pub(crate) mod text;
 
 pub use chat::template::check_template;
 pub use cpu::{CPU_ADVICE, missing_cpu_features};
+pub use devices::{Device, DeviceKind, LLAMA_VERSION, backends, devices};
 
 /// llama.cpp. It starts at the first load or the first buffer, not before.
 #[derive(Clone, Copy, Debug, Default)]

@@ -15,6 +15,10 @@ use crate::files::parts;
 /// One number for each layer; no model has more.
 const MAX_LAYERS: usize = 4096;
 
+/// Parts of keys that name layers with states of another size: recurrent, compressed, shared.
+const PARTIAL_STATES: [&str; 6] =
+    [".ssm.", ".wkv", ".shortconv.", ".kv_lora_rank", ".full_attention_interval", ".shared_kv_layers"];
+
 /// What a model with these settings takes. Reads the head of the file.
 #[must_use]
 pub fn footprint(config: &ModelConfig) -> Footprint {
@@ -23,6 +27,32 @@ pub fn footprint(config: &ModelConfig) -> Footprint {
     let sizes = parts::files(&config.model, count).into_iter().filter_map(|path| std::fs::metadata(path).ok());
     let weights = sizes.map(|file| file.len()).fold(0, u64::saturating_add);
     Footprint { weights, cells: shape.bytes_per_cell(&config.context).saturating_mul(shape.cells(&config.context)) }
+}
+
+/// The facts behind a footprint: for reports to people, and to find settings that fit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Sizing {
+    /// What the model takes.
+    pub footprint: Footprint,
+    /// Bytes of one position in all layers; 0 if the file does not describe its attention.
+    pub bytes_per_token: u64,
+    /// Whether each layer keeps each position, so that the cells are not an upper bound only. Windowed, recurrent and
+    /// compressed layers keep less.
+    pub is_exact: bool,
+    /// Positions that the model was trained with.
+    pub trained_context: Option<u64>,
+}
+
+/// The sizing of a model with these settings. Reads the head of the file.
+#[must_use]
+pub fn sizing(config: &ModelConfig) -> Sizing {
+    let shape = Shape::of(config);
+    Sizing {
+        footprint: footprint(config),
+        bytes_per_token: shape.bytes_per_cell(&config.context),
+        is_exact: shape.keeps_all_positions(&config.context),
+        trained_context: shape.number("context_length").filter(|length| *length > 0),
+    }
 }
 
 /// What the context for embeddings takes, by the length of the longest input.
@@ -91,6 +121,13 @@ impl Shape {
         let Some(value) = self.value(key) else { return 0 };
         let each = value.as_array().map_or(std::slice::from_ref(value), |array| array.values.as_slice());
         each.iter().filter_map(Value::as_unsigned).max().unwrap_or(0)
+    }
+
+    /// Whether all layers keep all positions with their keys and values, as far as the file says.
+    fn keeps_all_positions(&self, context: &ContextOptions) -> bool {
+        let has = |part: &str| self.values.iter().any(|(key, _)| key.contains(part));
+        let is_windowed = self.largest("attention.sliding_window") > 0 && !context.swa_full;
+        !is_windowed && !PARTIAL_STATES.iter().any(|part| has(part))
     }
 
     /// Positions that the context has room for.
@@ -166,6 +203,20 @@ mod tests {
             base.cells * 2
         );
         assert!(cells(|context| context.n_ctx = 0) > base.cells, "the trained length");
+    }
+
+    /// Everyday use 13: a report has to know whether the cells are an upper bound.
+    #[test]
+    fn a_sizing_has_the_facts_of_the_file() {
+        let config = config(|_| {});
+        let found = sizing(&config);
+        assert_eq!(found.footprint, footprint(&config));
+        assert_eq!(found.bytes_per_token * 128, found.footprint.cells);
+        assert!(found.is_exact && found.trained_context.is_some_and(|length| length > 0), "{found:?}");
+        for kind in [ModelKind::Window, ModelKind::Recurrent, ModelKind::Hybrid] {
+            let found = sizing(&ModelConfig::new("m", model_path(kind)));
+            assert!(!found.is_exact, "{kind:?}: {found:?}");
+        }
     }
 
     #[test]

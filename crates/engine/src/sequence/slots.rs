@@ -127,6 +127,7 @@ impl Slots {
                 mode: shared.file.mode,
                 memory,
                 n_ctx: info.n_ctx,
+                model: Arc::clone(&shared.model),
             },
             compactor: Compactor::new(Arc::clone(&shared.cache), memory, context.joiner(), bounds),
             shares_decodes,

@@ -13,7 +13,7 @@ use poncho_cache::{
     SaveReason, SaveRequest, Tier,
 };
 
-use crate::backend::{MemoryKind, SeqId, StateError};
+use crate::backend::{MemoryKind, Model, SeqId, SpecialText, StateError};
 use crate::calls::tenant::Tenant;
 use crate::files::file_watch::FileWatch;
 use crate::schedule::grid::Grid;
@@ -29,7 +29,12 @@ pub(crate) struct Saver {
     pub(crate) memory: MemoryKind,
     /// Tokens that a sequence may hold.
     pub(crate) n_ctx: u32,
+    /// Turns the first tokens into text.
+    pub(crate) model: Arc<dyn Model>,
 }
+
+/// Tokens of a prompt that are stored as text too, for listings of a cache folder.
+const TEXT_TOKENS: usize = 40;
 
 /// A boundary to save.
 pub(crate) struct Boundary<'a> {
@@ -60,6 +65,15 @@ impl Saver {
             self.cache.claim(&boundary.namespace, boundary.tokens, tenant.id);
         }
         key
+    }
+
+    /// The beginning of a prompt as text. Informational: nothing but a listing reads it.
+    fn first_words(&self, tokens: &[u32]) -> String {
+        let mut bytes = Vec::new();
+        for token in tokens.iter().take(TEXT_TOKENS) {
+            self.model.token_bytes(*token, SpecialText::Hide, &mut bytes);
+        }
+        String::from_utf8_lossy(&bytes).trim_start().to_owned()
     }
 
     fn store(
@@ -113,7 +127,7 @@ impl Saver {
             reason: boundary.reason,
             flags: if boundary.grid.is_some() { FLAG_GRID } else { 0 },
             context_size: self.n_ctx,
-            text: String::new(),
+            text: self.first_words(boundary.tokens),
             tier: self.tier,
             owner: boundary.tenant.map(|tenant| tenant.id),
         };

@@ -99,7 +99,7 @@ pub enum ParameterError {
         advice: &'static str,
     },
     /// A value of another type.
-    #[error("parameter `{name}` wants {wanted}, not `{got}`")]
+    #[error("parameter `{name}` must be {wanted}, not `{got}`")]
     WrongType {
         /// The parameter.
         name: &'static str,

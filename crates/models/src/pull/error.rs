@@ -156,7 +156,7 @@ pub enum PullError {
         second: Box<PullError>,
     },
     /// The caller stopped it.
-    #[error("stopped before it was done; the bytes fetched so far are kept, and the same command resumes from there")]
+    #[error("the download was interrupted; run the same command again to resume it")]
     Stopped,
     /// The registry failed.
     #[error(transparent)]

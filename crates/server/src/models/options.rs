@@ -7,7 +7,7 @@
 
 use std::fmt;
 
-use poncho_api::{Request, Sampling};
+use poncho_api::{Request, Sampling, range_text};
 use serde::Deserialize as DeserializeDerive;
 use serde::de::{self, Deserialize, Deserializer, Visitor};
 
@@ -80,7 +80,8 @@ impl Options {
         let default = base.sampling.clone();
         let checked = |name: &str, value: Option<f32>, default: f32, low: f32, high: f32| match value {
             Some(value) if !(low..=high).contains(&value) => {
-                Err(ApiError::field(format!("options.{name}"), format!("it is {value} and must lie in {low}..={high}")))
+                let range = range_text(low, high);
+                Err(ApiError::field(format!("options.{name}"), format!("it is {value} and must be {range}")))
             }
             value => Ok(value.unwrap_or(default)),
         };

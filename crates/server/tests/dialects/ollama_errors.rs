@@ -166,8 +166,8 @@ async fn other_refusals_have_their_status_and_ollamas_shape() {
     let server = Server::plain().await;
     let long = json!({"model": "stub", "prompt": "x".repeat(5000)});
     is_error(&server.post("/api/generate", &long).await, 400, "the prompt has ");
-    is_error(&server.get("/api/generate").await, 405, "/api/generate does not take GET");
-    is_error(&server.post("/api/tags", &json!({})).await, 405, "/api/tags does not take POST");
+    is_error(&server.get("/api/generate").await, 405, "/api/generate does not support GET");
+    is_error(&server.post("/api/tags", &json!({})).await, 405, "/api/tags does not support POST");
     is_error(&server.post("/api/push", &json!({})).await, 501, "/api/push is not part of this server yet");
     is_error(&server.send(Method::POST, "/api/chat", &[JSON], b"{".to_vec()).await, 400, "the body is not valid JSON");
     let text = [("content-type", "text/plain")];

@@ -22,8 +22,27 @@ impl SystemSource {
         Self { root: root.to_path_buf() }
     }
 
-    /// Control groups with a limit below `machine_total`: the process's own and each one around it.
-    fn groups(&self, machine_total: u64) -> Vec<PressureSample> {
+    /// Bytes that a process here can still allocate: what the machine has available, or the tightest control group.
+    ///
+    /// # Errors
+    /// If the machine's memory cannot be read.
+    pub fn available(&self) -> Result<u64, PressureError> {
+        let machine = self.machine()?;
+        let room = |sample: PressureSample| sample.total.saturating_sub(sample.used);
+        // The kernel drops any page of a file before an allocation fails.
+        let groups = self.groups(machine.total, &["inactive_file", "active_file"]).into_iter().map(room);
+        Ok(groups.fold(room(machine), u64::min))
+    }
+
+    fn machine(&self) -> Result<PressureSample, PressureError> {
+        let path = self.root.join("proc/meminfo");
+        let text = fs::read_to_string(&path).map_err(|source| PressureError::Read { path: path.clone(), source })?;
+        parse_meminfo(&text).map_err(|wanted| unparsable(&path.display().to_string(), wanted, &text))
+    }
+
+    /// Control groups with a limit below `machine_total`: the process's own and each one around it. Memory of the kinds in
+    /// `droppable` does not count as used.
+    fn groups(&self, machine_total: u64, droppable: &[&str]) -> Vec<PressureSample> {
         let Ok(membership) = fs::read_to_string(self.root.join("proc/self/cgroup")) else { return Vec::new() };
         let Some(group) = membership.lines().find_map(|line| line.strip_prefix("0::/")) else { return Vec::new() };
         let read = |folder: &Path, file: &str| {
@@ -31,7 +50,7 @@ impl SystemSource {
         };
         let sample = |folder: &Path| {
             let (max, current) = (read(folder, "memory.max")?, read(folder, "memory.current")?);
-            parse_group(&max, &current, &read(folder, "memory.stat").unwrap_or_default())
+            parse_group(&max, &current, &read(folder, "memory.stat").unwrap_or_default(), droppable)
         };
         let samples = Path::new(group).ancestors().filter_map(sample);
         samples.filter(|sample| sample.total < machine_total).collect()
@@ -50,11 +69,11 @@ impl PressureSource for SystemSource {
     }
 
     fn sample(&mut self) -> Result<PressureSample, PressureError> {
-        let path = self.root.join("proc/meminfo");
-        let text = fs::read_to_string(&path).map_err(|source| PressureError::Read { path: path.clone(), source })?;
-        let machine = parse_meminfo(&text).map_err(|wanted| unparsable(&path.display().to_string(), wanted, &text))?;
+        let machine = self.machine()?;
         let fuller = |fullest, sample: PressureSample| if sample.is_fuller_than(&fullest) { sample } else { fullest };
-        Ok(self.groups(machine.total).into_iter().fold(machine, fuller))
+        // File pages that nobody used lately count as used there, though the kernel drops them first; reading rows from
+        // disk would look like pressure.
+        Ok(self.groups(machine.total, &["inactive_file"]).into_iter().fold(machine, fuller))
     }
 }
 
@@ -69,13 +88,15 @@ fn parse_meminfo(text: &str) -> Result<PressureSample, &'static str> {
 }
 
 /// Parses the files of one control group; `None` where it sets no limit.
-fn parse_group(max: &str, current: &str, stat: &str) -> Option<PressureSample> {
+fn parse_group(max: &str, current: &str, stat: &str, droppable: &[&str]) -> Option<PressureSample> {
     let total: u64 = max.trim().parse().ok()?;
     let current: u64 = current.trim().parse().ok()?;
-    // File pages that nobody used lately count as used here, though the kernel drops them first; reading rows from
-    // disk would look like pressure.
-    let droppable = stat.lines().find_map(|line| line.strip_prefix("inactive_file ")?.trim().parse().ok());
-    Some(PressureSample { used: current.saturating_sub(droppable.unwrap_or(0)), total })
+    let bytes = |line: &str| {
+        let (name, bytes) = line.split_once(' ')?;
+        if droppable.contains(&name) { bytes.trim().parse::<u64>().ok() } else { None }
+    };
+    let droppable = stat.lines().filter_map(bytes).fold(0, u64::saturating_add);
+    Some(PressureSample { used: current.saturating_sub(droppable), total })
 }
 
 #[cfg(test)]
@@ -97,9 +118,13 @@ mod tests {
 
     #[test]
     fn group_without_a_limit_is_no_sample() {
-        assert_eq!(parse_group("max\n", "5\n", ""), None);
-        assert_eq!(parse_group("100\n", "80\n", "anon 3\ninactive_file 30\n"), Some(sample(50, 100)));
-        assert_eq!(parse_group("100\n", "80\n", "inactive_file 90\n"), Some(sample(0, 100)));
+        let parse = |max: &str, current: &str, stat: &str| parse_group(max, current, stat, &["inactive_file"]);
+        assert_eq!(parse("max\n", "5\n", ""), None);
+        assert_eq!(parse("100\n", "80\n", "anon 3\ninactive_file 30\n"), Some(sample(50, 100)));
+        assert_eq!(parse("100\n", "80\n", "inactive_file 90\n"), Some(sample(0, 100)));
+        let both =
+            parse_group("100\n", "80\n", "inactive_file 10\nactive_file 20\n", &["inactive_file", "active_file"]);
+        assert_eq!(both, Some(sample(50, 100)));
     }
 
     /// A root with `meminfo` and control groups by path, each with its limit and use.
@@ -127,6 +152,10 @@ mod tests {
         assert_eq!(read(&[("outer/inner", "1000", 100)]), machine, "the machine is fuller than the group");
         assert_eq!(read(&[("outer/inner", "2000000000", 2_000_000_000)]), machine, "a limit above the machine is none");
         assert_eq!(read(&[("elsewhere", "1000", 1000)]), machine, "not our group");
+        let available = |groups: &[(&str, &str, u64)]| SystemSource::under(root(groups).path()).available().unwrap();
+        assert_eq!(available(&[]), 400 * 1024);
+        assert_eq!(available(&[("outer", "1000", 700), ("outer/inner", "500", 490)]), 10, "the tightest group");
+        assert_eq!(available(&[("outer/inner", "900000", 100)]), 400 * 1024, "the machine has less");
         let missing = SystemSource::under(Path::new("/nonexistent")).sample();
         assert!(matches!(missing, Err(PressureError::Read { path, .. }) if path.ends_with("proc/meminfo")));
     }

@@ -28,7 +28,7 @@ pub(crate) struct FolderArgs {
     #[arg(long, value_name = "DIR", global = true)]
     pub(crate) cache_dir: Option<PathBuf>,
 
-    /// Second folder, of the tier ram_file, with rows that may extend rows of the first
+    /// Folder of the tier ram_file, with rows that may extend rows of the cache folder [env: PONCHO_RAM_FILE_DIR]
     #[arg(long, value_name = "DIR", global = true)]
     pub(crate) ram_file_dir: Option<PathBuf>,
 }

@@ -12,6 +12,7 @@ use poncho_cache::{CacheConfig, FileTierConfig, Tier};
 use crate::commands::cache::args::FolderArgs;
 use crate::serving::disk::is_in_memory;
 use crate::settings::cache_folder::{FolderOrigin, choose_cache_folder};
+use crate::settings::configured;
 
 /// One cache folder that exists.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,14 +31,15 @@ impl Folders {
     /// Resolves the flags and the environment.
     pub(crate) fn find(args: &FolderArgs) -> anyhow::Result<Self> {
         let (path, origin) = choose_cache_folder(args.cache_dir.as_deref())?;
+        let memory = memory_folder(args)?;
         let mut found = Vec::new();
         if is_there(&path, origin)? {
             // A single folder has the tier of its file system; beside a memory folder it is the disk.
-            let tier = if args.ram_file_dir.is_none() && is_in_memory(&path) { Tier::RamFile } else { Tier::Disk };
+            let tier = if memory.is_none() && is_in_memory(&path) { Tier::RamFile } else { Tier::Disk };
             found.push(Folder { path, tier });
         }
-        if let Some(path) = &args.ram_file_dir
-            && is_there(path, FolderOrigin::Named("--ram-file-dir"))?
+        if let Some((path, origin)) = &memory
+            && is_there(path, *origin)?
         {
             if found.iter().any(|other| is_same(&other.path, path)) {
                 bail!(
@@ -63,6 +65,17 @@ impl Folders {
             ..CacheConfig::default()
         })
     }
+}
+
+/// The folder of files in memory: the flag, or that of the settings. A folder given with `--cache-dir` stands alone.
+fn memory_folder(args: &FolderArgs) -> anyhow::Result<Option<(PathBuf, FolderOrigin)>> {
+    if let Some(path) = &args.ram_file_dir {
+        return Ok(Some((path.clone(), FolderOrigin::Named("--ram-file-dir"))));
+    }
+    if args.cache_dir.is_some() {
+        return Ok(None);
+    }
+    Ok(configured("ram_file_dir")?.map(|(path, _)| (path.into(), FolderOrigin::Default)))
 }
 
 fn is_there(path: &Path, origin: FolderOrigin) -> anyhow::Result<bool> {

@@ -29,6 +29,8 @@ pub(crate) struct RowJson<'a> {
     last_used: u64,
     parts: Vec<PartJson>,
     namespace: NamespaceJson,
+    /// The name of the model, if it is known.
+    model: Option<&'a str>,
     /// The beginning of the prompt.
     text: &'a str,
 }
@@ -64,8 +66,14 @@ impl<'a> RowJson<'a> {
             last_used: prefix.meta.last_used,
             parts: prefix.parts.iter().map(|part| PartJson { kind: part.kind.as_str(), bytes: part.length }).collect(),
             namespace: (&prefix.meta.namespace).into(),
+            model: None,
             text: clipped(&prefix.text, LISTED_TEXT),
         }
+    }
+
+    /// The row with the name of its model.
+    pub(crate) fn with_model(self, model: Option<&'a str>) -> Self {
+        Self { model, ..self }
     }
 
     /// The row with its whole text.

@@ -8,6 +8,7 @@ use poncho_terminal::show_bytes;
 
 use super::facts::Facts;
 use crate::serving::disk::LITTLE_SPACE;
+use crate::serving::memory::Fit;
 use crate::serving::port::PortState;
 
 /// With less free space hardly a row fits.
@@ -18,8 +19,6 @@ const SLOW: u64 = 30 << 20;
 const SMALL_SHARED_MEMORY: u64 = 64 << 20;
 /// A thousand connections, as many files, and a reserve.
 const FEW_FILES: u64 = 4096;
-/// The memory of the process besides model and context: the program and the buffers of a decode call.
-const OWN_MEMORY: u64 = 256 << 20;
 
 /// The severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -107,37 +106,26 @@ fn model(facts: &Facts) -> Finding {
     let Some(model) = &facts.model else {
         return Finding::good("model", "none is named; give one with --model to check its memory too");
     };
-    let (bytes, per_token) = match &model.found {
-        Ok(found) => *found,
+    let demand = match &model.found {
+        Ok(demand) => demand,
         Err(wrong) => {
             return Finding::broken("model", wrong.clone(), "give the path of a complete GGUF file with --model");
         }
     };
-    let cells = u64::from(facts.ctx_size).saturating_mul(u64::from(facts.parallel));
-    let context = per_token.unwrap_or(0).saturating_mul(cells);
-    let needed = bytes.saturating_add(context).saturating_add(OWN_MEMORY);
-    let name = model.path.display();
-    let sum = format!(
-        "{name} needs about {}: {} for the model, {} for {} requests of {} tokens",
-        show_bytes(needed),
-        show_bytes(bytes),
-        show_bytes(context),
-        facts.parallel,
-        facts.ctx_size,
-    );
-    match facts.memory {
-        Some(memory) if needed > memory => Finding::broken(
+    let sum = format!("{}: {}", model.path.display(), demand.sum());
+    let Some(memory) = facts.memory else {
+        return Finding::good("memory", format!("{sum}; the available memory is unknown on this system"));
+    };
+    let sum = format!("{sum}; {} available", show_bytes(memory));
+    match demand.fit(memory) {
+        Fit::TooLittle(shortage) => Finding::broken("memory", sum, shortage.advice()),
+        Fit::Tight(shortage) => Finding::warning("memory", sum, shortage.advice()),
+        Fit::Fits if demand.total() > memory / 10 * 9 => Finding::warning(
             "memory",
-            format!("{sum}; {} are available", show_bytes(memory)),
-            "use a smaller --ctx-size or --parallel, a smaller model or quantisation, or stop other programs",
-        ),
-        Some(memory) if needed > memory / 10 * 9 => Finding::warning(
-            "memory",
-            format!("{sum}; {} are available", show_bytes(memory)),
+            sum,
             "memory is tight: a smaller --ctx-size or --parallel leaves room for other programs",
         ),
-        Some(memory) => Finding::good("memory", format!("{sum}; {} are available", show_bytes(memory))),
-        None => Finding::good("memory", format!("{sum}; the available memory is unknown on this system")),
+        Fit::Fits => Finding::good("memory", sum),
     }
 }
 
@@ -269,17 +257,28 @@ fn open_files(facts: &Facts) -> Finding {
 mod tests {
     use std::path::PathBuf;
 
+    use poncho_api::Footprint;
+    use poncho_engine::{ModelConfig, Sizing};
+
     use super::super::facts::{FolderFacts, ModelFacts};
     use super::*;
+    use crate::serving::memory::Demand;
+
+    /// A model of 1 GiB with 100 kB a token, for 4 requests of this many tokens.
+    fn demand(ctx_size: u32) -> Demand {
+        let mut config = ModelConfig::new("m", "m.gguf");
+        (config.context.n_ctx, config.context.n_seq_max) = (ctx_size, 4);
+        let footprint = Footprint { weights: 1 << 30, cells: 100_000 * 4 * u64::from(ctx_size) };
+        let sizing = Sizing { footprint, bytes_per_token: 100_000, is_exact: true, trained_context: None };
+        Demand::of_sized(&[(&config, sizing)])
+    }
 
     /// A machine on which all is well.
     fn healthy() -> Facts {
         Facts {
             cpu_missing: Vec::new(),
             memory: Some(16 << 30),
-            model: Some(ModelFacts { path: "m.gguf".into(), found: Ok((1 << 30, Some(100_000))) }),
-            ctx_size: 8192,
-            parallel: 4,
+            model: Some(ModelFacts { path: "m.gguf".into(), found: Ok(demand(8192)) }),
             folder: FolderFacts {
                 path: "/kv".into(),
                 unwritable: None,
@@ -336,9 +335,11 @@ mod tests {
     #[test]
     fn memory_counts_model_and_context() {
         // 1 GiB and 100 kB for each of 32,768 tokens and the program's own: 4.3 GiB.
-        only(&bad(|facts| facts.memory = Some(4 << 30)), "memory", Level::Broken, "--ctx-size");
+        only(&bad(|facts| facts.memory = Some(3 << 30)), "memory", Level::Broken, "--ctx-size");
+        only(&bad(|facts| facts.memory = Some(4 << 30)), "memory", Level::Warning, "--ctx-size");
         only(&bad(|facts| facts.memory = Some((9 << 30) / 2)), "memory", Level::Warning, "tight");
-        only(&bad(|facts| facts.ctx_size = 131_072), "memory", Level::Broken, "4 requests of 131072 tokens");
+        let large = |facts: &mut Facts| facts.model.as_mut().unwrap().found = Ok(demand(131_072));
+        only(&bad(large), "memory", Level::Broken, "1.0 GiB weights + 4 x 12.2 GiB KV");
         let wrong = Err("x is not a GGUF model".to_owned());
         only(&bad(|facts| facts.model.as_mut().unwrap().found = wrong), "model", Level::Broken, "not a GGUF");
     }

@@ -8,18 +8,21 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use clap::FromArgMatches;
 use poncho_cache::LOCK_FILE_NAME;
 use poncho_cache::open_to_others;
 use poncho_cache::{Links, open_regular};
 use poncho_engine::backend::llama::missing_cpu_features;
+use poncho_gguf::{Keep, Metadata};
 use poncho_models::Registry;
 
-use super::memory;
 use crate::serving::disk::{free_bytes, is_in_memory};
+use crate::serving::memory::{self, Demand};
 use crate::serving::port::{self, PortState};
-use crate::serving::shape::replay_file;
+use crate::serving::shape::{ModelShape, replay_file};
 use crate::serving::{limits, model_file};
 use crate::settings::Resolved;
+use crate::settings::args::ServeArgs;
 use crate::settings::cache_folder::cache_folder;
 use crate::settings::models_folder::models_folder;
 
@@ -37,8 +40,6 @@ pub(super) struct Facts {
     pub(super) memory: Option<u64>,
     /// The model to serve; `None` if none is named.
     pub(super) model: Option<ModelFacts>,
-    pub(super) ctx_size: u32,
-    pub(super) parallel: u32,
     pub(super) folder: FolderFacts,
     /// Size of `/dev/shm`; `None` if there is none.
     pub(super) shared_memory: Option<u64>,
@@ -58,8 +59,8 @@ pub(super) struct Facts {
 #[derive(Debug, Clone)]
 pub(super) struct ModelFacts {
     pub(super) path: PathBuf,
-    /// The size of the file and the bytes per token, or what is wrong with the file.
-    pub(super) found: Result<(u64, Option<u64>), String>,
+    /// The memory that it needs, or what is wrong with the file.
+    pub(super) found: Result<Demand, String>,
 }
 
 /// The cache folder.
@@ -85,15 +86,14 @@ pub(super) fn gather(resolved: &Resolved) -> anyhow::Result<Facts> {
     let folder = cache_folder(matches.get_one::<PathBuf>("cache_dir").map(PathBuf::as_path))?;
     let model = matches.get_many::<String>("model").and_then(|mut models| models.next());
     let models_dir = matches.get_one::<PathBuf>("models_dir").map(PathBuf::as_path);
+    let shape = ModelShape::of(&ServeArgs::from_arg_matches(matches)?, None);
     let has = |name: &str| matches.get_raw(name).is_some_and(|mut keys| keys.next().is_some());
     let has_keys = has("api_key") || has("admin_key");
     let file = resolved.file.clone().filter(|path| has_keys && others_may_read(path));
     Ok(Facts {
         cpu_missing: missing_cpu_features(),
         memory: memory::available(),
-        model: model.map(|model| look_at_model(&file_of(model, models_dir))),
-        ctx_size: *matches.get_one::<u32>("ctx_size").context("no context size")?,
-        parallel: *matches.get_one::<u32>("parallel").context("no number of requests")?,
+        model: model.map(|model| look_at_model(&file_of(model, models_dir), &shape)),
         folder: look_at_folder(folder),
         shared_memory: rustix::fs::statvfs("/dev/shm").ok().map(|facts| facts.f_blocks.saturating_mul(facts.f_frsize)),
         address: format!("{host}:{port}"),
@@ -121,10 +121,11 @@ fn file_of(model: &str, models_dir: Option<&Path>) -> PathBuf {
     }
 }
 
-fn look_at_model(path: &Path) -> ModelFacts {
+fn look_at_model(path: &Path, shape: &ModelShape) -> ModelFacts {
     let looked = model_file::check(path).map_err(|error| error.to_string()).and_then(|()| {
-        let bytes = std::fs::metadata(path).map_err(|error| error.to_string())?.len();
-        Ok((bytes, memory::bytes_per_token(path)?))
+        // The estimate takes a damaged head for an empty one.
+        Metadata::open(path, &Keep::FACTS).map_err(|error| error.to_string())?;
+        Ok(Demand::of(&[shape.config(path, &path.display().to_string())]))
     });
     ModelFacts { path: path.to_path_buf(), found: looked }
 }

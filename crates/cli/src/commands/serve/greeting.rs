@@ -4,7 +4,6 @@
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::path::Path;
 
 use poncho_terminal::printable_line;
 
@@ -15,15 +14,15 @@ pub(crate) struct Greeting<'a> {
     pub(crate) address: SocketAddr,
     /// The name of the model for clients.
     pub(crate) model: &'a str,
-    pub(crate) ctx_size: u32,
-    pub(crate) cache_folder: &'a Path,
+    /// Context, memory, device and cache.
+    pub(crate) report: &'a str,
     /// Whether clients must send a key.
     pub(crate) needs_key: bool,
 }
 
 impl Greeting<'_> {
     pub(crate) fn text(&self) -> String {
-        let Self { address, model, ctx_size, cache_folder, needs_key } = *self;
+        let Self { address, model, report, needs_key } = *self;
         let here = reachable(address);
         let name = serde_json::Value::from(model).to_string();
         let body = format!("{{\"model\":{name},\"messages\":[{{\"role\":\"user\",\"content\":\"Hello\"}}]}}");
@@ -35,8 +34,8 @@ impl Greeting<'_> {
         };
         let mut text = String::new();
         let shown = printable_line(model);
-        let _ = writeln!(text, "serving {shown} on http://{address}/v1 with a context of {ctx_size} tokens");
-        let _ = writeln!(text, "cache: {}", cache_folder.display());
+        let _ = writeln!(text, "serving {shown} on http://{address}/v1");
+        text.push_str(report);
         let _ = writeln!(text);
         let _ =
             writeln!(text, "  curl http://{here}/v1/chat/completions -H 'content-type: application/json'{header} \\");
@@ -70,14 +69,14 @@ mod tests {
 
     fn greeting(address: &str, model: &str, needs_key: bool) -> String {
         let address = address.parse().unwrap();
-        Greeting { address, model, ctx_size: 8192, cache_folder: Path::new("/kv"), needs_key }.text()
+        Greeting { address, model, report: "context: 8192 tokens\n", needs_key }.text()
     }
 
     #[test]
     fn each_kind_of_client_has_its_line() {
         let text = greeting("127.0.0.1:8080", "small", false);
         for part in [
-            "on http://127.0.0.1:8080/v1 ",
+            "on http://127.0.0.1:8080/v1\ncontext: 8192 tokens\n",
             "curl http://127.0.0.1:8080/v1/chat/completions ",
             "OpenAI SDK:     base_url=\"http://127.0.0.1:8080/v1\", api_key=\"any\", model=\"small\"",
             "Anthropic SDK:  base_url=\"http://127.0.0.1:8080\", api_key=\"any\", model=\"small\"",

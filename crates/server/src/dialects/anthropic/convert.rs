@@ -64,7 +64,7 @@ pub(crate) fn asked(body: &MessagesBody, key: Option<&SigningKey>, base: &Reques
 
 fn sampling(body: &MessagesBody, base: &Request) -> Result<Request, ApiError> {
     if let Some(temperature) = body.temperature.filter(|temperature| !(0.0..=1.0).contains(temperature)) {
-        return Err(ApiError::field("temperature", format!("it is {temperature} and must lie in 0..=1")));
+        return Err(ApiError::field("temperature", format!("it is {temperature} and must be from 0 to 1")));
     }
     let stops = body.stop_sequences.as_ref().map(|stops| &stops.0);
     let texts = stops.map(|stops| stops.0.as_slice()).unwrap_or_default();

@@ -29,7 +29,7 @@ const LOWEST_LOGPROB: f32 = -9999.0;
 pub(crate) fn choices(n: Option<u32>, session: Option<&str>) -> Result<u32, ApiError> {
     let n = n.unwrap_or(1);
     if !(1..=MAX_CHOICES).contains(&n) {
-        return Err(ApiError::field("n", format!("it is {n} and must lie in 1..={MAX_CHOICES}")));
+        return Err(ApiError::field("n", format!("it is {n} and must be from 1 to {MAX_CHOICES}")));
     }
     if n > 1 && session.is_some() {
         return Err(ApiError::field(

@@ -33,7 +33,7 @@ pub(crate) async fn rows(
     let offset = number(&uri, "offset")?.unwrap_or(0);
     let limit = number(&uri, "limit")?.unwrap_or(PAGE);
     if !(1..=MOST_ROWS).contains(&limit) {
-        return Err(ApiError::field("limit", format!("it is {limit} and must lie in 1..={MOST_ROWS}")));
+        return Err(ApiError::field("limit", format!("it is {limit} and must be from 1 to {MOST_ROWS}")));
     }
     let own = app.keys.narrowed(owner);
     let RowPage { total, rows } = app.models.node().cache_rows(own, offset, limit).await;

@@ -74,7 +74,7 @@ pub(crate) struct DraftBody {
 /// The model's own next tokens. There are fewer than asked for if the model ends its text.
 pub(crate) async fn draft(State(app): State<SharedApp>, Json(body): Json<DraftBody>) -> Result<Json<Value>, ApiError> {
     if !(1..=MOST_DRAFTED).contains(&body.count) {
-        let reason = format!("it is {} and must lie in 1..={MOST_DRAFTED}", body.count);
+        let reason = format!("it is {} and must be from 1 to {MOST_DRAFTED}", body.count);
         return Err(ApiError::field("count", reason));
     }
     let model = app.models.resolve_or_only(body.model.as_deref()).await?;

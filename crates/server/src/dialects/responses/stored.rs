@@ -108,8 +108,9 @@ impl<'q> Page<'q> {
             None => DEFAULT_PAGE,
             Some(text) => {
                 let limit = text.parse().ok().filter(|limit| (1..=MAX_PAGE).contains(limit));
-                limit
-                    .ok_or_else(|| ApiError::field("limit", format!("it is {text:?} and must lie in 1..={MAX_PAGE}")))?
+                limit.ok_or_else(|| {
+                    ApiError::field("limit", format!("it is {text:?} and must be from 1 to {MAX_PAGE}"))
+                })?
             }
         };
         Ok(Self { newest_first, limit, after: parameter(query, "after") })
