@@ -130,6 +130,8 @@ fn two_ponchos_are_compared_in_every_scenario() {
         ("throughput", "2 x 64 tokens, with prompts"),
         ("memory", "resident, idle"),
         ("memory", "resident, most under load"),
+        ("neighbours", "short prompt, first token, median client"),
+        ("neighbours", "long prompt, first token"),
     ] {
         let measure = measure(&report, scenario, name);
         let ratio = measure["ratio"]["median"].as_f64();

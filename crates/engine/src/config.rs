@@ -58,6 +58,9 @@ impl Checked for ModelConfig {
             PrefillChunk::Tokens(tokens) => Some(tokens),
             PrefillChunk::Unlimited => None,
         };
-        Budget::new(n_batch, chunk, n_seq as usize, self.grid().map(|grid| grid.0))
+        let budget = Budget::new(n_batch, chunk, n_seq as usize, self.grid().map(|grid| grid.0))?;
+        // With one sequence nobody else waits for the end of a tick.
+        let is_paced = self.prefill_chunk == PrefillChunk::Default && n_seq > 1;
+        Ok(if is_paced { budget.paced() } else { budget })
     }
 }

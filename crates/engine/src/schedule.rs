@@ -7,4 +7,5 @@ pub mod admission;
 pub(crate) mod awaiting_parent;
 pub mod batch;
 pub(crate) mod grid;
+pub mod pace;
 pub(crate) mod prefix_sharing;

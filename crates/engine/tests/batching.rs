@@ -1,5 +1,7 @@
 //! Many requests at once: each says what it says alone, they are taken in order, and none stops the others.
 
+mod waits;
+
 use std::num::NonZeroUsize;
 
 use poncho_engine::backend::stub::{DecodeFault, StubBackend};
@@ -125,7 +127,8 @@ fn rows_of_decoders_come_in_the_order_of_their_sequences() {
 #[test]
 fn a_long_prompt_does_not_stop_a_decoder() {
     let chunks = [
-        (PrefillChunk::Default, 64),
+        // The last 32 tokens go along with a slice of 64.
+        (PrefillChunk::Default, 96),
         (PrefillChunk::Tokens(NonZeroUsize::new(20).unwrap()), 20),
         (PrefillChunk::Unlimited, 127),
     ];
@@ -157,7 +160,8 @@ fn a_long_prompt_does_not_stop_a_decoder() {
 
 #[test]
 fn several_prompts_are_read_at_the_same_time() {
-    let bench = bench(MemoryKind::Attention);
+    let config = ModelConfig { prefill_chunk: PrefillChunk::Tokens(NonZeroUsize::new(64).unwrap()), ..roomy() };
+    let bench = bench_with(config, &StubBackend::new(MemoryKind::Attention), &memory_cache());
     bench.faults.record_batches();
     let requests: Vec<Request> = (0..3).map(|number| greedy(&prompt(number, 300), 2)).collect();
     for (request, stream) in requests.iter().zip(submit_together(&bench, &requests)) {

@@ -2,12 +2,13 @@
 //! right, and every sequence comes back.
 
 use std::io::Write;
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use poncho_cache::HitKind;
 use poncho_engine::backend::stub::{DecodeFault, StubBackend, StubCall};
 use poncho_engine::backend::{ContextOptions, MemoryKind};
-use poncho_engine::{EngineError, FinishReason, Mode, ModelConfig, PrefillChunk, Request, RequestId, Stream};
+use poncho_engine::{EngineError, Exactness, FinishReason, Mode, ModelConfig, Request, RequestId, Stream};
 
 use crate::stub::{
     Bench, KINDS, LONG, assert_idle, assert_serves, bench, bench_with, endless, roomy, roomy_with, solo,
@@ -154,27 +155,29 @@ fn two_failures_in_a_row_build_the_context_anew_and_the_others_go_on() {
     for kind in KINDS {
         let cache = memory_cache();
         let known = prompt(3, 40);
-        bench_with(roomy(), &StubBackend::new(kind), &cache).model.prefill_only(known.clone()).unwrap();
-        // One prompt fills the batch, so that the younger ones have no row in it.
-        let config = ModelConfig { prefill_chunk: PrefillChunk::Unlimited, ..roomy() };
+        // Exact prompts have a batch of their own, so that the others have no row in it.
+        let exact_grid = NonZeroUsize::new(64).unwrap();
+        let config = ModelConfig { exactness: Exactness::OnRequest, exact_grid, ..roomy() };
+        bench_with(config.clone(), &StubBackend::new(kind), &cache).model.prefill_only(known.clone()).unwrap();
         let bench = bench_with(config, &StubBackend::new(kind), &cache);
         bench.faults.on_decode(1, DecodeFault::Block);
         let holder = bench.model.submit(greedy(&prompt(9, 4), 1)).unwrap();
         assert!(bench.faults.wait_until_held(LONG));
         let mut longer = known.clone();
-        longer.extend(prompt(4, 30));
-        let requests =
-            [greedy(&prompt(1, 400), 5), greedy(&prompt(2, 400), 5), greedy(&longer, 12), greedy(&prompt(5, 20), 7)];
+        longer.extend(prompt(4, 100));
+        let exact = |number| Request { exact: true, ..greedy(&prompt(number, 400), 5) };
+        // They take turns, and the second is next.
+        let requests = [greedy(&longer, 12), exact(1), greedy(&prompt(5, 100), 7), exact(2)];
         let streams: Vec<Stream> =
             requests.iter().map(|request| bench.model.submit(request.clone()).unwrap()).collect();
         bench.faults.on_decode(1, DecodeFault::Fatal(-3));
         bench.faults.on_decode(2, DecodeFault::Fatal(-2));
         bench.faults.release();
         holder.wait().unwrap();
-        let mut streams = streams.into_iter();
-        assert_eq!(streams.next().unwrap().wait(), Err(EngineError::Decode { code: -3 }), "{kind:?}");
-        assert_eq!(streams.next().unwrap().wait(), Err(EngineError::Decode { code: -2 }), "{kind:?}");
-        for (request, stream) in requests[2..].iter().zip(streams) {
+        let [one, first, other, second] = <[Stream; 4]>::try_from(streams).unwrap();
+        assert_eq!(first.wait(), Err(EngineError::Decode { code: -3 }), "{kind:?}");
+        assert_eq!(second.wait(), Err(EngineError::Decode { code: -2 }), "{kind:?}");
+        for (request, stream) in [(&requests[0], one), (&requests[2], other)] {
             assert_eq!(stream.wait().unwrap().generated, solo(kind, request).generated, "{kind:?}");
         }
         let counts = bench.faults.counts();

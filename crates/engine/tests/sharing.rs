@@ -169,7 +169,8 @@ fn a_follower_that_leaves_is_not_missed() {
 #[test]
 fn a_few_tokens_in_common_are_nothing_to_wait_for() {
     let bench = bench(MemoryKind::Attention);
-    let request = |number: u32| greedy(&[prompt(1, 20), prompt(90 + number, 100)].concat(), 4);
+    // Long enough that none is stored before the others start.
+    let request = |number: u32| greedy(&[prompt(1, 20), prompt(90 + number, 200)].concat(), 4);
     let requests: Vec<Request> = (0..3).map(request).collect();
     for (request, stream) in requests.iter().zip(submit_together(&bench, &requests)) {
         let (read, reply) = read_and_reply(stream);

@@ -109,6 +109,8 @@ pub(crate) enum Scenario {
     Throughput,
     /// Resident memory and bytes on disk
     Memory,
+    /// A long prompt and eight clients with short ones
+    Neighbours,
 }
 
 impl Scenario {
@@ -122,6 +124,7 @@ impl Scenario {
             Self::Traces => "traces",
             Self::Throughput => "throughput",
             Self::Memory => "memory",
+            Self::Neighbours => "neighbours",
         }
     }
 }

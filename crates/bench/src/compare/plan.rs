@@ -19,6 +19,8 @@ pub(crate) struct Plan {
     pub(crate) other: usize,
     pub(crate) others: usize,
     pub(crate) agents: usize,
+    /// Tokens of the prompt that short ones are sent beside.
+    pub(crate) document: usize,
     pub(crate) turns: usize,
     pub(crate) streams: Vec<usize>,
     /// Tokens of a short and of a long reply.
@@ -31,10 +33,10 @@ pub(crate) struct Plan {
 
 impl Plan {
     pub(crate) fn new(args: &CompareArgs) -> Self {
-        use Scenario::{Again, Agents, Chat, Cold, Memory, Throughput, Traces};
+        use Scenario::{Again, Agents, Chat, Cold, Memory, Neighbours, Throughput, Traces};
         let mut scenarios = args.scenario.clone();
         if scenarios.is_empty() {
-            scenarios = vec![Cold, Again, Agents, Chat, Throughput, Memory];
+            scenarios = vec![Cold, Again, Agents, Chat, Throughput, Memory, Neighbours];
             if !args.traces.is_empty() {
                 scenarios.push(Traces);
             }
@@ -61,6 +63,7 @@ impl Plan {
             other: 1000,
             others: 8,
             agents: 8,
+            document: 8000,
             turns: 20,
             streams: vec![1, 4, 8, 16],
             replies: [32, 192],
@@ -75,6 +78,7 @@ impl Plan {
             cold: vec![512],
             long: 1000,
             other: 128,
+            document: 1000,
             turns: 5,
             streams: vec![1, 4],
             replies: [16, 64],
@@ -112,7 +116,12 @@ mod tests {
     #[test]
     fn flags_win_over_quick_and_quick_is_smaller_everywhere() {
         let (whole, quick) = (plan(&[]), plan(&["--quick"]));
-        assert!(quick.rounds < whole.rounds && quick.long < whole.long && quick.turns < whole.turns);
+        assert!(
+            quick.rounds < whole.rounds
+                && quick.long < whole.long
+                && quick.document < whole.document
+                && quick.turns < whole.turns
+        );
         assert_eq!((whole.agents, whole.others, whole.turns), (8, 8, 20));
         let own = plan(&["--quick", "--rounds", "3", "--prompt-tokens", "64,128", "--streams", "2"]);
         assert_eq!((own.rounds, own.cold, own.streams), (3, vec![64, 128], vec![2]));

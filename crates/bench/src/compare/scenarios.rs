@@ -8,6 +8,7 @@ mod agents;
 mod chat;
 mod cold;
 mod memory;
+mod neighbours;
 mod throughput;
 mod traces;
 
@@ -33,5 +34,6 @@ pub(crate) async fn run(scenario: Scenario, ring: &mut Ring, extras: &Extras) ->
         Scenario::Traces => traces::run(ring, &extras.traces).await,
         Scenario::Throughput => throughput::run(ring, &extras.loop_speed).await,
         Scenario::Memory => memory::run(ring).await,
+        Scenario::Neighbours => neighbours::run(ring).await,
     }
 }

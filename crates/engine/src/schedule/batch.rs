@@ -1,12 +1,14 @@
 //! The tick planner: which rows go into the next decode call.
 //!
-//! A pure function of the work at hand and the budget, called by the worker once a tick. Decode rows go first and
-//! whole, because a reader waits for each of them; then slices of prefill, oldest request first. It must never plan
-//! more rows than the batch holds, never let the oldest prefill starve, and never allocate once its buffers are warm.
+//! A pure function of the work at hand and the budget, called by the worker once a tick. Decode rows go first and whole,
+//! because a reader waits for each of them. Then come requests with little left to compute, oldest first, and then slices of
+//! long prompts. It must never plan more rows than the batch holds, never let the oldest prefill starve, and never allocate
+//! once its buffers are warm.
 
 use std::num::NonZeroUsize;
 
 use crate::error::EngineError;
+use crate::schedule::pace::{self, SHORT, SHORT_TICKS, SMALLEST_SLICE};
 
 /// What a request wants of the next tick.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,14 +16,36 @@ pub enum Work {
     /// One row: the token drawn last.
     Decode,
     /// The part of the prompt that is not computed yet.
-    Prefill {
-        /// Position of the next token to compute.
-        position: usize,
-        /// Tokens still to compute.
-        remaining: usize,
-        /// For cold-exact requests: slices end at multiples of this and nowhere else.
-        grid: Option<NonZeroUsize>,
-    },
+    Prefill(Prefill),
+}
+
+/// The part of a prompt that is not computed yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Prefill {
+    /// Position of the next token to compute.
+    pub position: usize,
+    /// Tokens still to compute.
+    pub remaining: usize,
+    /// Tokens until the request pauses for a save, or `remaining`. A slice ends there at the latest.
+    pub until_pause: usize,
+    /// For cold-exact requests: slices end at multiples of this and nowhere else.
+    pub grid: Option<NonZeroUsize>,
+}
+
+impl Prefill {
+    /// Whether it goes before long prompts.
+    fn is_short(&self) -> bool {
+        self.grid.is_none() && self.remaining <= SHORT
+    }
+
+    fn is_long(&self) -> bool {
+        self.grid.is_none() && self.remaining > SHORT
+    }
+
+    /// The whole slice up to the next multiple of the grid.
+    fn whole(&self, grid: NonZeroUsize) -> usize {
+        self.until_pause.min(grid.get() - self.position % grid)
+    }
 }
 
 /// How many rows a tick may have.
@@ -33,6 +57,12 @@ pub struct Budget {
     pub prefill_chunk: Option<NonZeroUsize>,
     /// The most prefill rows in all. Equal to `n_batch` but after "no room", when the worker tries with less.
     pub prefill_rows: usize,
+    /// The most rows of long prompts, all of them together.
+    pub long_rows: usize,
+    /// Rows that short requests may take at least, even if long prompts have fewer.
+    short_floor: usize,
+    /// Whether `long_rows` follows the measured speed.
+    is_paced: bool,
 }
 
 impl Budget {
@@ -53,18 +83,49 @@ impl Budget {
             let reason = format!("{n_batch} rows cannot hold {n_seq} sequences{grid}, at least {needed} are needed");
             return Err(EngineError::Config { setting: "n_batch".to_owned(), reason });
         }
-        Ok(Self { n_batch, prefill_chunk, prefill_rows: n_batch })
+        // With this number of rows, one short request on every sequence ends in time.
+        let short_floor = n_seq.saturating_mul(SHORT.div_ceil(SHORT_TICKS));
+        Ok(Self { n_batch, prefill_chunk, prefill_rows: n_batch, long_rows: n_batch, short_floor, is_paced: false })
+    }
+
+    /// The same, with ticks that end soon: [`Budget::set_rate`] decides how many rows long prompts get.
+    #[must_use]
+    pub fn paced(self) -> Self {
+        let paced = Self { is_paced: true, ..self };
+        Self { long_rows: pace::long_rows(None, self.n_batch), ..paced }
+    }
+
+    /// Adapts the rows of long prompts to the speed of a prefill, in tokens a second.
+    pub fn set_rate(&mut self, rate: Option<f64>) {
+        if self.is_paced {
+            self.long_rows = pace::long_rows(rate, self.n_batch);
+        }
     }
 
     /// The chunk for a batch size if none is configured: a quarter of the batch, and enough rows to be efficient.
     #[must_use]
     pub fn default_chunk(n_batch: usize) -> NonZeroUsize {
-        NonZeroUsize::new(n_batch / 4).map_or(SMALLEST_CHUNK, |quarter| quarter.max(SMALLEST_CHUNK))
+        NonZeroUsize::new((n_batch / 4).max(SMALLEST_SLICE)).unwrap_or(NonZeroUsize::MIN)
+    }
+
+    /// The most rows of one prefill.
+    fn chunk(&self) -> usize {
+        self.prefill_chunk.map_or(usize::MAX, NonZeroUsize::get)
+    }
+
+    /// The most rows of short requests.
+    fn short_rows(&self) -> usize {
+        self.long_rows.max(self.short_floor)
+    }
+
+    /// The next slice of a long prompt, of at most `rows` rows. A short end goes along if the budget is paced: whether it
+    /// would be computed alone must not depend on the measured speed.
+    fn slice_of(&self, prefill: &Prefill, rows: usize) -> usize {
+        let rows = rows.min(self.chunk());
+        let is_short_end = self.is_paced && rows >= SMALLEST_SLICE && prefill.until_pause < rows + SMALLEST_SLICE;
+        if is_short_end { prefill.until_pause } else { prefill.until_pause.min(rows) }
     }
 }
-
-/// Below this a slice costs nearly as much as a larger one.
-const SMALLEST_CHUNK: NonZeroUsize = NonZeroUsize::MIN.saturating_add(63);
 
 /// A slice of one request's prefill.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,6 +143,8 @@ pub struct Plan {
     pub decodes: Vec<usize>,
     /// The prefill slices, oldest request first.
     pub prefills: Vec<Slice>,
+    /// Long prompts and prompts on a grid: what is left to compute, and the index of the request.
+    waiting: Vec<(usize, usize)>,
 }
 
 impl Plan {
@@ -102,169 +165,113 @@ impl Plan {
     pub fn is_empty(&self) -> bool {
         self.decodes.is_empty() && self.prefills.is_empty()
     }
+
+    fn add(&mut self, index: usize, len: usize) {
+        if len > 0 {
+            self.prefills.push(Slice { index, len });
+        }
+    }
 }
 
 /// Plans one tick into `plan`. `work` is in the order of admission, and so are the rows.
 ///
-/// A slice on a grid is whole or not at all; one that does not fit beside the older work waits for a later tick while
-/// younger work uses the room. It is cut only if a whole batch could not hold it, which [`Budget::new`] excludes.
+/// The oldest prefill moves in every tick: beside short requests it gets its slice, or at least half of the room, and beside
+/// other long prompts at least half of their rows. The other half goes to the prompt that is done first. Short requests share
+/// their rows in the order of admission.
+///
+/// A slice on a grid is whole or not at all; one that does not fit beside other work waits for a later tick. It is cut only
+/// if a whole batch could not hold it, which [`Budget::new`] excludes.
 pub fn plan_into(work: &[Work], budget: &Budget, plan: &mut Plan) {
     plan.decodes.clear();
     plan.prefills.clear();
+    plan.waiting.clear();
     let decoding = work.iter().enumerate().filter(|(_, work)| matches!(work, Work::Decode));
     plan.decodes.extend(decoding.map(|(index, _)| index).take(budget.n_batch));
 
     let mut room = budget.n_batch.saturating_sub(plan.decodes.len()).min(budget.prefill_rows);
-    for (index, work) in work.iter().enumerate() {
-        let Work::Prefill { position, remaining, grid } = *work else { continue };
-        let len = match grid {
+    let mut longs = budget.long_rows;
+    let Some((first, prefill)) = prefills(work).next() else { return };
+    let oldest = match prefill.grid {
+        Some(_) => Some((first, prefill)),
+        None => prefills(work).find(|(_, prefill)| prefill.is_long()),
+    };
+    let kept = oldest.map(|(index, prefill)| {
+        let len = match prefill.grid {
             Some(grid) => {
-                let whole = remaining.min(grid.get() - position % grid);
-                let hopeless = whole > budget.n_batch && plan.is_empty();
-                if whole <= room || hopeless { whole.min(room) } else { 0 }
+                let whole = prefill.whole(grid);
+                let is_hopeless = whole > budget.n_batch && plan.decodes.is_empty();
+                if whole <= room || is_hopeless { whole.min(room) } else { 0 }
             }
-            None => remaining.min(room).min(budget.prefill_chunk.map_or(usize::MAX, NonZeroUsize::get)),
+            None => {
+                let has_rivals = prefills(work).filter(|(_, prefill)| prefill.is_long()).count() > 1;
+                let share = if has_rivals { longs.div_ceil(2) } else { longs };
+                let half = if index == first { room.div_ceil(2) } else { room / 2 };
+                budget.slice_of(prefill, share).min(half)
+            }
         };
-        if len > 0 {
-            plan.prefills.push(Slice { index, len });
-            room -= len;
+        room -= len;
+        Slice { index, len }
+    });
+    longs = longs.saturating_sub(kept.map_or(0, |kept| kept.len));
+    plan_short(work, budget, &mut room, plan);
+    plan_long(work, budget, kept, (room, longs), plan);
+    plan.prefills.sort_unstable_by_key(|slice| slice.index);
+}
+
+/// The prefills in the order of admission.
+fn prefills(work: &[Work]) -> impl Iterator<Item = (usize, &Prefill)> {
+    work.iter().enumerate().filter_map(|(index, work)| match work {
+        Work::Decode => None,
+        Work::Prefill(prefill) => Some((index, prefill)),
+    })
+}
+
+/// Adds short requests in their order.
+fn plan_short(work: &[Work], budget: &Budget, room: &mut usize, plan: &mut Plan) {
+    let mut left = budget.short_rows().min(*room);
+    for (index, prefill) in prefills(work).filter(|(_, prefill)| prefill.is_short()) {
+        let len = prefill.until_pause.min(budget.chunk()).min(left);
+        plan.add(index, len);
+        left -= len;
+        *room -= len;
+    }
+}
+
+/// Adds the prompts that are neither short nor the oldest, those with the least to compute first. The oldest has the rows
+/// that were kept for it, and gets what the others leave.
+fn plan_long(
+    work: &[Work],
+    budget: &Budget,
+    oldest: Option<Slice>,
+    (mut room, mut longs): (usize, usize),
+    plan: &mut Plan,
+) {
+    let is_other = |index: usize| oldest.is_none_or(|oldest| oldest.index != index);
+    let others = prefills(work).filter(|(index, prefill)| is_other(*index) && !prefill.is_short());
+    plan.waiting.extend(others.map(|(index, prefill)| (prefill.remaining, index)));
+    plan.waiting.sort_unstable();
+    for place in 0..plan.waiting.len() {
+        let Some((_, index)) = plan.waiting.get(place).copied() else { break };
+        let Some(Work::Prefill(prefill)) = work.get(index) else { continue };
+        let len = match prefill.grid {
+            Some(grid) => Some(prefill.whole(grid)).filter(|whole| *whole <= room).unwrap_or(0),
+            None if longs > 0 => budget.slice_of(prefill, longs).min(room),
+            None => 0,
+        };
+        plan.add(index, len);
+        room -= len;
+        if prefill.is_long() {
+            longs = longs.saturating_sub(len);
         }
-        if room == 0 {
-            break;
-        }
+    }
+    if let Some(Slice { index, len }) = oldest
+        && let Some(Work::Prefill(prefill)) = work.get(index)
+    {
+        let more =
+            if prefill.is_long() { budget.slice_of(prefill, len + longs).saturating_sub(len).min(room) } else { 0 };
+        plan.add(index, len + more);
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn prefill(remaining: usize) -> Work {
-        Work::Prefill { position: 0, remaining, grid: None }
-    }
-
-    fn on_grid(position: usize, remaining: usize, grid: usize) -> Work {
-        Work::Prefill { position, remaining, grid: NonZeroUsize::new(grid) }
-    }
-
-    fn budget(n_batch: usize, chunk: usize) -> Budget {
-        Budget::new(n_batch, NonZeroUsize::new(chunk), 1, None).unwrap()
-    }
-
-    fn plan(work: &[Work], budget: &Budget) -> Plan {
-        let mut plan = Plan::default();
-        plan_into(work, budget, &mut plan);
-        plan
-    }
-
-    fn slices(plan: &Plan) -> Vec<(usize, usize)> {
-        plan.prefills.iter().map(|slice| (slice.index, slice.len)).collect()
-    }
-
-    #[test]
-    fn decodes_go_first_though_they_are_younger() {
-        let plan = plan(&[prefill(1000), Work::Decode, Work::Decode], &budget(512, 0));
-        assert_eq!(plan.decodes, [1, 2]);
-        assert_eq!(slices(&plan), [(0, 510)]);
-    }
-
-    #[test]
-    fn a_chunk_leaves_room_for_younger_prefills() {
-        let plan = plan(&[prefill(1000), prefill(50), prefill(1000), prefill(1000)], &budget(300, 128));
-        assert_eq!(slices(&plan), [(0, 128), (1, 50), (2, 122)]);
-        assert_eq!(plan.rows(), 300);
-    }
-
-    #[test]
-    fn a_slice_on_the_grid_ends_at_the_grid_or_at_its_end() {
-        let wide = budget(512, 16);
-        assert_eq!(slices(&plan(&[on_grid(0, 1000, 100)], &wide)), [(0, 100)], "the chunk does not cut it");
-        assert_eq!(slices(&plan(&[on_grid(130, 1000, 100)], &wide)), [(0, 70)]);
-        assert_eq!(slices(&plan(&[on_grid(200, 30, 100)], &wide)), [(0, 30)]);
-    }
-
-    #[test]
-    fn a_slice_on_the_grid_waits_rather_than_being_cut() {
-        let work = [prefill(60), on_grid(0, 500, 50), prefill(500)];
-        assert_eq!(slices(&plan(&work, &budget(100, 0))), [(0, 60), (2, 40)]);
-        let less = Budget { prefill_rows: 40, ..budget(100, 0) };
-        assert!(plan(&[on_grid(0, 500, 50)], &less).is_empty(), "less room must not cut it either");
-        let misfit = Budget { n_batch: 30, prefill_chunk: None, prefill_rows: 30 };
-        assert_eq!(slices(&plan(&[on_grid(0, 500, 50)], &misfit)), [(0, 30)], "it could never be whole");
-    }
-
-    #[test]
-    fn a_budget_that_could_stand_still_is_refused() {
-        assert!(Budget::new(4, None, 4, None).is_ok());
-        assert!(Budget::new(0, None, 0, None).is_err());
-        let error = Budget::new(64, None, 4, NonZeroUsize::new(64)).unwrap_err();
-        assert!(error.to_string().contains("68"), "{error}");
-        assert_eq!(Budget::default_chunk(2048).get(), 512);
-        assert_eq!(Budget::default_chunk(100).get(), 64);
-    }
-
-    fn any_work() -> impl Strategy<Value = Vec<Work>> {
-        let one = prop_oneof![
-            Just(Work::Decode),
-            (0_usize..300, 1_usize..300).prop_map(|(position, remaining)| Work::Prefill {
-                position,
-                remaining,
-                grid: None
-            }),
-            (0_usize..300, 1_usize..300).prop_map(|(position, remaining)| on_grid(position, remaining, 24)),
-        ];
-        prop::collection::vec(one, 0..8)
-    }
-
-    proptest! {
-        #[test]
-        fn a_plan_keeps_its_promises(work in any_work(), n_batch in 32_usize..200, chunk in 0_usize..80) {
-            let budget = Budget::new(n_batch, NonZeroUsize::new(chunk), 8, NonZeroUsize::new(24)).unwrap();
-            let plan = plan(&work, &budget);
-            prop_assert!(plan.rows() <= n_batch);
-            let decoding = (0..work.len()).filter(|&index| work[index] == Work::Decode);
-            prop_assert_eq!(&plan.decodes, &decoding.collect::<Vec<_>>(), "every decode is in");
-            prop_assert!(plan.prefills.is_sorted_by(|a, b| a.index < b.index));
-            for slice in &plan.prefills {
-                let Work::Prefill { position, remaining, grid } = work[slice.index] else { panic!("not a prefill") };
-                prop_assert!(slice.len >= 1 && slice.len <= remaining);
-                match grid {
-                    Some(_) => prop_assert!(slice.len == remaining.min(24 - position % 24)),
-                    None => prop_assert!(chunk == 0 || slice.len <= chunk),
-                }
-            }
-            let oldest = work.iter().position(|work| *work != Work::Decode);
-            prop_assert_eq!(plan.prefills.first().map(|slice| slice.index), oldest, "the oldest prefill moves");
-        }
-
-        #[test]
-        fn all_work_ends_and_decoders_move_in_every_tick(
-            lens in prop::collection::vec((1_usize..2000, any::<bool>()), 1..6),
-            n_batch in 32_usize..200,
-        ) {
-            let budget = Budget::new(n_batch, Some(Budget::default_chunk(n_batch)), 7, NonZeroUsize::new(24)).unwrap();
-            let mut work: Vec<Work> =
-                lens.iter().map(|&(len, exact)| if exact { on_grid(0, len, 24) } else { prefill(len) }).collect();
-            work.push(Work::Decode);
-            let mut plan = Plan::default();
-            let mut ticks = 0;
-            while work.iter().any(|work| *work != Work::Decode) {
-                plan_into(&work, &budget, &mut plan);
-                prop_assert!(plan.decodes.contains(&(work.len() - 1)));
-                for slice in &plan.prefills {
-                    if let Work::Prefill { position, remaining, .. } = &mut work[slice.index] {
-                        *position += slice.len;
-                        *remaining -= slice.len;
-                        if *remaining == 0 {
-                            work[slice.index] = Work::Decode;
-                        }
-                    }
-                }
-                ticks += 1;
-                prop_assert!(ticks < 2000, "the work never ends");
-            }
-        }
-    }
-}
+mod tests;

@@ -6,6 +6,7 @@
 
 use crate::calls::request::RequestId;
 use crate::schedule::grid::Grid;
+use crate::schedule::pace::SHORT;
 
 /// Computing fewer tokens than this takes hardly longer than waiting for them.
 const WORTH_WAITING_FOR: usize = 64;
@@ -68,12 +69,13 @@ pub(crate) fn shared_tokens(
     (common > 0 && can_reach).then_some(common)
 }
 
-/// Whether waiting for `upto` tokens saves more than it costs.
+/// Whether waiting for `upto` tokens saves more than it costs. A short request never waits: it goes before the leader.
 pub(crate) fn is_worth_waiting(task: Progress<'_>, leader: Progress<'_>, upto: usize) -> bool {
     let gain = upto.saturating_sub(task.n_past);
     // A leader that is far behind is not worth it either.
     let wait = upto.saturating_sub(leader.n_past);
-    gain >= WORTH_WAITING_FOR && wait <= gain.saturating_mul(2)
+    let is_short = task.prompt_len.saturating_sub(task.n_past) <= SHORT;
+    !is_short && gain >= WORTH_WAITING_FOR && wait <= gain.saturating_mul(2)
 }
 
 /// What to do with a request that waits for `upto` tokens of a leader that holds `n_past`.
@@ -132,6 +134,7 @@ mod tests {
         assert!(is_worth_waiting(at(0), at(0), 64));
         assert!(!is_worth_waiting(at(0), at(0), 63));
         assert!(!is_worth_waiting(at(300), at(0), 364), "it would wait for 364 tokens to save 64");
+        assert!(!is_worth_waiting(progress(&tokens, 64, 0), at(0), 64), "a short request goes first");
     }
 
     #[test]

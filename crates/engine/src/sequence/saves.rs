@@ -4,6 +4,7 @@
 
 use poncho_cache::{Key, SaveReason};
 
+use crate::schedule::pace::SHORT_TICKS;
 use crate::sequence::slots::Slots;
 use crate::sequence::task::{End, Task};
 use crate::sequence::tasks::{TaskId, Tasks};
@@ -28,6 +29,10 @@ pub(crate) fn pauses(slots: &Slots, shared: &Shared, task: &Task) -> Vec<usize> 
         pauses.dedup();
     }
     pauses.retain(|pause| *pause > task.n_past() && *pause < prompt);
+    if task.is_short() {
+        // A pause ends a tick, and a reader waits; the next turn most likely resumes at the last ones.
+        pauses.drain(..pauses.len().saturating_sub(SHORT_TICKS - 1));
+    }
     pauses
 }
 

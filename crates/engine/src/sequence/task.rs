@@ -18,8 +18,9 @@ use crate::reply::logprobs::logprobs;
 use crate::reply::markers::SamplingMode;
 use crate::reply::output::Output;
 use crate::reply::sampler::{Draw, SampleError, Sampler};
-use crate::schedule::batch::Work;
+use crate::schedule::batch::{Prefill, Work};
 use crate::schedule::grid::Grid;
+use crate::schedule::pace::SHORT;
 use crate::schedule::prefix_sharing::{LeaderState, Progress, WaitsFor};
 use crate::sequence::held::Held;
 use crate::sequence::slots::Lease;
@@ -207,8 +208,13 @@ impl Task {
             return Work::Decode;
         }
         let pause = self.stops.iter().find(|stop| **stop > self.n_past());
-        let remaining = pause.map_or(remaining, |pause| remaining.min(pause - self.n_past()));
-        Work::Prefill { position: self.n_past(), remaining, grid: grid.map(|grid| grid.0) }
+        let until_pause = pause.map_or(remaining, |pause| remaining.min(pause - self.n_past()));
+        Work::Prefill(Prefill { position: self.n_past(), remaining, until_pause, grid: grid.map(|grid| grid.0) })
+    }
+
+    /// Whether little of its prompt is left to compute: then it goes before long prompts.
+    pub(crate) fn is_short(&self) -> bool {
+        self.is_prefilling() && self.prompt_len - self.n_past() <= SHORT
     }
 
     /// The most of its first `count` tokens that may be saved: on a grid, a boundary within the prompt or all of it.

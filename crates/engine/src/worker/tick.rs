@@ -1,7 +1,8 @@
 //! One tick: a plan, a batch, one decode call, and its outcome for each request.
 //!
-//! Called by the worker's loop. Decode rows go first and whole, then slices of prompts, all within the batch. A decode call
-//! that fails costs the requests in its batch and no others; every sequence that it touched is taken back to where it was.
+//! Called by the worker's loop. Decode rows go first and whole, then prompts: short ones before slices of long ones, all
+//! within the batch. A decode call that fails costs the requests in its batch and no others; every sequence that it touched
+//! is taken back to where it was.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -45,6 +46,10 @@ pub(crate) struct Ticker {
     members: Vec<TaskId>,
     /// The place of the request that chose the last group, when groups take turns.
     turn: usize,
+    /// The place of the short request that went last before its turn.
+    short_turn: usize,
+    /// Whether the last group was chosen by a short request before its turn.
+    was_short: bool,
     /// Decode calls that failed one after the other.
     failures: u32,
     /// When the last decode call was over, unless the worker has been idle since.
@@ -60,6 +65,8 @@ impl Ticker {
             work: Vec::new(),
             members: Vec::new(),
             turn: 0,
+            short_turn: 0,
+            was_short: false,
             failures: 0,
             decoded_at: None,
         }
@@ -92,6 +99,7 @@ impl Ticker {
                 self.work.push(task.work(shared.grid_of(&task.request)));
             }
         }
+        self.budget.set_rate(slots.restorer().estimates.prefill_rate());
         plan_into(&self.work, &self.budget, &mut self.plan);
         if self.plan.is_empty() {
             // Prefills only, and room for none of them.
@@ -126,14 +134,24 @@ impl Ticker {
         }
     }
 
-    /// The group of the next decode call. Requests that cannot share one take turns.
+    /// The group of the next decode call. Requests that cannot share one take turns; every other turn belongs to those that
+    /// have little left to compute.
     fn choose_group(&mut self, slots: &Slots, tasks: &Tasks) -> Group {
         let task_at = |place: usize| tasks.get(tasks.nth(place));
         let count = tasks.len();
         let is_mixed = (1..count).any(|place| !Group::is_shared(task_at(place - 1), task_at(place), slots));
-        let first = if is_mixed { self.turn.wrapping_add(1) % count } else { 0 };
+        let next = |turn: usize| if is_mixed { turn.wrapping_add(1) % count } else { 0 };
         // A group with only followers would have nothing to compute.
         let computes = |place: &usize| task_at(*place).waits_for.is_none();
+        let is_short = |place: &usize| computes(place) && task_at(*place).is_short();
+        let first = next(self.short_turn);
+        let short = (0..count).map(|step| (first + step) % count).find(is_short);
+        if let Some(place) = short.filter(|_| is_mixed && !self.was_short) {
+            (self.short_turn, self.was_short) = (place, true);
+            return Group::of(task_at(place), slots);
+        }
+        self.was_short = false;
+        let first = next(self.turn);
         self.turn = (0..count).map(|step| (first + step) % count).find(computes).unwrap_or(first);
         Group::of(task_at(self.turn), slots)
     }
