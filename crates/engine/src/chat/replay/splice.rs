@@ -105,6 +105,8 @@ fn placeholders(scene: &Scene<'_>) -> Vec<Placeholder> {
     let with_texts = replay.has_texts();
     let secret: Arc<str> = random_id("kept").into();
     let mut said = Said::new(begin(scene.model));
+    // Only turns with calls are found by what was said before them.
+    let last_call = scene.messages.iter().rposition(|message| message.get("tool_calls").is_some()).unwrap_or(0);
     let stand = |message: &Value, said: &Said| {
         if message.get("role").and_then(Value::as_str) != Some("assistant") {
             return None;
@@ -119,7 +121,9 @@ fn placeholders(scene: &Scene<'_>) -> Vec<Placeholder> {
         let mark = format!("{secret}x{message}x");
         let secret = Arc::clone(&secret);
         let found = stand(value, &said).map(|stand| Placeholder { message, mark, secret, stand });
-        said.add(value);
+        if message < last_call {
+            said.add(value);
+        }
         found
     });
     found.collect()
