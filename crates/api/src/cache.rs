@@ -119,24 +119,37 @@ pub struct RowReport {
     pub reason: SaveReason,
 }
 
-/// Why a prompt is found in the cache or not: where it leaves the best cached one.
+/// Why a prompt is found in the cache or not: what differs from the cached prompt that is most like it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Explained {
     /// Tokens of the prompt.
     pub tokens: usize,
-    /// How many leading tokens agree with the best stored row.
+    /// How many leading tokens agree with some stored row.
     pub agree: usize,
     /// How many leading tokens the model can resume from.
     pub usable: usize,
-    /// The likely reason why it is not cached to its end. A guess, but for the offset.
+    /// How many of the other tokens are stored, behind what differs, and have to be computed again.
+    pub lost: usize,
+    /// The likely reason why it is not cached to its end. A guess, unlike the positions.
     pub cause: Cause,
-    /// The row that agrees longest.
+    /// The message of the prompt in which it differs, if it was made of messages and one of them differs.
+    pub message: Option<MessagePlace>,
+    /// The row that the prompt was compared with.
     pub row: Option<ExplainedRow>,
-    /// Where prompt and row part: the cached text around that place, and the prompt's own.
-    pub parting: Option<(Around, Around)>,
+    /// Where the prompt and that row differ.
+    pub divergence: Option<Divergence>,
 }
 
-/// The row that agrees longest.
+/// A message of a conversation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MessagePlace {
+    /// Its number, from 1. A system prompt that comes in a field of its own counts as a message.
+    pub number: usize,
+    /// Its role.
+    pub role: String,
+}
+
+/// The row that a prompt was compared with.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExplainedRow {
     /// Its name.
@@ -145,6 +158,19 @@ pub struct ExplainedRow {
     pub tokens: usize,
     /// The fastest tier that holds it.
     pub tier: Option<Tier>,
+}
+
+/// Where a prompt and a row differ.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Divergence {
+    /// The first token that differs.
+    pub offset: usize,
+    /// The stored text there.
+    pub cached: Around,
+    /// The prompt's own text there.
+    pub asked: Around,
+    /// Where both go on with the same text, if they do.
+    pub resumes: Option<Resumption>,
 }
 
 /// The text around a place.
@@ -156,6 +182,15 @@ pub struct Around {
     pub after: String,
 }
 
+/// Where a prompt and a row go on with the same text after they differ.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Resumption {
+    /// The position in the row.
+    pub cached: usize,
+    /// The position in the prompt.
+    pub asked: usize,
+}
+
 /// The likely reason why a prompt is not cached to its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -164,50 +199,121 @@ pub enum Cause {
     Cached,
     /// The prompt goes on where the cached one ends.
     Grown,
+    /// The beginning is cached and the rest is new.
+    Branched,
     /// A time of day differs.
     Clock,
+    /// A date differs.
+    Date,
+    /// An id or another number differs, or was put in front.
+    ChangingId,
     /// A billing header differs.
     BillingHeader,
     /// The same tools come in another order.
     ToolOrder,
+    /// A tool was added, removed or changed.
+    ToolsChanged,
+    /// The texts are the same, and the marks between messages differ.
+    TemplateChanged,
     /// The tokens are cached for another model file or other adapters.
     ModelChanged,
     /// The tokens are cached for other context settings.
     SettingsChanged,
-    /// Something was left out.
+    /// Messages were left out.
     TruncatedHistory,
-    /// The texts differ.
+    /// The system prompt or the first message differs.
+    EditedBeginning,
+    /// A later message differs.
     EditedHistory,
-    /// No cached prompt begins like this one.
+    /// No cached prompt is like this one.
     NeverSeen,
 }
 
+/// What is known about a cause.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CauseWords {
+    /// Its name in JSON.
+    pub word: &'static str,
+    /// What happened.
+    pub reason: &'static str,
+    /// What to do, as an imperative sentence; `None` if there is nothing to do.
+    pub fix: Option<&'static str>,
+}
+
 impl Cause {
-    /// Its word and its sentence.
+    /// Its name, its sentence and what to do about it.
     #[must_use]
-    pub const fn words(self) -> (&'static str, &'static str) {
-        match self {
-            Self::Cached => ("cached", "every token is cached"),
-            Self::Grown => ("grown", "nothing differs; the prompt goes on where the cached one ends"),
-            Self::Clock => ("clock", "a time of day differs; keep the hygiene rule clock on or take the time out"),
-            Self::BillingHeader => {
-                ("billing_header", "a billing header differs; keep the hygiene rule billing_header on")
-            }
-            Self::ToolOrder => {
-                ("tool_order", "the same tools come in another order; keep the hygiene rule tool_order on")
-            }
-            Self::ModelChanged => {
-                ("model_changed", "the same tokens are cached for another model file or other adapters")
-            }
-            Self::SettingsChanged => ("settings_changed", "the same tokens are cached for other context settings"),
-            Self::TruncatedHistory => {
-                ("truncated_history", "something was left out here; what follows is cached further on")
-            }
+    pub const fn words(self) -> CauseWords {
+        let (word, reason, fix) = match self {
+            Self::Cached => ("cached", "every token is cached", None),
+            Self::Grown => ("grown", "nothing differs; the prompt goes on where the cached one ends", None),
+            Self::Branched => (
+                "branched",
+                "the beginning is cached and the rest is new: another conversation, or another last message",
+                None,
+            ),
+            Self::Clock => (
+                "clock",
+                "a time of day differs, and the text behind it is cached",
+                Some("Keep the hygiene rule clock on, or move the time to the end of the prompt."),
+            ),
+            Self::Date => (
+                "date",
+                "a date differs, and the text behind it is cached",
+                Some("Move the date to the end of the prompt, for example into the last message."),
+            ),
+            Self::ChangingId => (
+                "changing_id",
+                "an id or another number differs, and the text behind it is cached",
+                Some("Move this to the end of the prompt, for example into the last message, or leave it out."),
+            ),
+            Self::BillingHeader => (
+                "billing_header",
+                "a billing header differs, and the text behind it is cached",
+                Some("Keep the hygiene rule billing_header on."),
+            ),
+            Self::ToolOrder => (
+                "tool_order",
+                "the same tools come in another order",
+                Some("Keep the tools in one order, or keep the hygiene rule tool_order on."),
+            ),
+            Self::ToolsChanged => (
+                "tools_changed",
+                "a tool was added, removed or changed, and the text behind it is cached",
+                Some("Send the same tools with every request of a conversation."),
+            ),
+            Self::TemplateChanged => (
+                "template_changed",
+                "the texts are the same, and the marks of the chat template between them differ",
+                Some("Use one chat template and the same template options for all requests of a conversation."),
+            ),
+            Self::ModelChanged => (
+                "model_changed",
+                "the same tokens are cached for another model file or other adapters",
+                Some("Use the model file and the adapters that computed the cached prompt."),
+            ),
+            Self::SettingsChanged => (
+                "settings_changed",
+                "the same tokens are cached for other context settings",
+                Some("Start the model with the context settings that computed the cached prompt."),
+            ),
+            Self::TruncatedHistory => (
+                "truncated_history",
+                "messages were left out here or replaced by fewer, and the messages behind them are cached",
+                Some("Send the whole conversation; if it has to be shortened, drop many messages at once, and rarely."),
+            ),
+            Self::EditedBeginning => (
+                "edited_beginning",
+                "the beginning of the prompt differs, and the text behind it is cached",
+                Some("Keep the beginning the same word for word, and move what changes to the end of the prompt."),
+            ),
             Self::EditedHistory => (
                 "edited_history",
-                "the texts differ from here on: an edited message, or another conversation with the same beginning",
+                "an earlier message differs, and the text behind it is cached",
+                Some("Send earlier messages unchanged, and put what is new into the last message."),
             ),
-            Self::NeverSeen => ("never_seen", "no cached prompt begins like this one"),
-        }
+            Self::NeverSeen => ("never_seen", "no cached prompt is like this one", None),
+        };
+        CauseWords { word, reason, fix }
     }
 }

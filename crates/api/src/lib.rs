@@ -29,8 +29,8 @@ mod tenant;
 mod turn;
 
 pub use cache::{
-    Around, CacheReport, Cause, Counter, Explained, ExplainedRow, PressureReport, RowPage, RowReport, TierHealth,
-    TierReport,
+    Around, CacheReport, Cause, CauseWords, Counter, Divergence, Explained, ExplainedRow, MessagePlace, PressureReport,
+    Resumption, RowPage, RowReport, TierHealth, TierReport,
 };
 pub use chat::{ChatSettings, HygieneRule, Normalised, ReplayScope};
 pub use completion::{Completion, FinishReason, TokenLogprob, TokenProbability};

@@ -12,8 +12,9 @@ use crate::format::RowMeta;
 use crate::identity::key::{Key, Namespace};
 use crate::identity::owner::OwnerId;
 use crate::index::rows::Row;
-use crate::index::{Cut, Needs};
-use crate::inspect::explain::{self, Explanation};
+use crate::index::{Cut, Index, Needs};
+use crate::inspect::explain::{self, Explanation, LendIndex, Scope};
+use crate::inspect::sketch::Sketches;
 use crate::kinds::{PartKind, Tier};
 use crate::policy::Policy;
 use crate::pressure::watcher::PressureWatcher;
@@ -45,6 +46,8 @@ pub struct Cache {
     evictor: Arc<Evictor>,
     writers: WriterPool,
     pressure: PressureWatcher,
+    /// Made by explanations, for the next one.
+    sketches: Sketches,
 }
 
 /// What the index knows of a row.
@@ -80,6 +83,12 @@ impl RowInfo {
             parts: PartKind::ALL.into_iter().filter(|kind| row.has_part(*kind)).collect(),
             owners: row.owners.clone(),
         }
+    }
+}
+
+impl LendIndex for SharedIndex {
+    fn lend<T>(&self, step: impl FnOnce(&Index) -> T) -> T {
+        step(&self.lock())
     }
 }
 
@@ -122,6 +131,7 @@ impl Cache {
             tiers,
             counters,
             config,
+            sketches: Sketches::default(),
         })
     }
 
@@ -272,16 +282,17 @@ impl Cache {
         self.len() == 0
     }
 
-    /// How far the best stored prefix reaches and where it parts.
+    /// How far the best stored prefix reaches, where it parts, and the stored prompt that is most like these tokens.
+    /// Takes milliseconds to seconds the first time: stored prompts are read in the index.
     #[must_use]
     pub fn explain(&self, namespace: &Namespace, tokens: &[u32], cut: Cut) -> Explanation {
-        explain::explain(&self.index.lock(), namespace, tokens, cut, None)
+        explain::explain(&*self.index, &self.sketches, Scope { namespace, owner: None }, tokens, cut)
     }
 
     /// The same for one owner: rows of others are as if they were not there.
     #[must_use]
     pub fn explain_for(&self, owner: OwnerId, namespace: &Namespace, tokens: &[u32], cut: Cut) -> Explanation {
-        explain::explain(&self.index.lock(), namespace, tokens, cut, Some(owner))
+        explain::explain(&*self.index, &self.sketches, Scope { namespace, owner: Some(owner) }, tokens, cut)
     }
 
     /// Drops every row that nothing holds. Returns the bytes freed.

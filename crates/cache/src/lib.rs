@@ -75,7 +75,8 @@ pub use identity::key::{Key, KeyHasher, Namespace, to_hex};
 pub use identity::owner::OwnerId;
 pub use index::rows::PayloadPart;
 pub use index::{Cut, Needs};
-pub use inspect::explain::{ExplainedRow, Explanation, Parting, Verdict};
+pub use inspect::alignment::{Alignment, Gap, Run};
+pub use inspect::explain::{ExplainedRow, Explanation, Parting, Similar, Verdict};
 pub use inspect::folder_index::{Eviction, FolderIndex};
 pub use inspect::listing::{Finding, FolderReport, RowFile, inspect_file, inspect_folder};
 #[cfg(any(test, feature = "testing"))]

@@ -663,3 +663,62 @@ fn an_explanation_names_each_case() {
     let counters = cache.counters();
     assert_eq!((counters.probes, counters.misses), (0, 0), "explaining counts nothing");
 }
+
+/// Everyday use 7: a change at the beginning hid the stored prompt that a prompt came from.
+#[test]
+fn the_most_similar_prompt_is_found_whatever_changed_in_front_of_it() {
+    let cache = Cache::open(on_memory(&MemoryFs::new(), 1 << 30)).unwrap();
+    let prompts: Vec<Vec<u32>> = (1..40).map(|number| conversation(number, 300)).collect();
+    let keys: Vec<Key> = prompts.iter().map(|prompt| save(&cache, namespace(1), prompt).key).collect();
+    // A beginning that many prompts have, saved as a row of its own too.
+    let shared = conversation(50, 40);
+    for number in 60..70 {
+        save(&cache, namespace(1), &longer(&shared, number, 200));
+    }
+    save(&cache, namespace(1), &shared);
+    cache.flush();
+    let similar = |prompt: &[u32]| {
+        let found = cache.explain(&namespace(1), prompt, Cut::AnyToken).similar;
+        found.map(|similar| (similar.row.key, similar.alignment.prefix, similar.alignment.shared()))
+    };
+    let prompt = &prompts[16];
+    let in_front = longer(&conversation(99, 12), 0, 0).into_iter().chain(prompt.iter().copied()).collect::<Vec<_>>();
+    assert_eq!(similar(&in_front), Some((keys[16], 0, 300)), "put in front");
+    let mut edited = prompt.clone();
+    edited[3] = 1;
+    assert_eq!(similar(&edited), Some((keys[16], 3, 299)), "one token changed");
+    assert_eq!(similar(&prompt[100..]), Some((keys[16], 0, 200)), "the beginning dropped");
+    // Many rows begin like this prompt, and another one is what it was made from.
+    let moved = [&shared[..], &prompt[50..]].concat();
+    assert_eq!(similar(&moved), Some((keys[16], 0, 250)), "under another beginning");
+    assert_eq!(similar(&conversation(99, 300)), None, "nothing like it");
+    assert_eq!(similar(prompt), None, "every token is stored");
+    assert_eq!(similar(&longer(prompt, 98, 50)), Some((keys[16], 300, 300)), "grown");
+}
+
+/// Everyday use 7, Hardening 6: what is similar is found among the caller's own rows.
+#[test]
+fn a_similar_prompt_of_another_owner_is_not_found() {
+    let cache = Cache::open(on_memory(&MemoryFs::new(), 1 << 30)).unwrap();
+    let prompt = conversation(1, 300);
+    save(&cache, namespace(1), &prompt);
+    let [one, two] = [1, 2].map(|byte| poncho_cache::OwnerId::from_bytes([byte; 16]));
+    cache.claim(&namespace(1), &prompt, one);
+    let asked = &prompt[10..];
+    let own = cache.explain_for(one, &namespace(1), asked, Cut::AnyToken);
+    assert_eq!(own.similar.map(|similar| similar.alignment.shared()), Some(290));
+    let other = cache.explain_for(two, &namespace(1), asked, Cut::AnyToken);
+    assert_eq!((other.similar, other.row, other.verdict), (None, None, Verdict::NothingStored));
+}
+
+/// Everyday use 7: a few common words in this context hid the prompt that is stored for other settings.
+#[test]
+fn a_few_common_words_do_not_hide_a_prompt_that_is_stored_for_other_settings() {
+    let cache = Cache::open(on_memory(&MemoryFs::new(), 1 << 30)).unwrap();
+    let prompt = conversation(1, 300);
+    save(&cache, namespace(1), &prompt);
+    save(&cache, namespace(2), &longer(&prompt[..20], 7, 100));
+    let found = cache.explain(&namespace(2), &prompt, Cut::AnyToken);
+    assert!(matches!(found.verdict, Verdict::OtherNamespace { .. }), "{found:?}");
+    assert_eq!((found.common, found.elsewhere, found.similar), (20, Some(300), None));
+}

@@ -12,6 +12,7 @@ use crate::commands::cache::args::CacheArgs;
 use crate::commands::config::ConfigArgs;
 use crate::commands::doctor::DoctorArgs;
 use crate::commands::embed::EmbedArgs;
+use crate::commands::explain::ExplainArgs;
 use crate::commands::manual::{CompletionsArgs, ManArgs};
 use crate::commands::models::args::{CpArgs, CreateArgs, ListArgs, PullArgs, RmArgs, ShowModelArgs};
 use crate::commands::ps::PsArgs;
@@ -86,6 +87,12 @@ pub(crate) enum Command {
     #[command(after_help = "Examples:\n  poncho tokenize --model model.gguf 'Hello there'\n  \
         poncho tokenize --detokenize 72 105")]
     Tokenize(Box<TokenizeArgs>),
+    /// Explain why the prompt of a request is not cached, and what to change
+    #[command(after_help = "Examples:\n  poncho explain --request body.json\n  \
+        poncho explain --request - --dialect anthropic < body.json\n\n\
+        The file contains the body of a request to /v1/chat/completions, /v1/completions, /v1/messages,\n\
+        /v1/responses, /api/chat or /api/generate. Nothing is computed.")]
+    Explain(Box<ExplainArgs>),
     /// Watch a running server: models, requests, cache, speed
     #[command(after_help = "Examples:\n  poncho top\n  poncho top --url http://127.0.0.1:9000\n  poncho top --once")]
     Top(TopArgs),

@@ -7,6 +7,7 @@ pub(crate) mod cache;
 pub(crate) mod config;
 pub(crate) mod doctor;
 pub(crate) mod embed;
+pub(crate) mod explain;
 pub(crate) mod manual;
 pub(crate) mod models;
 pub(crate) mod ps;

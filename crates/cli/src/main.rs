@@ -20,7 +20,7 @@ use poncho_terminal::{Outcome, exit_code, print_error};
 
 use crate::args::{Args, Command};
 use crate::commands::{
-    bench, cache, config, doctor, embed, manual, models, ps, run as chat, serve, stop, tokenize, top,
+    bench, cache, config, doctor, embed, explain, manual, models, ps, run as chat, serve, stop, tokenize, top,
 };
 use crate::serving::probing;
 use crate::settings::logging::ReplyLines;
@@ -91,6 +91,7 @@ fn run(args: &Args, resolved: Option<&Resolved>) -> anyhow::Result<Outcome> {
         Command::Stop(args) => stop::run(args, &mut out)?,
         Command::Embed(args) => embed::run(args, &mut out)?,
         Command::Tokenize(args) => tokenize::run(args, &mut out)?,
+        Command::Explain(args) => explain::run(args, &mut out)?,
         Command::Top(args) => top::run(args, &mut out)?,
         Command::Pull(args) => models::pull::run(args, &mut out)?,
         Command::List(args) => models::list::run(args, &mut out)?,

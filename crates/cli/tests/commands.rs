@@ -5,6 +5,7 @@ pub(crate) mod changing;
 pub(crate) mod chatting;
 pub(crate) mod configuring;
 pub(crate) mod diagnosing;
+pub(crate) mod explaining;
 pub(crate) mod logs;
 pub(crate) mod models;
 pub(crate) mod piping;

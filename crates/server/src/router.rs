@@ -19,7 +19,7 @@ use crate::dialects::anthropic::messages;
 use crate::dialects::openai::{chat, completions, embeddings, models};
 use crate::dialects::openapi::NOT_BUILT;
 use crate::dialects::poncho::{
-    adapters, cache as cache_api, endpoints as poncho, models as model_api, sessions, speculation,
+    adapters, cache as cache_api, endpoints as poncho, explain, models as model_api, sessions, speculation,
 };
 use crate::dialects::responses::{create, stored};
 use crate::dialects::{ollama, openapi};
@@ -52,7 +52,7 @@ pub(crate) fn router(app: &SharedApp) -> Router {
         .route("/api/draft", post(speculation::draft))
         .route("/api/adapters", get(adapters::list).post(adapters::load))
         .route("/api/adapters/{id}", patch(adapters::scale).delete(adapters::unload))
-        .route("/api/cache/explain", post(cache_api::explain_miss))
+        .route("/api/cache/explain", post(explain::explain_miss))
         .route("/api/cache/evict", post(cache_api::evict))
         .route("/api/cache/clear", post(cache_api::clear))
         .route("/api/cache/gc", post(cache_api::gc))

@@ -3,10 +3,12 @@
 //! Called by the handle for claims, lists and explanations, which must never reveal the rows of one owner to another. A
 //! row belongs to every owner that has sent all of its tokens; one that nobody claimed belongs to nobody.
 
+use std::cmp::Reverse;
+
 use super::rows::{Row, RowId};
 use super::table::Index;
 use super::trie::Match;
-use crate::identity::key::Namespace;
+use crate::identity::key::{Key, Namespace};
 use crate::identity::owner::{OwnerId, add_owner};
 
 impl Row {
@@ -48,6 +50,16 @@ impl Index {
         let longest = trie.longest_where(tokens, is_own);
         let common = longest.map_or(0, |(common, _)| common);
         Some(Match { common, boundaries, below: longest.map(|(_, id)| id), divergence: None })
+    }
+
+    /// Rows that no other row extends, the newest first: all rows, or those of one owner. The order does not depend on
+    /// when a row was used, because another owner may have used it.
+    pub(crate) fn newest_prompts(&self, namespace: &Namespace, owner: Option<OwnerId>, limit: usize) -> Vec<Key> {
+        let Some(trie) = self.trie(namespace) else { return Vec::new() };
+        let longest = trie.longest_rows(|id| owner.is_none_or(|owner| self.row(id).is_owned_by(owner)));
+        let mut rows: Vec<&Row> = longest.into_iter().map(|id| self.row(id)).collect();
+        rows.sort_unstable_by_key(|row| (Reverse(row.meta.created), row.key));
+        rows.into_iter().take(limit).map(|row| row.key).collect()
     }
 
     /// How many leading tokens an owner's rows hold.

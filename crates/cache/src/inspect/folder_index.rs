@@ -3,8 +3,9 @@
 //! For `poncho cache explain` and for `--dry-run`, which answer beside a running server exactly as the server would:
 //! same longest prefix, same order of eviction. It lives in memory only and never takes a lock or changes a file.
 
-use super::explain::{self, Explanation};
+use super::explain::{self, Explanation, LendIndex, Scope};
 use super::listing::RowFile;
+use super::sketch::Sketches;
 use crate::folder::parents_first::ParentsFirst;
 use crate::format::VERSION_CHAINED;
 use crate::identity::key::{Key, Namespace};
@@ -14,6 +15,13 @@ use crate::kinds::Tier;
 /// See the module.
 pub struct FolderIndex {
     index: Index,
+    sketches: Sketches,
+}
+
+impl LendIndex for FolderIndex {
+    fn lend<T>(&self, step: impl FnOnce(&Index) -> T) -> T {
+        step(&self.index)
+    }
 }
 
 /// A file that an eviction would remove.
@@ -41,7 +49,7 @@ impl FolderIndex {
                 rows.accept(&key, &());
             }
         }
-        Self { index }
+        Self { index, sketches: Sketches::default() }
     }
 
     /// How many rows were entered.
@@ -65,7 +73,7 @@ impl FolderIndex {
     /// As [`Cache::explain`](crate::Cache::explain).
     #[must_use]
     pub fn explain(&self, namespace: &Namespace, tokens: &[u32], cut: Cut) -> Explanation {
-        explain::explain(&self.index, namespace, tokens, cut, None)
+        explain::explain(self, &self.sketches, Scope { namespace, owner: None }, tokens, cut)
     }
 
     /// What [`Cache::evict_bytes`](crate::Cache::evict_bytes) would remove, in its order. The rows leave this index.

@@ -101,6 +101,11 @@ pub(crate) fn without_clock(text: &str) -> Option<String> {
     clock::blanked(text).map(|(text, _)| text)
 }
 
+/// Whether a text has a date in it.
+pub(crate) fn has_date(text: &str) -> bool {
+    clock::has_date(&text.to_ascii_lowercase())
+}
+
 fn sort_tools(turn: &mut Cow<'_, ChatTurn>) -> usize {
     if turn.tools.is_sorted_by(|one, two| one.name <= two.name) {
         return 0;

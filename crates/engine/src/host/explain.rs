@@ -1,106 +1,120 @@
-//! Why a prompt was not found: where it leaves the best cached one, both texts around that place, and the likely cause.
+//! Why a prompt was not found: what differs from the most similar cached one, where, what it costs, and the likely cause.
 //!
-//! Called by the host for `/api/cache/explain`. The cache knows tokens only; the words for a cause come from looking at the texts
-//! on both sides. A cause is a guess and says so by its name; the offset is exact.
+//! Called by the host for `/api/cache/explain`. The cache finds the row and compares tokens; the words for a cause come
+//! from looking at the texts on both sides. A cause is a guess; positions and counts are exact. With several tenants,
+//! nothing here may come from another tenant's rows.
 
-use poncho_api::{Around, Cause, Explained, ExplainedRow, SpecialText};
-use poncho_cache::{Cut, Verdict};
+mod changed;
+mod diagnosis;
+mod message;
 
-use crate::chat::hygiene;
+use poncho_api::{
+    Around, Cause, ChatTurn, Divergence, Explained, ExplainedRow, MessagePlace, Prompt, Request, Resumption,
+    SpecialText,
+};
+use poncho_cache::{Alignment, Cut, Explanation, Similar, Verdict};
+
+use self::diagnosis::{Compared, Vocabulary, diagnose};
 use crate::chat::model::ChatModel;
 use crate::model::Model;
 
 /// Tokens shown on each side of the place.
 const SHOWN: usize = 24;
-/// Prompts that agree on fewer tokens have only the template's first words in common.
-const FIRST_WORDS: usize = 8;
-/// Tokens looked at on each side for the line around a place: it is rarely longer, and the prompt may be a book.
-const REACH: usize = 128;
-/// A run of this number of tokens that recurs further on is not a coincidence.
-const RUN: usize = 8;
+
+impl Vocabulary for Model {
+    fn text(&self, tokens: &[u32]) -> String {
+        self.detokenize(tokens, SpecialText::Render)
+    }
+
+    fn is_special(&self, token: u32) -> bool {
+        self.detokenize(&[token], SpecialText::Hide).is_empty() && !self.text(&[token]).is_empty()
+    }
+}
+
+/// A prompt that is explained.
+pub(super) struct Asked<'a> {
+    pub(super) prompt: &'a Prompt,
+    pub(super) request: &'a Request,
+    /// The prompt as the model reads it.
+    pub(super) tokens: &'a [u32],
+}
 
 /// The answer for one prompt. Where keys tell callers apart it is that of a cache which holds the caller's rows alone.
-pub(super) fn explain(model: &ChatModel, tokens: &[u32], exact: bool) -> Explained {
+pub(super) fn explain(model: &ChatModel, asked: &Asked<'_>) -> Explained {
     let cut = if model.info().memory.can_cut() { Cut::AnyToken } else { Cut::SavedBoundary };
-    let namespace = model.namespace_for(exact, model.tenant());
+    let namespace = model.namespace_for(asked.request.exact, model.tenant());
     let found = match model.private_to() {
-        Some(owner) => model.cache().explain_for(owner, &namespace, tokens, cut),
-        None => model.cache().explain(&namespace, tokens, cut),
+        Some(owner) => model.cache().explain_for(owner, &namespace, asked.tokens, cut),
+        None => model.cache().explain(&namespace, asked.tokens, cut),
     };
-    let stored = found.row.as_ref().and_then(|row| model.cache().tokens_of(&row.key)).unwrap_or_default();
-    let cause = match found.verdict {
-        Verdict::Stored => Cause::Cached,
-        Verdict::Ends => Cause::Grown,
-        Verdict::NothingStored => Cause::NeverSeen,
-        Verdict::OtherNamespace { fingerprint: true, .. } => Cause::ModelChanged,
-        Verdict::OtherNamespace { .. } => Cause::SettingsChanged,
-        Verdict::Parts => cause(model, &stored, tokens, found.common),
-    };
-    let around = |tokens: &[u32]| {
-        let before = tokens.get(found.common.saturating_sub(SHOWN)..found.common).unwrap_or_default();
-        let after: Vec<u32> = tokens.iter().skip(found.common).take(SHOWN).copied().collect();
-        Around { before: text(model, before), after: text(model, &after) }
-    };
-    Explained {
-        tokens: tokens.len(),
-        agree: found.common,
-        usable: found.usable,
-        cause,
-        parting: found.parting.is_some().then(|| (around(&stored), around(tokens))),
-        row: found.row.map(|row| ExplainedRow { key: row.key, tokens: row.tokens, tier: row.tier }),
-    }
-}
-
-fn text(model: &Model, tokens: &[u32]) -> String {
-    model.detokenize(tokens, SpecialText::Render)
-}
-
-/// What may have made two token lists part at a place.
-fn cause(model: &Model, stored: &[u32], asked: &[u32], at: usize) -> Cause {
-    if at < FIRST_WORDS {
-        return Cause::NeverSeen;
-    }
-    let lines = [stored, asked].map(|tokens| line_at(model, tokens, at));
-    if lines.iter().any(|line| hygiene::is_billing_header(line)) {
-        return Cause::BillingHeader;
-    }
-    let [one, two] = lines.each_ref().map(|line| hygiene::without_clock(line));
-    if one.is_some() && one == two {
-        return Cause::Clock;
-    }
-    let [stored_rest, asked_rest] = [stored, asked].map(|tokens| tokens.get(at..).unwrap_or_default());
-    // From a little before: two definitions may part in the middle of a name.
-    let from = at.saturating_sub(REACH);
-    let [mut one, mut two] =
-        [stored, asked].map(|tokens| tool_names(&text(model, tokens.get(from..).unwrap_or_default())));
-    if one != two && one.len() > 1 {
-        one.sort();
-        two.sort();
-        if one == two {
-            return Cause::ToolOrder;
+    match &found.similar {
+        Some(similar) => compared(model, asked, &found, similar),
+        None => {
+            let cause = match found.verdict {
+                Verdict::Stored => Cause::Cached,
+                Verdict::OtherNamespace { fingerprint: true, .. } => Cause::ModelChanged,
+                Verdict::OtherNamespace { .. } => Cause::SettingsChanged,
+                Verdict::NothingStored | Verdict::Ends | Verdict::Parts => Cause::NeverSeen,
+            };
+            // The row that agrees on a few words has nothing to do with the prompt.
+            let row = found.row.clone().filter(|_| cause == Cause::Cached);
+            let known = found.elsewhere.unwrap_or(if cause == Cause::Cached { found.common } else { 0 });
+            Explained { lost: known.saturating_sub(found.usable), row: row.map(explained_row), ..bare(&found, cause) }
         }
     }
-    let run = asked_rest.get(..RUN.min(asked_rest.len())).unwrap_or_default();
-    if run.len() == RUN && stored_rest.windows(RUN).any(|window| window == run) {
-        return Cause::TruncatedHistory;
+}
+
+/// The answer without anything that was compared.
+fn bare(found: &Explanation, cause: Cause) -> Explained {
+    let Explanation { tokens, common, usable, .. } = *found;
+    Explained { tokens, agree: common, usable, lost: 0, cause, message: None, row: None, divergence: None }
+}
+
+fn explained_row(row: poncho_cache::ExplainedRow) -> ExplainedRow {
+    ExplainedRow { key: row.key, tokens: row.tokens, tier: row.tier }
+}
+
+/// The answer from comparing the prompt with a row.
+fn compared(model: &ChatModel, asked: &Asked<'_>, found: &Explanation, similar: &Similar) -> Explained {
+    let alignment = &similar.alignment;
+    let row = Some(explained_row(similar.row.clone()));
+    let lost = alignment.shared_from(found.usable);
+    // The row may have left meanwhile.
+    let Some(stored) = model.cache().tokens_of(&similar.row.key) else {
+        return Explained { lost, ..bare(found, Cause::NeverSeen) };
+    };
+    let at = alignment.prefix;
+    if at == stored.len() && alignment.first_gap().is_none() {
+        return Explained { lost, row, ..bare(found, Cause::Grown) };
     }
-    Cause::EditedHistory
+    let turn = match asked.prompt {
+        Prompt::Chat(turn) => Some(turn),
+        Prompt::Written(_) | Prompt::Parts(_) | Prompt::Fill { .. } => None,
+    };
+    let message = turn.and_then(|turn| place(model, turn, asked, at));
+    let names: Vec<String> = turn.iter().flat_map(|turn| &turn.tools).map(|tool| tool.name.clone()).collect();
+    let compared = Compared { stored: &stored, asked: asked.tokens, alignment, tools: &names };
+    let cause = diagnose(&compared, &**model, message.as_ref());
+    let message = message.filter(|_| !matches!(cause, Cause::ToolOrder | Cause::ToolsChanged));
+    let divergence = Some(divergence(model, alignment, &stored, asked.tokens));
+    Explained { lost, message, row, divergence, ..bare(found, cause) }
 }
 
-/// The line around a place.
-fn line_at(model: &Model, tokens: &[u32], at: usize) -> String {
-    let before = text(model, tokens.get(at.saturating_sub(REACH)..at).unwrap_or_default());
-    let after: Vec<u32> = tokens.iter().skip(at).take(REACH).copied().collect();
-    let after = text(model, &after);
-    let head = before.rsplit('\n').next().unwrap_or_default();
-    let tail = after.split('\n').next().unwrap_or_default();
-    format!("{head}{tail}")
+fn divergence(model: &Model, alignment: &Alignment, stored: &[u32], asked: &[u32]) -> Divergence {
+    let at = alignment.prefix;
+    let around = |tokens: &[u32]| {
+        let before = tokens.get(at.saturating_sub(SHOWN)..at).unwrap_or_default();
+        let after: Vec<u32> = tokens.iter().skip(at).take(SHOWN).copied().collect();
+        Around { before: model.text(before), after: model.text(&after) }
+    };
+    let resumes = alignment.notable_runs().next().map(|run| Resumption { cached: run.stored, asked: run.asked });
+    Divergence { offset: at, cached: around(stored), asked: around(asked), resumes }
 }
 
-/// The names in tool definitions, as far as a text has any.
-fn tool_names(text: &str) -> Vec<String> {
-    let after = text.split("\"name\"").skip(1);
-    let names =
-        after.filter_map(|rest| rest.trim_start().strip_prefix(':')?.trim_start().strip_prefix('"')?.split('"').next());
-    names.map(str::to_owned).collect()
+/// The message that a token belongs to. `None` for what stands after all messages.
+fn place(model: &ChatModel, turn: &ChatTurn, asked: &Asked<'_>, at: usize) -> Option<MessagePlace> {
+    let end_of = |count: usize| message::end_of(model, turn, asked.request, asked.tokens, count);
+    let number = message::number_at(turn.messages.len(), at, end_of)?;
+    let role = turn.messages.get(number - 1)?.get("role")?.as_str()?.to_owned();
+    Some(MessagePlace { number, role })
 }

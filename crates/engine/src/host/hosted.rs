@@ -14,7 +14,7 @@ use poncho_api::{
 };
 
 use super::capabilities::capabilities;
-use super::explain::explain;
+use super::explain::{Asked, explain};
 use super::reports;
 use crate::chat::model::{ChatModel, Conversations};
 use crate::chat::preparing::{blocking, client_left, preparing};
@@ -168,8 +168,16 @@ impl NodeModel for Hosted {
         let hosted = self.clone();
         preparing("explained a prompt", move || {
             let tokens = hosted.rendered(&prompt)?.tokens;
-            let model = hosted.for_call(None, prompt.request.tenant);
-            Ok(explain(&model, &tokens, prompt.request.exact))
+            let mut request = Request { tokens, ..prompt.request.clone() };
+            if !prompt.request.tokens.is_empty() {
+                go_on(&hosted.model, &prompt.request.tokens, &mut request);
+            }
+            let template = match &prompt.prompt {
+                Prompt::Chat(turn) => turn.template.clone(),
+                _ => None,
+            };
+            let model = hosted.for_call(template, request.tenant);
+            Ok(explain(&model, &Asked { prompt: &prompt.prompt, request: &request, tokens: &request.tokens }))
         })
         .await
     }

@@ -3,6 +3,7 @@
 pub(crate) mod adapters;
 pub(crate) mod cache;
 pub(crate) mod endpoints;
+pub(crate) mod explain;
 pub(crate) mod models;
 pub(crate) mod sessions;
 pub(crate) mod speculation;

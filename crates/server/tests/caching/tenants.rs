@@ -115,6 +115,45 @@ async fn explaining_tells_the_same_whether_another_key_has_sent_a_prompt_or_nobo
     }
 }
 
+/// Hardening 6, Everyday use 7: a prompt that is like another key's is as unknown as any other.
+#[tokio::test]
+async fn a_prompt_that_is_like_one_of_another_key_is_explained_as_if_nobody_had_sent_that() {
+    let with_system = |text: &str| {
+        let mut messages = conversation();
+        messages[0]["content"] = text.into();
+        chat(&messages)
+    };
+    let system = conversation()[0]["content"].as_str().unwrap().to_owned();
+    let mut cut = conversation().as_array().unwrap().clone();
+    cut.remove(0);
+    let probes = [
+        (with_system(&format!("Request 7f3a2b90\n{system}")), "changing_id"),
+        (with_system(&system.replacen("You", "We", 1)), "edited_beginning"),
+        (chat(&Value::Array(cut)), "truncated_history"),
+    ];
+    for isolate_keys in [false, true] {
+        let used = server(None, config(isolate_keys)).await;
+        let empty = server(None, config(isolate_keys)).await;
+        ask(&used, "one", CHAT, &chat(&conversation())).await;
+        for (probe, cause) in &probes {
+            // The owner first, so that whatever is made for it is there when the other one asks.
+            let own = ask(&used, "one", "/api/cache/explain", probe).await;
+            assert_eq!(own["cause"], *cause, "{own}");
+            assert!(own["cached"]["after"].is_string() && own["lost"].as_u64().unwrap() > 50, "{own}");
+            let there = ask(&used, "two", "/api/cache/explain", probe).await;
+            assert_eq!(there, ask(&empty, "two", "/api/cache/explain", probe).await, "{probe}");
+            assert_eq!(
+                (&there["cause"], &there["row"], &there["agree"]),
+                (&json!("never_seen"), &Value::Null, &json!(0))
+            );
+        }
+        if !isolate_keys {
+            let seen = ask(&used, "boss", "/api/cache/explain", &probes[0].0).await;
+            assert_eq!(seen["cause"], "changing_id", "an admin sees the rows of all: {seen}");
+        }
+    }
+}
+
 /// Hardening 6: a reply said how much of a prompt another key had sent before.
 #[tokio::test]
 async fn a_reply_tells_the_same_whether_another_key_has_sent_its_prompt_or_nobody_has() {

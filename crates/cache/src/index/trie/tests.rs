@@ -65,6 +65,16 @@ impl Pair {
             assert_eq!(self.trie.row_at(row.node), Some(row.row));
             assert_eq!(self.trie.depth(row.node), row.tokens.len());
         }
+        for divisor in [1, 2] {
+            let kept: Vec<&ModelRow> = self.rows.iter().filter(|row| row.row % divisor == 0).collect();
+            let is_extended =
+                |row: &ModelRow| kept.iter().any(|other| other.row != row.row && other.tokens.starts_with(&row.tokens));
+            let mut longest: Vec<u32> = kept.iter().filter(|row| !is_extended(row)).map(|row| row.row).collect();
+            let mut found = self.trie.longest_rows(|row| row % divisor == 0);
+            longest.sort_unstable();
+            found.sort_unstable();
+            assert_eq!(found, longest, "rows that no other one extends");
+        }
     }
 
     fn check_lookup(&self, tokens: &[u32]) {

@@ -195,6 +195,29 @@ impl<R: Copy + Eq> TokenTrie<R> {
         best.map(|(_, row)| row)
     }
 
+    /// The rows that `keep` names and that no other of them extends. Looks at every node, so it is for questions that
+    /// people ask.
+    pub(crate) fn longest_rows(&self, keep: impl Fn(R) -> bool) -> Vec<R> {
+        // Parents before children; then backwards, so that a node knows whether a row below it was named.
+        let mut order = vec![(ROOT, 0)];
+        let mut next = 0;
+        while let Some((id, _)) = order.get(next).copied() {
+            order.extend(self.nodes.get(id).children().iter().map(|(_, child)| (*child, next)));
+            next += 1;
+        }
+        let mut has_longer = vec![false; order.len()];
+        let mut longest = Vec::new();
+        for (at, (id, above)) in order.iter().enumerate().rev() {
+            let is_extended = has_longer.get(at).copied().unwrap_or(false);
+            let row = self.nodes.get(*id).row.filter(|row| keep(*row));
+            longest.extend(row.filter(|_| !is_extended));
+            if let Some(has_longer) = has_longer.get_mut(*above).filter(|_| is_extended || row.is_some()) {
+                *has_longer = true;
+            }
+        }
+        longest
+    }
+
     /// How many rows the tree holds.
     #[cfg(test)]
     #[must_use]

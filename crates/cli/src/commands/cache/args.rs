@@ -63,10 +63,11 @@ pub(crate) enum CacheCommand {
     #[command(after_help = "Example:\n  poncho cache evict 500MiB --dry-run\n  poncho cache evict 10G\n\n\
         Sizes: 4096, 512KiB, 1.5G; K, M, G, T and KiB .. TiB are powers of 1024, KB .. TB powers of 1000.")]
     Evict(EvictArgs),
-    /// Find the longest stored prefix of some tokens and where it diverges (works beside a running server)
+    /// Find the longest stored prefix of some tokens and the most similar row (works beside a running server)
     #[command(after_help = "Example:\n  poncho cache explain --tokens prompt.json\n  \
-        echo '1 2 3' | poncho cache explain --tokens -\n\n\
-        The file contains a JSON list of token ids, or ids separated by white space.")]
+        poncho tokenize --json 'Hello there' | poncho cache explain --tokens -\n\n\
+        The file contains a JSON list of token ids, ids separated by white space, or the JSON of `poncho tokenize`.\n\
+        `poncho explain` explains the body of a request, with texts and a cause.")]
     Explain(ExplainArgs),
 }
 

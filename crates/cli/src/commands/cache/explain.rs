@@ -1,15 +1,15 @@
-//! `poncho cache explain`: the longest stored prefix of some tokens, and where it diverges from them.
+//! `poncho cache explain`: the longest stored prefix of some tokens, where it diverges, and the most similar row.
 //!
 //! It uses an index of the listed rows, so it works beside a running server. Token ids come from a file or from standard
 //! input; the error for a bad id names its position.
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::path::Path;
 
 use anyhow::{Context, bail};
-use poncho_cache::{Cut, Explanation, FolderIndex, Namespace, Parting, Verdict};
+use poncho_cache::{Cut, ExplainedRow, Explanation, FolderIndex, Namespace, Parting, Similar, Verdict};
 use poncho_terminal::{Outcome, Output, excerpt};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::commands::cache::args::ExplainArgs;
 use crate::commands::cache::folder::Folders;
@@ -28,6 +28,8 @@ struct ExplainJson {
     verdict: &'static str,
     row: Option<RowJson>,
     parting: Option<PartingJson>,
+    /// The row that shares the most tokens, wherever they stand.
+    similar: Option<SimilarJson>,
     namespace: Option<NamespaceJson>,
 }
 
@@ -44,6 +46,36 @@ struct PartingJson {
     window_start: usize,
     stored: Vec<u32>,
     asked: Vec<u32>,
+}
+
+#[derive(Debug, Serialize)]
+struct SimilarJson {
+    row: RowJson,
+    /// Leading tokens that agree.
+    common: usize,
+    /// Tokens that both have.
+    shared: usize,
+    /// Where both go on with the same tokens after the first difference: positions in the row and in the prompt.
+    resumes: Option<ResumesJson>,
+}
+
+#[derive(Debug, Serialize)]
+struct ResumesJson {
+    stored: usize,
+    asked: usize,
+}
+
+/// A list of ids, or the output of `poncho tokenize --json`.
+#[derive(Deserialize)]
+struct Tokenized {
+    tokens: Vec<TokenJson>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum TokenJson {
+    Id(u32),
+    Piece { id: u32 },
 }
 
 /// The same question for both kinds of models.
@@ -78,8 +110,11 @@ pub(crate) fn run(folders: &Folders, args: &ExplainArgs, output: &mut Output<'_>
 }
 
 fn best_namespace(index: &FolderIndex, tokens: &[u32]) -> Option<Namespace> {
-    let common = |namespace: &Namespace| index.explain(namespace, tokens, Cut::AnyToken).common;
-    index.namespaces().into_iter().max_by_key(common)
+    let shared = |namespace: &Namespace| {
+        let found = index.explain(namespace, tokens, Cut::AnyToken);
+        (found.common.max(found.similar.map_or(0, |similar| similar.alignment.shared())), found.common)
+    };
+    index.namespaces().into_iter().max_by_key(shared)
 }
 
 fn json(tokens: usize, answer: Option<Answer>) -> ExplainJson {
@@ -92,6 +127,7 @@ fn json(tokens: usize, answer: Option<Answer>) -> ExplainJson {
             verdict: word(Verdict::NothingStored),
             row: None,
             parting: None,
+            similar: None,
             namespace: None,
         };
     };
@@ -101,18 +137,29 @@ fn json(tokens: usize, answer: Option<Answer>) -> ExplainJson {
         usable: any_token.usable,
         usable_at_saved_row: saved_row.usable,
         verdict: word(any_token.verdict),
-        row: any_token.row.map(|row| RowJson {
-            key: row.key.to_hex(),
-            tokens: row.tokens,
-            tier: row.tier.map(|tier| tier.as_str()),
-        }),
+        row: any_token.row.map(row_json),
         parting: any_token.parting.map(|Parting { position, window_start, stored, asked }| PartingJson {
             position,
             window_start,
             stored,
             asked,
         }),
+        similar: any_token.similar.map(similar_json),
         namespace: Some((&namespace).into()),
+    }
+}
+
+fn row_json(row: ExplainedRow) -> RowJson {
+    RowJson { key: row.key.to_hex(), tokens: row.tokens, tier: row.tier.map(|tier| tier.as_str()) }
+}
+
+fn similar_json(similar: Similar) -> SimilarJson {
+    let Similar { row, alignment } = similar;
+    SimilarJson {
+        row: row_json(row),
+        common: alignment.prefix,
+        shared: alignment.shared(),
+        resumes: alignment.notable_runs().next().map(|run| ResumesJson { stored: run.stored, asked: run.asked }),
     }
 }
 
@@ -158,8 +205,29 @@ fn print(answer: &Answer, output: &mut Output<'_>) -> anyhow::Result<()> {
         }
     };
     writeln!(out, "verdict        {sentence}")?;
+    if let Some(similar) = found.similar.as_ref().filter(|similar| similar.alignment.first_gap().is_some()) {
+        print_similar(similar, out)?;
+    }
     if let Some(parting) = &found.parting {
         print_window(parting, output)?;
+    }
+    Ok(())
+}
+
+/// What the most similar row has behind the first difference.
+fn print_similar(similar: &Similar, out: &mut dyn Write) -> anyhow::Result<()> {
+    let Similar { row, alignment } = similar;
+    let shared = alignment.shared();
+    writeln!(out, "most similar   {} ({} tokens, {shared} of them in this prompt)", row.key, row.tokens)?;
+    if let Some(gap) = alignment.first_gap() {
+        let (stored, asked) = (gap.stored.len(), gap.asked.len());
+        let count = |tokens: usize| if tokens == 1 { "1 token".to_owned() } else { format!("{tokens} tokens") };
+        let change = match (stored, asked) {
+            (0, asked) => format!("{} inserted", count(asked)),
+            (stored, 0) => format!("{} left out", count(stored)),
+            (stored, asked) => format!("{} replaced by {asked}", count(stored)),
+        };
+        writeln!(out, "first change   {change} at {}; the same tokens follow", alignment.prefix)?;
     }
     Ok(())
 }
@@ -202,6 +270,13 @@ fn read_tokens(path: &Path) -> anyhow::Result<Vec<u32>> {
 fn parse_tokens(text: &str) -> anyhow::Result<Vec<u32>> {
     let tokens: Vec<u32> = if text.trim_start().starts_with('[') {
         serde_json::from_str(text).context("expected a JSON list of whole numbers from 0 to 4294967295")?
+    } else if text.trim_start().starts_with('{') {
+        let Tokenized { tokens } = serde_json::from_str(text)
+            .context("expected the output of `poncho tokenize --json`, an object with a list `tokens`")?;
+        let id = |token: &TokenJson| match token {
+            TokenJson::Id(id) | TokenJson::Piece { id } => *id,
+        };
+        tokens.iter().map(id).collect()
     } else {
         let parse = |(at, word): (usize, &str)| {
             let id = word.parse().ok().with_context(|| {
@@ -226,6 +301,17 @@ mod tests {
     fn token_ids_are_read_as_a_list_or_as_words() {
         assert_eq!(parse_tokens(" [1, 2,\n 4294967295]\n").unwrap(), [1, 2, u32::MAX]);
         assert_eq!(parse_tokens("1 2\n3\t4\r\n").unwrap(), [1, 2, 3, 4]);
+    }
+
+    /// Everyday use 7: the output of `tokenize --json` was refused.
+    #[test]
+    fn the_output_of_tokenize_is_read() {
+        let printed = r#"{"count":2,"tokens":[{"id":72,"piece":"H"},{"id":195,"piece":[195]}]}"#;
+        assert_eq!(parse_tokens(printed).unwrap(), [72, 195]);
+        assert_eq!(parse_tokens(r#" {"tokens": [1, 2]}"#).unwrap(), [1, 2]);
+        for text in [r#"{"count": 2}"#, r#"{"tokens": ["a"]}"#, r#"{"tokens": []}"#, "{"] {
+            assert!(parse_tokens(text).is_err(), "{text}");
+        }
     }
 
     #[test]

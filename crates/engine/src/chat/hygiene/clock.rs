@@ -30,7 +30,7 @@ fn tells_the_time(line: &str) -> bool {
 }
 
 /// `2025-11-15`, `15/11/2025`, `11/15/2025`, or a year of this century beside the name of a month.
-fn has_date(line: &str) -> bool {
+pub(super) fn has_date(line: &str) -> bool {
     let words = || line.split(|char: char| !char.is_ascii_alphanumeric() && char != '-' && char != '/');
     let numbers = |word: &str, separator: char| -> Vec<usize> {
         let parts = word.split(separator).map(|part| part.bytes().take_while(u8::is_ascii_digit).count());

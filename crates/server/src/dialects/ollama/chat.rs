@@ -37,19 +37,8 @@ pub(crate) async fn create(
         return unload(&app, ReplyLines::new(&name, Endpoint::Chat, arrived), ignored::of_reply(unknown)).await;
     }
     let model = app.models.resolve_keeping(&name, shared.keep_alive).await?;
-    let tools = body.tools.iter().flatten().enumerate().map(|(at, tool)| tool_json(at, tool));
-    let think = shared.think;
-    let (thinking, template_kwargs) = thinking(think);
-    let turn = ChatTurn {
-        messages: messages(body.messages.as_deref().unwrap_or_default())?,
-        tools: tools.collect::<Result<Vec<Tool>, ApiError>>()?,
-        choice: Choice::Auto,
-        parallel_calls: true,
-        json_schema: schema(shared.format)?,
-        template_kwargs,
-        needs_thinking: needs_thinking(think),
-        ..ChatTurn::default()
-    };
+    let turn = turn(&body)?;
+    let (thinking, _) = thinking(shared.think);
     let mut request = Request { thinking, ..generation(&shared, &headers, model.defaults().generation())? };
     shared.poncho.apply(&mut request, PromptOrigin::Composed)?;
     let mut warnings = ignored::of_reply(unknown);
@@ -60,4 +49,30 @@ pub(crate) async fn create(
         return Ok(call.idle());
     }
     call.answer(Generate::chat(turn, request)).await
+}
+
+/// The prompt of a request, to be looked at.
+pub(crate) fn prompt(body: &ChatBody, base: &Request) -> Result<Generate, ApiError> {
+    let turn = turn(body)?;
+    if turn.messages.is_empty() {
+        return Err(ApiError::field("messages", "it is empty; send at least one message"));
+    }
+    let (thinking, _) = thinking(body.shared().think);
+    Ok(Generate::chat(turn, Request { thinking, ..base.clone() }))
+}
+
+fn turn(body: &ChatBody) -> Result<ChatTurn, ApiError> {
+    let shared = body.shared();
+    let tools = body.tools.iter().flatten().enumerate().map(|(at, tool)| tool_json(at, tool));
+    let (_, template_kwargs) = thinking(shared.think);
+    Ok(ChatTurn {
+        messages: messages(body.messages.as_deref().unwrap_or_default())?,
+        tools: tools.collect::<Result<Vec<Tool>, ApiError>>()?,
+        choice: Choice::Auto,
+        parallel_calls: true,
+        json_schema: schema(shared.format)?,
+        template_kwargs,
+        needs_thinking: needs_thinking(shared.think),
+        ..ChatTurn::default()
+    })
 }

@@ -43,7 +43,7 @@ pub(crate) async fn create(
         return unload(&app, ReplyLines::new(&name, endpoint, arrived), ignored::of_reply(unknown)).await;
     }
     let model = app.models.resolve_keeping(&name, shared.keep_alive).await?;
-    let read = prompt(&body, &model)?;
+    let read = read(&body, &model)?;
     let before = context(&body, &model)?;
     let json_schema = schema(shared.format)?;
     let mut request = Request { tokens: before, ..generation(&shared, &headers, model.defaults().generation())? };
@@ -66,6 +66,16 @@ pub(crate) async fn create(
     call.answer(asked).await.map_err(|error| error.renamed("messages", "prompt").renamed("suffix", "prompt"))
 }
 
+/// The prompt of a request, to be looked at.
+pub(crate) fn prompt(body: &GenerateBody, model: &ServedModel, base: &Request) -> Result<Generate, ApiError> {
+    if text(body.prompt.as_ref()).is_empty() {
+        return Err(ApiError::field("prompt", "it is empty"));
+    }
+    let shared = body.shared();
+    let request = Request { tokens: context(body, model)?, ..base.clone() };
+    Ok(asked(read(body, model)?, schema(shared.format)?, shared.think, request))
+}
+
 /// What becomes the prompt.
 enum Read {
     /// A message, in the model's template.
@@ -78,7 +88,7 @@ fn text(field: Option<&String>) -> &str {
     field.map_or("", String::as_str)
 }
 
-fn prompt(body: &GenerateBody, model: &ServedModel) -> Result<Read, ApiError> {
+fn read(body: &GenerateBody, model: &ServedModel) -> Result<Read, ApiError> {
     check_images("images", body.images.as_deref())?;
     let [prompt, suffix, system, template] =
         [&body.prompt, &body.suffix, &body.system, &body.template].map(|field| text(field.as_ref()));

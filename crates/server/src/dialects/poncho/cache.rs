@@ -1,20 +1,18 @@
-//! The cache over HTTP: its rows, why a prompt misses, and giving bytes back.
+//! The cache over HTTP: its rows, and giving bytes back.
 //!
-//! Handlers of `/api/cache/*`. Errors have OpenAI's shape. Whatever frees something takes a JSON body, so that a page
-//! in a browser cannot ask for it unnoticed. No prompt text but the caller's own surroundings leaves here.
+//! Handlers of `/api/cache/*`; `explain.rs` has the one that explains a miss. Errors have OpenAI's shape. Whatever frees something takes a JSON body, so that a page
+//! in a browser cannot ask for it unnoticed. No prompt text leaves here.
 
 use axum::Extension;
 use axum::extract::State;
 use axum::http::Uri;
-use poncho_api::{Around, Explained, ExplainedRow, Generate, Prompt, Request, RowPage, RowReport, Tier, to_hex};
+use poncho_api::{RowPage, RowReport, Tier, to_hex};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::dialects::openai::convert::chat_turn;
-use crate::dialects::openai::prompt::Prompts;
 use crate::error::ApiError;
 use crate::http::app::SharedApp;
-use crate::http::body::{Json, JsonBytes, parse};
+use crate::http::body::Json;
 use crate::http::unknown_fields::short;
 use crate::owner::Owner;
 
@@ -139,54 +137,4 @@ pub(crate) async fn gc(
         None => app.models.node().collect_garbage().await,
     };
     Ok(Json(json!({"freed_bytes": freed})))
-}
-
-/// Distinguishes the two kinds of questions.
-#[derive(Deserialize)]
-struct Kind {
-    model: Option<String>,
-    messages: Option<serde::de::IgnoredAny>,
-    prompt: Option<Prompts>,
-}
-
-/// `POST /api/cache/explain`: where a prompt, or the prompt of a chat request, leaves the best cached one; with
-/// several API keys, each sees its own rows only.
-pub(crate) async fn explain_miss(
-    State(app): State<SharedApp>,
-    Extension(owner): Extension<Owner>,
-    body: JsonBytes,
-) -> Result<Json<Value>, ApiError> {
-    let kind: Kind = parse(&body.0)?;
-    let model = app.models.resolve_or_only(kind.model.as_deref()).await?;
-    let asked = match (kind.messages, kind.prompt) {
-        (Some(_), None) => chat_turn(&parse(&body.0)?, &Request::default())?,
-        (None, Some(prompts)) => match prompts.one() {
-            Some(input) => Generate::new(Prompt::Written(input), Request::default()),
-            None => return Err(ApiError::field("prompt", "it must be a text or a list of tokens")),
-        },
-        (Some(_), Some(_)) => return Err(ApiError::field("prompt", "send a prompt or messages, not both")),
-        (None, None) => return Err(ApiError::field("messages", "send the messages of a chat, or a prompt")),
-    };
-    let model = model.asked_by(app.keys.tenant(owner));
-    Ok(Json(explained(model.id(), model.explained(asked).await?)))
-}
-
-fn explained(model: &str, found: Explained) -> Value {
-    let (word, sentence) = found.cause.words();
-    let around = |around: Around| json!({"before": around.before, "after": around.after});
-    let row = |row: ExplainedRow| json!({"key": row.key, "tokens": row.tokens, "tier": row.tier});
-    let offset = found.parting.is_some().then_some(found.agree);
-    let (cached, asked) = found.parting.unzip();
-    json!({
-        "model": model,
-        "tokens": found.tokens,
-        "agree": found.agree,
-        "usable": found.usable,
-        "offset": offset,
-        "cause": word,
-        "reason": sentence,
-        "row": found.row.map(row),
-        "cached": cached.map(around),
-        "asked": asked.map(around),
-    })
 }

@@ -26,7 +26,7 @@ use crate::http::warnings::Warnings;
 use crate::owner::Owner;
 use crate::responses::item::{Item, Status};
 use crate::responses::store::{OwnResponses, StoredResponse};
-use poncho_api::{Delta, Finish, Finished};
+use poncho_api::{Delta, Finish, Finished, Generate, Request};
 
 /// Answers a conversation.
 pub(crate) async fn create(
@@ -79,6 +79,18 @@ pub(crate) async fn create(
         maker.finish(reply);
     }
     Ok(Json(&maker.response).into_response())
+}
+
+/// The prompt of a request, to be looked at.
+pub(crate) fn prompt(
+    stored: OwnResponses<'_>,
+    body: &ResponseRequestBody,
+    base: &Request,
+) -> Result<Generate, ApiError> {
+    turn::check(body)?;
+    let truncation = Truncation::read(body.truncation.as_deref())?;
+    let conversation = conversation(stored, body)?;
+    turn::chat_turn(body, messages::messages(body.instructions.as_deref(), &conversation), base, truncation)
 }
 
 /// The earlier conversation and the request's own items.
