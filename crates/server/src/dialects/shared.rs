@@ -46,14 +46,19 @@ pub(crate) fn warn_of_headers(warnings: &mut Warnings, headers: &HeaderMap) {
     }
 }
 
+/// A name that nobody has, and the model that answered to it.
+pub(crate) fn warn_of_name(warnings: &mut Warnings, asked: &str, id: &str) {
+    let message = format!(
+        "there is no model `{}`; `{id}` answered, because this server accepts any name; name one of /v1/models",
+        short(asked)
+    );
+    warnings.add(Code::UnknownModel, "model", message);
+}
+
 /// What is odd about the model that answers: it stands for a name that nobody has, or its Modelfile is not applied.
 pub(crate) fn warn_of_model(warnings: &mut Warnings, model: &ServedModel) {
     if let Some(asked) = model.stands_for() {
-        let (asked, id) = (short(asked), model.id());
-        let message = format!(
-            "there is no model `{asked}`; `{id}` answered, because this server accepts any name; name one of /v1/models"
-        );
-        warnings.add(Code::UnknownModel, "model", message);
+        warn_of_name(warnings, asked, model.id());
     }
     if let Some(problem) = model.problem() {
         let message = format!(

@@ -134,6 +134,16 @@ impl Models {
         }
     }
 
+    /// The same, for endpoints that change or compare something: a name that nobody has is refused also where any name is
+    /// accepted.
+    pub(crate) async fn resolve_known_or_only(&self, name: Option<&str>) -> Result<ServedModel, ApiError> {
+        let model = self.resolve_or_only(name).await?;
+        match model.stands_for() {
+            Some(name) => Err(EngineError::UnknownModel { model: name.to_owned() }.into()),
+            None => Ok(model),
+        }
+    }
+
     /// The default model, or else the only one that is loaded.
     async fn default_or_only(&self, keep_alive: Option<KeepAlive>) -> Result<Option<ServedModel>, ApiError> {
         if let Some(name) = &self.default_model
@@ -193,26 +203,34 @@ impl Models {
         fitting.max_by_key(|(start, _)| start.len()).map(|(_, target)| target.as_str())
     }
 
-    /// What is known of a model, without loading it.
+    /// What is known of a model, without loading it; where any name is accepted, also of the model that answers to it.
     pub(crate) async fn look_up(&self, name: &str) -> Result<Source, ApiError> {
-        let other = other_form(name);
-        let target = self.alias(name).or_else(|| other.as_deref().and_then(|name| self.alias(name)));
-        for name in [Some(name), other.as_deref(), target].into_iter().flatten() {
-            if let Some(model) = self.node.model(name) {
-                return Ok(Source::Loaded(model));
-            }
-            if let Some(found) = self.installed(name).await? {
-                return Ok(match self.node.model(found.name()) {
-                    Some(model) => Source::Loaded(model),
-                    None => Source::Installed(Arc::new(found)),
-                });
-            }
+        if let Some(source) = self.find(name).await? {
+            return Ok(source);
         }
         match (self.any_model, self.node.models().as_slice()) {
             (true, [only]) => Ok(Source::Loaded(Arc::clone(only))),
             (_, []) if self.manager.library().is_none() => Err(ApiError::NotReady),
             _ => Err(EngineError::UnknownModel { model: name.to_owned() }.into()),
         }
+    }
+
+    /// What is known of the model of that name or alias.
+    pub(crate) async fn find(&self, name: &str) -> Result<Option<Source>, ApiError> {
+        let other = other_form(name);
+        let target = self.alias(name).or_else(|| other.as_deref().and_then(|name| self.alias(name)));
+        for name in [Some(name), other.as_deref(), target].into_iter().flatten() {
+            if let Some(model) = self.node.model(name) {
+                return Ok(Some(Source::Loaded(model)));
+            }
+            if let Some(found) = self.installed(name).await? {
+                return Ok(Some(match self.node.model(found.name()) {
+                    Some(model) => Source::Loaded(model),
+                    None => Source::Installed(Arc::new(found)),
+                }));
+            }
+        }
+        Ok(None)
     }
 
     /// A loaded model to look at; it may go any time.

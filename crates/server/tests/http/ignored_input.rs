@@ -214,7 +214,8 @@ async fn a_good_request_has_no_warnings_and_no_object() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_name_that_no_model_has_is_reported_where_another_model_answers() {
     let server = server(None, true).await;
-    for path in STREAMING.into_iter().chain(["/v1/embeddings", "/api/embed", "/api/embeddings", "/tokenize"]) {
+    let others = ["/v1/embeddings", "/api/embed", "/api/embeddings", "/api/show", "/tokenize", "/detokenize"];
+    for path in STREAMING.into_iter().chain(others) {
         let mut body = good(path);
         merge(&mut body, &json!({"model": "gpt-99"}));
         let answer = server.post(path, &body).await;
@@ -223,6 +224,12 @@ async fn a_name_that_no_model_has_is_reported_where_another_model_answers() {
         assert_eq!((&warning["code"], &warning["field"]), (&json!("unknown_model"), &json!("model")), "{path}");
         let message = warning["message"].as_str().unwrap();
         assert!(message.contains("gpt-99") && message.contains("stub") && message.contains("/v1/models"), "{message}");
+    }
+    for path in ["/api/models/load", "/api/models/unload", "/api/verify", "/api/draft"] {
+        let mut body = good(path);
+        merge(&mut body, &json!({"model": "gpt-99"}));
+        let answer = server.post(path, &body).await;
+        assert_eq!(answer.status, 404, "{path} must not change or ask another model: {}", answer.text);
     }
 }
 

@@ -8,7 +8,7 @@ use poncho_api::{EngineError, Generate, MAX_TOP_LOGPROBS, Request};
 
 use super::lines::{Endpoint, ReplyLines};
 use super::types::{Shared, Think};
-use crate::dialects::shared::{Origin, Reporting, session_header};
+use crate::dialects::shared::{Origin, Reporting, session_header, warn_of_name};
 use crate::error::ApiError;
 use crate::http::app::SharedApp;
 use crate::http::body::Json;
@@ -61,8 +61,12 @@ impl Call {
 }
 
 /// The answer to a request without a prompt that wants the model to go. One that is not loaded is not loaded for it.
-pub(crate) async fn unload(app: &SharedApp, lines: ReplyLines, warnings: Warnings) -> Result<Response, ApiError> {
-    app.models.unload(lines.name()).await?;
+pub(crate) async fn unload(app: &SharedApp, lines: ReplyLines, mut warnings: Warnings) -> Result<Response, ApiError> {
+    let is_known = app.models.find(lines.name()).await?.is_some();
+    let (id, _) = app.models.unload(lines.name()).await?;
+    if !is_known {
+        warn_of_name(&mut warnings, lines.name(), &id);
+    }
     let lines = lines.with_reporting(Reporting::new(app, false, warnings));
     Ok(Json(lines.idle("unload")).into_response())
 }

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use super::ignored;
 use super::lines::timestamp;
 use super::types::{Details, ListedOut, LoadedOut, ProgressOut, ShowAnswer, ShowBody};
-use crate::dialects::shared::WithWarnings;
+use crate::dialects::shared::{WithWarnings, warn_of_name};
 use crate::error::ApiError;
 use crate::http::app::SharedApp;
 use crate::http::body::{Checked, Json};
@@ -111,7 +111,16 @@ pub(crate) async fn show(
     let name = tags::required(named)?.to_owned();
     let longest_array = if body.verbose.unwrap_or(false) { usize::MAX } else { SHORT_ARRAY };
     let started = app.models.started();
-    let answer = match app.models.look_up(&name).await? {
+    let mut warnings = ignored::of_library(unknown);
+    let source = match app.models.find(&name).await? {
+        Some(source) => source,
+        None => {
+            let source = app.models.look_up(&name).await?;
+            warn_of_name(&mut warnings, &name, source.id());
+            source
+        }
+    };
+    let answer = match source {
         Source::Loaded(model) => {
             let file = app.models.node().model_file(&model.report().path, longest_array).await;
             describe(&app.models.shown(model), file, &name, started).await
@@ -121,7 +130,7 @@ pub(crate) async fn show(
             describe_installed(&model, file, &name, started)?
         }
     };
-    Ok(Json(WithWarnings::new(&app, answer, ignored::of_library(unknown))))
+    Ok(Json(WithWarnings::new(&app, answer, warnings)))
 }
 
 /// What the library and the file say of a model that is not loaded.

@@ -86,7 +86,7 @@ pub(crate) async fn load(
     let library = library.ok_or_else(|| LibraryError::ReadOnly { name: digest.clone() })?;
     let named = digest.clone();
     let path = blocking("looked for an adapter", move || Ok(library.adapter_file(&named)?)).await?;
-    let model = app.models.resolve_or_only(body.model.as_deref()).await?;
+    let model = app.models.resolve_known_or_only(body.model.as_deref()).await?;
     if model.adapters().len() >= MOST_ADAPTERS {
         let reason = format!("it has {MOST_ADAPTERS} adapters and may have no more; detach one first");
         return Err(ApiError::field("model", reason));

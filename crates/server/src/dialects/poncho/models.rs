@@ -3,6 +3,7 @@
 //! Requests load models by themselves; these are for warming one up and for making room. Errors have OpenAI's shape.
 
 use axum::extract::State;
+use poncho_api::EngineError;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -27,6 +28,9 @@ pub(crate) struct LoadBody {
 pub(crate) async fn load(State(app): State<SharedApp>, Json(body): Json<LoadBody>) -> Result<Json<Value>, ApiError> {
     let begun = Instant::now();
     let model = app.models.resolve_keeping(&body.model, body.keep_alive).await?;
+    if model.stands_for().is_some() {
+        return Err(EngineError::UnknownModel { model: body.model }.into());
+    }
     let context = model.limits().context;
     let milliseconds = milliseconds(begun.elapsed());
     Ok(Json(json!({"model": model.id(), "state": "loaded", "n_ctx": context, "load_ms": milliseconds})))
@@ -44,6 +48,10 @@ pub(crate) async fn unload(
     State(app): State<SharedApp>,
     Json(body): Json<UnloadBody>,
 ) -> Result<Json<Value>, ApiError> {
+    // A name that nobody has must not unload another model, also where any name is accepted.
+    if app.models.find(&body.model).await?.is_none() {
+        return Err(EngineError::UnknownModel { model: body.model }.into());
+    }
     let (id, unloaded) = app.models.unload(&body.model).await?;
     let state = match unloaded {
         Unloaded::Gone | Unloaded::NotLoaded => "unloaded",

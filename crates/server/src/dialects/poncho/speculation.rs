@@ -43,7 +43,7 @@ pub(crate) async fn verify(
     State(app): State<SharedApp>,
     Json(body): Json<VerifyBody>,
 ) -> Result<Json<Value>, ApiError> {
-    let model = app.models.resolve_or_only(body.model.as_deref()).await?;
+    let model = app.models.resolve_known_or_only(body.model.as_deref()).await?;
     let prefix = Either { text: ("prompt", body.prompt), tokens: ("tokens", body.tokens), mode: PROMPT };
     let draft = Either { text: ("draft", body.draft), tokens: ("draft_tokens", body.draft_tokens), mode: DRAFT };
     let draft_field = draft.field();
@@ -77,7 +77,7 @@ pub(crate) async fn draft(State(app): State<SharedApp>, Json(body): Json<DraftBo
         let reason = format!("it is {} and must be from 1 to {MOST_DRAFTED}", body.count);
         return Err(ApiError::field("count", reason));
     }
-    let model = app.models.resolve_or_only(body.model.as_deref()).await?;
+    let model = app.models.resolve_known_or_only(body.model.as_deref()).await?;
     let prefix = Either { text: ("prompt", body.prompt), tokens: ("tokens", body.tokens), mode: PROMPT };
     let prefix = prefix.read(&model).await?;
     let tokens = within(&app, model.draft(prefix, body.count)).await?;
