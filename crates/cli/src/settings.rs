@@ -158,6 +158,7 @@ pub(crate) const SETTINGS: &[Setting] = &[
     Setting::new("kv_layout", Kind::Text, Group::Computing),
     Setting::new("threads", Kind::Number, Group::Computing),
     Setting::new("threads_batch", Kind::Number, Group::Computing),
+    Setting::new("poll", Kind::Number, Group::Computing),
     Setting::new("batch_size", Kind::Number, Group::Computing),
     Setting::new("ubatch_size", Kind::Number, Group::Computing),
     Setting::new("cache_type_k", Kind::Text, Group::Computing),

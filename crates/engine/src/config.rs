@@ -41,6 +41,8 @@ impl Checked for ModelConfig {
             return Err(EngineError::Config { setting: "exact".to_owned(), reason });
         }
         self.context.kv = KvLayout::Split;
+        // Sums have one part for each thread.
+        self.context.spare_busy_cpus = false;
         if self.context.flash_attention == FlashAttention::Auto {
             self.context.flash_attention = FlashAttention::Off;
         }

@@ -9,4 +9,5 @@ pub(crate) mod real;
 pub(crate) mod resume;
 pub(crate) mod rows;
 pub(crate) mod segments;
+pub(crate) mod settings;
 pub(crate) mod smollm2;

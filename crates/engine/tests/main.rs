@@ -14,6 +14,8 @@ mod replies;
 #[cfg(test)]
 mod sessions;
 #[cfg(test)]
+mod settings;
+#[cfg(test)]
 mod sharing;
 #[cfg(test)]
 mod stalled;

@@ -216,6 +216,10 @@ pub struct ContextOptions {
     pub threads: Option<u32>,
     /// Threads for many rows; `None` for `threads`.
     pub threads_batch: Option<u32>,
+    /// How long threads without work spin before they sleep, from 0 (not at all) to 100.
+    pub poll: u32,
+    /// Compute with fewer threads while other programs use the CPUs. Has no effect if `threads` or `threads_batch` is given.
+    pub spare_busy_cpus: bool,
     /// Keep the KV cache on the GPU.
     pub offload_kqv: bool,
     /// Compute embeddings instead of logits.
@@ -256,6 +260,8 @@ impl Default for ContextOptions {
             swa_full: false,
             threads: None,
             threads_batch: None,
+            poll: 0,
+            spare_busy_cpus: true,
             offload_kqv: true,
             embeddings: false,
             pooling: Pooling::default(),
@@ -300,6 +306,9 @@ impl ContextOptions {
         }
         if self.threads == Some(0) || self.threads_batch == Some(0) {
             return refuse("threads", "0".to_owned(), "at least one thread is needed");
+        }
+        if self.poll > 100 {
+            return refuse("poll", self.poll.to_string(), "a level between 0 and 100 is needed");
         }
         let frequencies = [
             ("rope_freq_base", self.rope_freq_base),
@@ -360,6 +369,7 @@ mod tests {
             Some("type_v")
         );
         assert_eq!(refused_option(|o| o.threads = Some(0)), Some("threads"));
+        assert_eq!(refused_option(|o| o.poll = 101), Some("poll"));
         assert_eq!(refused_option(|o| o.rope_freq_base = Some(f32::NAN)), Some("rope_freq_base"));
     }
 

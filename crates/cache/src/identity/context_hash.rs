@@ -21,7 +21,7 @@ pub struct ContextFacts {
     pub type_v: u32,
     /// Whether flash attention is on; it changes the layout of V.
     pub flash_attention: bool,
-    /// Whether all sequences share one pool of cells.
+    /// Whether all sequences share one pool of cells. Rows that do not depend on it have one fixed value here.
     pub unified: bool,
     /// llama.cpp's RoPE scaling type.
     pub rope_scaling_type: i32,

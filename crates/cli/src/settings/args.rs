@@ -138,7 +138,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "LAYOUT", default_value = "auto")]
     pub(crate) kv_layout: KvArg,
 
-    /// Number of compute threads [default: the physical cores]
+    /// Number of compute threads; if it is not given, fewer while other programs use the CPUs [default: the physical cores]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) threads: Option<u32>,
 

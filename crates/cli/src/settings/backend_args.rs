@@ -69,6 +69,10 @@ pub(crate) struct BackendArgs {
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) threads_batch: Option<u32>,
 
+    /// How long compute threads without work spin before they sleep, from 0 (not at all) to 100 [default: 0]
+    #[arg(long, value_name = "LEVEL", value_parser = clap::value_parser!(u32).range(0..=100))]
+    pub(crate) poll: Option<u32>,
+
     /// How the token embeddings of a text are combined [default: from the model]
     #[arg(long, value_name = "HOW")]
     pub(crate) pooling: Option<PoolingArg>,
@@ -148,6 +152,7 @@ impl BackendArgs {
         options.swa_full |= self.swa_full;
         options.offload_kqv &= !self.no_kv_offload;
         options.threads_batch = self.threads_batch.or(options.threads_batch);
+        options.poll = self.poll.unwrap_or(options.poll);
         if let Some(how) = self.pooling {
             options.pooling = how.pooling();
         }
@@ -359,6 +364,7 @@ mod tests {
             "--swa-full",
             "--no-kv-offload",
             "--threads-batch=3",
+            "--poll=50",
             "--pooling=cls",
             "--rope-scaling=yarn",
             "--rope-freq-base=1e6",
@@ -387,6 +393,7 @@ mod tests {
             flash_attention: FlashAttention::On,
             swa_full: true,
             threads_batch: Some(3),
+            poll: 50,
             offload_kqv: false,
             pooling: Pooling::Cls,
             rope_scaling: RopeScaling::Yarn,

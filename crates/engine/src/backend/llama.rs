@@ -3,7 +3,8 @@
 //! `model.rs` loads, `context.rs` computes, `state.rs` packs and restores with the help of `layout.rs`, `segment.rs`,
 //! `packed.rs`, `chain.rs` and `partial.rs` (all safe) and of `io.rs`, `matcher.rs` constrains, `grammar.rs` turns
 //! schemas into grammars, `chat.rs` renders and parses with the help of `render.rs`, `adapter.rs` holds LoRA adapters,
-//! `gguf_check.rs` looks at a file before llama.cpp does, `cpu.rs` at the CPU, `devices.rs` lists devices, `log.rs` keeps its words. `tokenizer.rs`
+//! `gguf_check.rs` looks at a file before llama.cpp does, `cpu.rs` at the CPU, `devices.rs` lists devices, `log.rs` keeps
+//! its words, `threads.rs` has the threads that compute. `tokenizer.rs`
 //! turns texts into tokens with `runs.rs` and `split.rs`; it, schemas and parsers recurse on the stacks of `deep.rs`. No
 //! C++ exception and no failed assertion may reach this folder's callers: input is checked
 //! before it crosses the line.
@@ -43,6 +44,7 @@ mod params;
 mod pieces;
 pub(crate) mod state;
 pub(crate) mod text;
+mod threads;
 
 pub use chat::template::check_template;
 pub use cpu::{CPU_ADVICE, missing_cpu_features};

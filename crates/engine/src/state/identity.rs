@@ -1,7 +1,8 @@
 //! The namespace of a model's rows: its files, their quantisation, its context settings and its adapters.
 //!
-//! Computed when a model is loaded and again when adapters change. Everything that changes the bytes or the meaning of a
-//! state must be in here, and nothing else.
+//! Computed when a model is loaded and again when adapters change. Everything that changes the meaning of a state must be
+//! in here. What changes only its last bits (the layout of the cells, batches, threads) is in the namespace of exact rows
+//! and not in that of plain ones: the two commands `run` and `serve`, and two values of `--parallel`, share plain rows.
 
 use std::collections::BTreeMap;
 
@@ -14,6 +15,11 @@ use crate::backend::{ContextInfo, ContextOptions, KvLayout, ModelInfo, ModelOpti
 use crate::config::FingerprintSource;
 use crate::error::EngineError;
 use crate::schedule::grid::Grid;
+
+/// The layout in the hash of plain rows, whatever the context has. A row holds the keys and values of its own tokens, in
+/// the order of their positions, and a restore frames them for the context at hand. So both layouts read and write the same
+/// rows. The value is the one that the rows of `poncho run` always had.
+const PLAIN_LAYOUT: KvLayout = KvLayout::Unified;
 
 /// What identifies a model file, adapters left aside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,10 +89,10 @@ impl FileIdentity {
     }
 }
 
-/// The hash of the context settings that change the state.
+/// The hash of the context settings that change what a state means.
 #[must_use]
 pub fn context_hash(options: &ContextOptions, context: &ContextInfo, model: &ModelInfo) -> [u8; 32] {
-    hash_with(options, context, model, BTreeMap::new())
+    hash_with(options, context, model, PLAIN_LAYOUT, BTreeMap::new())
 }
 
 /// The same for states that were computed on a grid. They share nothing with others, and everything that could change a
@@ -109,13 +115,14 @@ pub(crate) fn exact_context_hash(
         ("threads", context.n_threads.to_string()),
         ("threads_batch", context.n_threads_batch.to_string()),
     ];
-    hash_with(options, context, model, facts.map(|(name, value)| (name.to_owned(), value)).into())
+    hash_with(options, context, model, context.kv, facts.map(|(name, value)| (name.to_owned(), value)).into())
 }
 
 fn hash_with(
     options: &ContextOptions,
     context: &ContextInfo,
     model: &ModelInfo,
+    kv: KvLayout,
     extra: BTreeMap<String, String>,
 ) -> [u8; 32] {
     // Zero stands for "as the file says" in llama.cpp too; what the file says is in the fingerprint.
@@ -124,7 +131,7 @@ fn hash_with(
         type_k: options.type_k as u32,
         type_v: options.type_v as u32,
         flash_attention: context.flash_attention.unwrap_or(false),
-        unified: context.kv == KvLayout::Unified,
+        unified: kv == KvLayout::Unified,
         rope_scaling_type: options.rope_scaling as i32,
         rope_freq_base: or_file(options.rope_freq_base),
         rope_freq_scale: or_file(options.rope_freq_scale),

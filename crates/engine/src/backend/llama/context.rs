@@ -20,6 +20,7 @@ use super::buffer;
 use super::handle::ModelHandle;
 use super::log;
 use super::params::{context_params, window_ring};
+use super::threads::Threads;
 use crate::backend::llama::state::io;
 use crate::backend::llama::state::layout::{StateSamples, StateShape};
 use crate::backend::{
@@ -50,6 +51,8 @@ pub(super) struct LlamaContext {
     adapters: Vec<Arc<dyn Adapter>>,
     n_embd_out: usize,
     embeddings: bool,
+    /// Dropped after the context is freed.
+    threads: Threads,
     /// Dropped after the context is freed.
     model: Arc<ModelHandle>,
     /// llama.cpp's abort callback reads it through a pointer; dropped after the context is freed.
@@ -124,6 +127,7 @@ impl LlamaContext {
             adapters: Vec::new(),
             n_embd_out: model_info.n_embd_out as usize,
             embeddings: options.embeddings,
+            threads: Threads::new(context, options, &params),
             model,
             _abort: abort,
         };
@@ -197,7 +201,11 @@ impl LlamaContext {
             None => {
                 tracing::debug!("the state of {} is kept whole: its layout has no segments", model_info.architecture);
                 self.info.memory = MemoryKind::Recurrent;
-                self.info.state_layout = b"llama-state opaque 1".to_vec();
+                // It cannot be framed for another number of streams either.
+                self.info.state_layout = match self.info.kv {
+                    KvLayout::Unified => b"llama-state opaque 1".to_vec(),
+                    KvLayout::Split => format!("llama-state opaque 1, {streams} streams").into_bytes(),
+                };
             }
         }
         Ok(())
@@ -256,7 +264,7 @@ impl LlamaContext {
 
 impl Drop for LlamaContext {
     fn drop(&mut self) {
-        // SAFETY: the context is freed once, before the adapters, the model and the abort flag it refers to.
+        // SAFETY: the context is freed once, before the adapters, the threads, the model and the abort flag it refers to.
         unsafe { sys::llama_free(self.context.as_ptr()) }
     }
 }
@@ -301,6 +309,7 @@ impl Context for LlamaContext {
         if !self.is_valid(batch) {
             return DecodeOutcome::Invalid;
         }
+        self.threads.before_decode(self.context);
         let rows = self.rows.fill(batch);
         // SAFETY: the arrays of `rows` live in `self` and have as many entries as there are rows; every number in them
         // was checked against this context.
