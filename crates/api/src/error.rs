@@ -302,7 +302,7 @@ impl fmt::Display for Field {
     }
 }
 
-/// A range of numbers in words; the largest and smallest numbers that exist are no limits.
+/// A range of numbers in words; the largest and smallest floating-point numbers do not count as limits.
 #[must_use]
 pub fn range_text(low: f32, high: f32) -> String {
     match (low, high) {

@@ -57,7 +57,7 @@ pub struct CacheConfig {
     pub clock: Arc<dyn Clock>,
     /// Notified at each publish stage.
     pub observer: Option<Arc<dyn StageObserver>>,
-    /// The process that others are told to stop if they want the folder: this one, or the one that it works for.
+    /// The process that an error names to another user of the folder: this one, or the one that it works for.
     pub process: u32,
 }
 

@@ -22,7 +22,7 @@ use crate::args::{Args, Command};
 use crate::commands::{
     bench, cache, config, doctor, embed, explain, manual, models, ps, run as chat, serve, stop, tokenize, top,
 };
-use crate::serving::probing;
+use crate::serving::{devices, engine_process, probing};
 use crate::settings::logging::ReplyLines;
 use crate::settings::{Environment, Refused, Resolved, logging};
 
@@ -36,7 +36,7 @@ const NO_SETTINGS: &str = "the command has no settings";
 
 fn main() -> ExitCode {
     let words: Vec<std::ffi::OsString> = std::env::args_os().collect();
-    if let Some(code) = probing::child(&words) {
+    if let Some(code) = probing::child(&words).or_else(|| devices::child(&words)) {
         return code;
     }
     // Starting llama.cpp takes time that other commands do not spend.
@@ -75,7 +75,9 @@ fn run(args: &Args, resolved: Option<&Resolved>) -> anyhow::Result<Outcome> {
     let mut out = BufWriter::new(io::stdout().lock());
     let outcome = match &args.command {
         Command::Serve(args) => {
-            if let Some(resolved) = resolved.filter(|resolved| !resolved.strange.is_empty()) {
+            // A child reads the same settings; its server has said it.
+            let is_server = engine_process::socket().is_none();
+            if let Some(resolved) = resolved.filter(|resolved| is_server && !resolved.strange.is_empty()) {
                 tracing::warn!("variables without effect: {}", resolved.strange.join("; "));
             }
             serve::run(args, &mut out)?

@@ -2,6 +2,7 @@
 //!
 //! Used by `poncho serve`, by `doctor`, and by the commands that start a server of their own. It must never print.
 
+pub(crate) mod devices;
 pub(crate) mod disk;
 pub(crate) mod draining;
 pub(crate) mod engine_process;

@@ -18,10 +18,10 @@ mod origin;
 pub(crate) mod reference;
 pub(crate) mod user_folder;
 
-use clap::{Arg, Args, Command, FromArgMatches};
+use clap::{Arg, Args, Command};
 
 pub(crate) use environment::Environment;
-pub(crate) use layers::{Refused, Resolved, parse};
+pub(crate) use layers::{Refused, Resolved, configured, of_serve, parse};
 pub(crate) use origin::Origin;
 
 use self::args::{LogArgs, ServeArgs};
@@ -246,22 +246,6 @@ fn find(name: &str) -> Option<&'static Setting> {
 /// The flag of a setting.
 pub(crate) fn flag_of<'a>(flags: &'a Command, setting: &Setting) -> Option<&'a Arg> {
     flags.get_arguments().find(|flag| flag.get_id() == setting.name)
-}
-
-/// The value of one setting in the layers below the flags, for commands without a flag for it.
-///
-/// # Errors
-/// If the file cannot be read or is not valid.
-pub(crate) fn configured(name: &str) -> anyhow::Result<Option<(std::ffi::OsString, Origin)>> {
-    layers::configured(name, &Environment::of_process())
-}
-
-/// The settings of `poncho serve` without flags, for commands that start a server of their own.
-///
-/// # Errors
-/// If a variable or the file is not valid.
-pub(crate) fn of_serve() -> anyhow::Result<ServeArgs> {
-    Ok(ServeArgs::from_arg_matches(&layers::of_serve(&Environment::of_process())?)?)
 }
 
 /// Did-you-mean: the most similar name, if one is similar enough.

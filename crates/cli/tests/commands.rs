@@ -12,7 +12,6 @@ pub(crate) mod piping;
 pub(crate) mod progress;
 pub(crate) mod reading;
 pub(crate) mod settings_reached;
-pub(crate) mod shared_rows;
 pub(crate) mod showing;
 pub(crate) mod verifying;
 pub(crate) mod watching;

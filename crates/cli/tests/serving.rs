@@ -4,6 +4,7 @@ pub(crate) mod bad_input;
 pub(crate) mod crafted;
 pub(crate) mod named_models;
 pub(crate) mod reply_lines;
+pub(crate) mod shared_rows;
 pub(crate) mod stopping;
 pub(crate) mod strange_files;
 pub(crate) mod surviving;

@@ -4,7 +4,7 @@
 //! processes that do nothing but count. Rounds alternate between the numbers of neighbours, and inside a round every
 //! setting has its turn, in another order each time. Quartiles of the time of a request are printed.
 
-#![expect(clippy::indexing_slicing, clippy::panic, clippy::unwrap_used, reason = "a benchmark may stop at once")]
+#![expect(clippy::indexing_slicing, clippy::unwrap_used, reason = "a benchmark may stop at once")]
 
 use std::hint::black_box;
 use std::path::PathBuf;

@@ -5,7 +5,7 @@
 //! has 200 turns of one conversation on models that resume only where they saved, by quarters. The stub computes next to
 //! nothing, so what is left is the engine's own work. It must never be read as the speed of a model.
 
-#![expect(clippy::unwrap_used, reason = "a benchmark may stop at once")]
+#![expect(clippy::panic, clippy::unwrap_used, reason = "a benchmark may stop at once")]
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -95,7 +95,7 @@ impl Counted {
 fn chat(count: usize) -> Vec<Value> {
     let bytes = LONG_CHAT / count;
     let message = |at: usize| {
-        let role = if at % 2 == 0 { "user" } else { "assistant" };
+        let role = if at.is_multiple_of(2) { "user" } else { "assistant" };
         let text: String = format!("message {at}: ").chars().chain("some words ".chars().cycle()).take(bytes).collect();
         json!({"role": role, "content": text})
     };

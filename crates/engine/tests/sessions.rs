@@ -65,7 +65,9 @@ fn a_tiny_overlap_is_cold_and_its_tokens_are_counted() {
     model.complete(greedy(&first, 1)).unwrap();
     let second: Vec<u32> = first.iter().take(6).copied().chain(prompt(2, 700)).collect();
     let found = model.complete(greedy(&second, 1)).unwrap();
-    assert_eq!((found.hit, found.cached_tokens, found.new_tokens), (HitKind::Cold, 6, 700));
+    // Whether the few tokens are worth copying is another question; they are counted either way.
+    assert_eq!((found.hit, found.cached_tokens + found.new_tokens), (HitKind::Cold, 706));
+    assert!(found.cached_tokens <= 6, "{}", found.cached_tokens);
     assert_eq!(model.status().last_hit.unwrap().kind, HitKind::Cold);
 }
 
@@ -394,7 +396,8 @@ fn sessions_and_requests_are_listed_while_a_decode_call_runs() {
         let bench = bench(kind);
         bench.model.complete(in_session("kept", greedy(&prompt(1, 30), 5))).unwrap();
         assert_eq!(names(&bench), ["kept"], "listed as soon as its reply ends");
-        bench.faults.on_decode(2, DecodeFault::Block);
+        // Models that cannot be cut read their prompt in several calls.
+        bench.faults.on_decode(4, DecodeFault::Block);
         let stream = bench.model.submit(in_session("new", greedy(&prompt(2, 30), 5))).unwrap();
         assert!(bench.faults.wait_until_held(LONG));
         let behind = bench.model.submit(greedy(&prompt(3, 20), 5)).unwrap();
@@ -402,7 +405,8 @@ fn sessions_and_requests_are_listed_while_a_decode_call_runs() {
         let [running, queued] = &bench.model.requests()[..] else { panic!("{:?}", bench.model.requests()) };
         assert_eq!((running.session.as_deref(), running.progress.stage), (Some("new"), RequestStage::Generating));
         let progress = &running.progress;
-        assert_eq!((progress.prompt_tokens, progress.processed_tokens, progress.generated_tokens), (30, 30, 1));
+        assert_eq!((progress.prompt_tokens, progress.processed_tokens), (30, 30));
+        assert!(progress.generated_tokens >= 1, "{progress:?}");
         assert_eq!((queued.progress.prompt_tokens, queued.progress.stage), (20, RequestStage::Queued));
         bench.faults.release();
         assert!(stream.wait().is_ok() && behind.wait().is_ok());

@@ -44,9 +44,8 @@ pub(crate) const SHARED: [Setting; 20] = [
     ("another slice of prompts", |config| {
         config.prefill_chunk = PrefillChunk::Tokens(NonZeroUsize::new(40).unwrap());
     }),
-    ("another queue and other chains", |config| {
-        (config.queue_limit, config.chain_limit, config.partial_limit) = (3, 2, 2);
-    }),
+    // Not the number of partial states: it changes which states are kept.
+    ("another queue and other chains", |config| (config.queue_limit, config.chain_limit) = (3, 2)),
     ("another name", |config| config.id.push_str("-2")),
 ];
 
@@ -125,7 +124,13 @@ pub(crate) fn each_pair_shares_rows(written: &[(Model, Written)], compare: impl 
         for (_, writer) in written.iter().filter(|(_, writer)| writer.by != reader.by) {
             let what = format!("written with {}, read with {}", writer.by, reader.by);
             let reply = model.complete(traced(&writer.tokens, AFTER)).unwrap();
-            assert_eq!((reply.hit, reply.cached_tokens), (HitKind::Exact, writer.tokens.len()), "{what}");
+            // The logits after the last token may be gone from memory, or joined away: then that token is computed.
+            let known = writer.tokens.len();
+            let is_found = match reply.hit {
+                HitKind::Exact => reply.cached_tokens == known,
+                _ => reply.cached_tokens + 1 == known,
+            };
+            assert!(is_found, "{what}: {:?}, {} of {known}", reply.hit, reply.cached_tokens);
             compare(writer, reader, &reply);
         }
     }

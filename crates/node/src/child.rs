@@ -4,47 +4,27 @@
 //! under way continue. While it is down, reads answer from what it last said and calls wait. A child never outlives this
 //! process: its standard input ends with it.
 
+mod launch;
 mod model;
 mod process;
+mod supervised;
+mod surviving;
 
-use std::collections::{BTreeMap, HashSet, VecDeque};
-use std::ffi::OsString;
-use std::hash::{BuildHasher as _, RandomState};
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::{StreamExt as _, stream};
 use poncho_api::{
-    AdapterId, CacheReport, EngineError, Footprint, Generate, HygieneRule, LoadEvent, LoadModel, Loading, ModelFile,
-    ModelReport, Node, NodeModel, OwnerId, PressureReport, RowPage, Tier,
+    CacheReport, EngineError, Footprint, HygieneRule, LoadEvent, LoadModel, Loading, ModelFile, Node, NodeModel,
+    OwnerId, PressureReport, RowPage, Tier,
 };
-use tokio::sync::watch;
 
+pub use self::launch::Launch;
 use self::model::ChildModel;
-use crate::remote::{RemoteModel, RemoteNode};
-
-/// Prompts that ended a process are remembered, that many of them.
-const MOST_POISON: usize = 256;
-
-/// How the process is started, and where its crashes are written down.
-#[derive(Debug, Clone)]
-pub struct Launch {
-    /// The program.
-    pub program: PathBuf,
-    /// Its arguments.
-    pub arguments: Vec<OsString>,
-    /// The variable that names the socket it has to serve.
-    pub socket_variable: &'static str,
-    /// How long it may take to serve the socket.
-    pub start_within: Duration,
-    /// How long a call waits for a process that is being started again, its models included.
-    pub call_wait: Duration,
-    /// Where crashes are written down.
-    pub crashes: PathBuf,
-}
+use self::supervised::{State, Supervised, Wanted, lock};
 
 /// The process did not come to serve.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -58,98 +38,13 @@ pub struct StartError {
 #[derive(Clone)]
 pub struct ChildNode(Arc<Supervised>);
 
-/// What the process is doing.
-#[derive(Clone)]
-enum State {
-    /// It is being started, or its models are being loaded again.
-    Starting,
-    /// It serves.
-    Up(RemoteNode),
-    /// It was stopped on purpose, or cannot be started.
-    Ended(String),
-}
-
-/// The child as its models and replies see it.
-pub(crate) struct Supervised {
-    launch: Launch,
-    state: watch::Sender<State>,
-    models: RwLock<BTreeMap<String, Arc<ChildModel>>>,
-    /// Models to load again, by name.
-    wanted: Mutex<BTreeMap<String, Wanted>>,
-    /// The last cache report, for the time without a process.
-    cache: RwLock<Option<CacheReport>>,
-    hygiene: RwLock<Vec<HygieneRule>>,
-    /// Held by a reply that comes back after a crash, until it has made progress.
-    pub(crate) probation: Arc<tokio::sync::Mutex<()>>,
-    poison: Mutex<Poison>,
-    /// The process that runs now; 0 while there is none.
-    process_id: AtomicU32,
-}
-
-/// A model to load again.
-#[derive(Clone)]
-struct Wanted {
-    model: LoadModel,
-    /// Adapters that were attached while it ran, by the names that callers know.
-    adapters: Vec<(AdapterId, PathBuf, f32)>,
-}
-
-/// Hashes of requests that ended a process twice.
-#[derive(Default)]
-struct Poison {
-    state: RandomState,
-    order: VecDeque<u64>,
-    known: HashSet<u64>,
-}
-
-impl Poison {
-    fn hash(&self, generate: &Generate) -> u64 {
-        let Generate { prompt, request, .. } = generate;
-        // The same prompt with other settings may be as bad, and another reply to it as well.
-        let text = serde_json::to_string(&(prompt, &request.tokens)).unwrap_or_default();
-        self.state.hash_one(text)
-    }
-
-    fn add(&mut self, generate: &Generate) {
-        let hash = self.hash(generate);
-        if !self.known.insert(hash) {
-            return;
-        }
-        self.order.push_back(hash);
-        if self.order.len() > MOST_POISON
-            && let Some(oldest) = self.order.pop_front()
-        {
-            self.known.remove(&oldest);
-        }
-    }
-
-    fn has(&self, generate: &Generate) -> bool {
-        !self.known.is_empty() && self.known.contains(&self.hash(generate))
-    }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing that holds it can panic halfway.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl ChildNode {
     /// Starts the process and waits until it serves.
     ///
     /// # Errors
     /// It cannot be started, or ends before it serves.
     pub async fn start(launch: Launch) -> Result<Self, StartError> {
-        let supervised = Arc::new(Supervised {
-            launch,
-            state: watch::Sender::new(State::Starting),
-            models: RwLock::default(),
-            wanted: Mutex::default(),
-            cache: RwLock::default(),
-            hygiene: RwLock::default(),
-            probation: Arc::default(),
-            poison: Mutex::default(),
-            process_id: AtomicU32::new(0),
-        });
+        let supervised = Arc::new(Supervised::new(launch));
         tokio::spawn(process::supervise(Arc::clone(&supervised)));
         let mut state = supervised.state.subscribe();
         let started = state.wait_for(|state| !matches!(state, State::Starting)).await;
@@ -172,79 +67,16 @@ impl ChildNode {
     }
 }
 
-impl Supervised {
-    /// The node, once there is one.
-    async fn up(&self) -> Result<RemoteNode, EngineError> {
-        let mut state = self.state.subscribe();
-        let ready = state.wait_for(|state| !matches!(state, State::Starting));
-        let ready = tokio::time::timeout(self.launch.call_wait, ready).await;
-        let state = ready.ok().and_then(Result::ok).map(|state| state.clone());
-        match state {
-            Some(State::Up(node)) => Ok(node),
-            Some(State::Ended(reason)) => Err(EngineError::NodeLost { reason }),
-            Some(State::Starting) | None => {
-                Err(EngineError::NodeLost { reason: "the engine takes too long to start again".to_owned() })
-            }
-        }
-    }
-
-    /// A model, once there is a node that has it, and that node.
-    pub(crate) async fn up_model(&self, id: &str) -> Result<(RemoteNode, Arc<RemoteModel>), EngineError> {
-        let node = self.up().await?;
-        let model = node.remote_model(id).ok_or_else(|| EngineError::UnknownModel { model: id.to_owned() })?;
-        Ok((node, model))
-    }
-
-    /// A call to this node was lost: nobody else calls it, also before its end is noticed.
-    pub(crate) fn is_lost(&self, node: &RemoteNode) {
-        self.state.send_if_modified(|state| {
-            let is_current = matches!(state, State::Up(current) if current.is(node));
-            if is_current {
-                *state = State::Starting;
-            }
-            is_current
-        });
-    }
-
-    /// The node, if it serves at this moment.
-    fn now(&self) -> Option<RemoteNode> {
-        match &*self.state.borrow() {
-            State::Up(node) => Some(node.clone()),
-            State::Starting | State::Ended(_) => None,
-        }
-    }
-
-    /// Remembers a request that ended a process twice.
-    pub(crate) fn set_aside(&self, generate: &Generate) {
-        lock(&self.poison).add(generate);
-    }
-
-    fn is_set_aside(&self, generate: &Generate) -> bool {
-        lock(&self.poison).has(generate)
-    }
-
-    fn keep_model(self: &Arc<Self>, report: ModelReport) {
-        let id = report.id.clone();
-        let model = Arc::new(ChildModel::new(Arc::clone(self), report));
-        self.models.write().unwrap_or_else(PoisonError::into_inner).insert(id, model);
-    }
-
-    fn forget_model(&self, id: &str) {
-        lock(&self.wanted).remove(id);
-        self.models.write().unwrap_or_else(PoisonError::into_inner).remove(id);
-    }
-}
-
 #[async_trait]
 impl Node for ChildNode {
     fn models(&self) -> Vec<Arc<dyn NodeModel>> {
         let models = self.0.models.read().unwrap_or_else(PoisonError::into_inner);
-        models.values().map(|model| Arc::clone(model) as Arc<dyn NodeModel>).collect()
+        models.values().cloned().collect()
     }
 
     fn model(&self, id: &str) -> Option<Arc<dyn NodeModel>> {
         let models = self.0.models.read().unwrap_or_else(PoisonError::into_inner);
-        models.get(id).map(|model| Arc::clone(model) as Arc<dyn NodeModel>)
+        models.get(id).cloned()
     }
 
     fn hygiene(&self) -> Vec<HygieneRule> {
@@ -270,7 +102,9 @@ impl Node for ChildNode {
                 {
                     let wanted = Wanted { model: model.clone(), adapters: Vec::new() };
                     lock(&supervised.wanted).insert(model.config.id.clone(), wanted);
-                    supervised.keep_model(loaded.report().clone());
+                    let child = ChildModel::new(Arc::clone(&supervised), loaded.report().clone());
+                    let mut models = supervised.models.write().unwrap_or_else(PoisonError::into_inner);
+                    models.insert(model.config.id.clone(), Arc::new(child));
                 }
                 event
             });

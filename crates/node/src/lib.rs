@@ -13,7 +13,6 @@ mod link;
 mod methods;
 mod remote;
 mod resume;
-mod surviving;
 
 pub use child::{ChildNode, Launch, StartError};
 pub use host::{Ended, parent_is_gone, serve_parent};

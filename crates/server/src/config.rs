@@ -275,7 +275,7 @@ mod tests {
             ServerConfig { otlp_endpoint: Some("https://x".into()), ..ServerConfig::default() },
         ];
         let said = wrong.map(|config| config.check().unwrap_err().to_string());
-        let words = ["number 2", "number 2", "max_body", "request_timeout", "\"gpt\"", "\"a*b\"", "\"*\"", "http://"];
+        let words = ["key 2", "key 2", "max_body", "request_timeout", "\"gpt\"", "\"a*b\"", "\"*\"", "http://"];
         for (text, word) in said.iter().zip(words) {
             assert!(text.contains(word), "{text}");
         }

@@ -50,7 +50,19 @@ impl ServerSettings {
             }
         }
         // A crash ends only the server, so the model needs no trial in a process of its own.
-        command.args(["serve", "--config", "/dev/null", "--port", "0", "--probe-models", "off", "--model"]);
+        // One process, so that its memory is all of it; no line for each reply.
+        command.args([
+            "serve",
+            "--config",
+            "/dev/null",
+            "--in-process",
+            "--quiet",
+            "--port",
+            "0",
+            "--probe-models",
+            "off",
+            "--model",
+        ]);
         command.arg(&self.model).arg("--cache-dir").arg(cache);
         command.args(["--ctx-size", &self.ctx_size.to_string(), "--parallel", &self.parallel.to_string()]);
         let more = [

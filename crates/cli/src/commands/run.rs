@@ -14,7 +14,6 @@ mod input;
 mod once;
 mod parameters;
 mod progress;
-mod quiet;
 mod reply;
 mod screen;
 mod stats;

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use poncho_cache::CacheConfig;
-use poncho_engine::backend::llama::{Device, devices};
+use poncho_engine::backend::llama::Device;
 use poncho_engine::{ModelConfig, Sizing, sizing};
 use poncho_server::{Ending, MemoryBudget, ServerConfig, check_bind};
 use poncho_terminal::{Outcome, Progress, printable_line, show_bytes};
@@ -35,7 +35,7 @@ use crate::serving::probing::prober;
 use crate::serving::shape::{ModelShape, chat_settings, replay_file, show_fingerprint};
 use crate::serving::templates::usable_template;
 use crate::serving::tiers::cache_config;
-use crate::serving::{limits, memory, names, port};
+use crate::serving::{devices, limits, memory, names, port};
 use crate::settings::args::ServeArgs;
 use crate::settings::cache_folder::cache_folder;
 
@@ -205,7 +205,7 @@ impl Start {
             let sizing = sizing(&config);
             sized.push((config, sizing));
         }
-        let devices = devices();
+        let devices = devices::look();
         let available = sized.first().and_then(|(config, _)| memory::available_for(config, &devices));
         let all: Vec<_> = sized.iter().map(|(config, sizing)| (config, *sizing)).collect();
         if let Some(available) = available.filter(|_| args.memory != Some(MemoryBudget::Unlimited))

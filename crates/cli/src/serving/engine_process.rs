@@ -21,7 +21,7 @@ use crate::serving::draining::{Drained, drain};
 use crate::serving::shape::beside;
 
 /// Names the socket that a child serves. Users never set it.
-const SOCKET: &str = "PONCHO_NODE_SOCKET";
+const SOCKET: &str = "__PONCHO_NODE_SOCKET";
 /// A cache folder of a million rows takes a while to open.
 const START_WITHIN: Duration = Duration::from_secs(600);
 /// A large model on a slow disk takes a while to load again.
@@ -110,7 +110,7 @@ pub(crate) fn serve_engine(
     chat: ChatSettings,
     limit: Duration,
 ) -> anyhow::Result<()> {
-    // Whoever wants the folder has to stop the server.
+    // To use the folder, another process has to stop the server, not this child.
     let server = rustix::process::getppid().and_then(|server| server.as_raw_nonzero().get().try_into().ok());
     let cache = CacheConfig { process: server.unwrap_or(cache.process), ..cache };
     let EngineProcess::Own(engine, host) = EngineProcess::own(cache, chat)? else { bail!("the engine is elsewhere") };

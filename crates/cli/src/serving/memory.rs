@@ -284,6 +284,9 @@ mod tests {
         config.model.gpu_layers = Some(3);
         assert_eq!(available_for(&config, &[cpu.clone(), gpu.clone()]), None);
         config.model.gpu_layers = Some(0);
-        assert_eq!(available_for(&config, &[cpu, gpu]), available());
+        // The machine's memory is in use by others meanwhile.
+        let (found, now) = (available_for(&config, &[cpu, gpu]), available());
+        assert!(found.zip(now).is_none_or(|(found, now)| found.abs_diff(now) < now / 2), "{found:?} {now:?}");
+        assert_eq!(found.is_some(), now.is_some());
     }
 }

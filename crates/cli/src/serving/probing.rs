@@ -35,7 +35,7 @@ pub(crate) fn prober(when: ProbeArg, cache_folder: Option<&Path>) -> Option<Prob
 }
 
 /// This program, even after its file was replaced by another version.
-fn own_program() -> PathBuf {
+pub(crate) fn own_program() -> PathBuf {
     let own = Path::new("/proc/self/exe");
     if own.exists() { own.to_path_buf() } else { std::env::current_exe().unwrap_or_else(|_| "poncho".into()) }
 }

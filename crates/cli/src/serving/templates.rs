@@ -9,7 +9,9 @@ const LOST: &str = "std::exception";
 /// Why a template cannot be used.
 pub(crate) fn usable_template(template: &str) -> Result<(), String> {
     check_template(template).map_err(|error| match error {
-        ChatError::BadTemplate { reason } if reason == LOST => "llama.cpp cannot parse it".to_owned(),
+        ChatError::BadTemplate { reason } if reason == LOST => {
+            "llama.cpp cannot parse it and prints why on standard error".to_owned()
+        }
         ChatError::BadTemplate { reason } => reason,
         other => other.to_string(),
     })

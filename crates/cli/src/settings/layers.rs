@@ -10,8 +10,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
 use clap::parser::ValueSource;
-use clap::{Arg, ArgMatches, Command};
+use clap::{Arg, ArgMatches, Command, FromArgMatches as _};
 
+use super::args::ServeArgs;
 use super::environment::Environment;
 use super::file::{self, Entry, SettingsFile};
 use super::foreign;
@@ -87,8 +88,23 @@ pub(crate) fn parse(
     Ok((merged, Some(resolved)))
 }
 
-/// The value of one setting below its flag; the first one of a list.
-pub(super) fn configured(name: &str, environment: &Environment) -> anyhow::Result<Option<(OsString, Origin)>> {
+/// The value of one setting in the layers below the flags, for commands without a flag for it; the first one of a list.
+///
+/// # Errors
+/// If the file cannot be read or is not valid.
+pub(crate) fn configured(name: &str) -> anyhow::Result<Option<(OsString, Origin)>> {
+    configured_in(name, &Environment::of_process())
+}
+
+/// The settings of `poncho serve` without flags, for commands that start a server of their own.
+///
+/// # Errors
+/// If a variable or the file is not valid.
+pub(crate) fn of_serve() -> anyhow::Result<ServeArgs> {
+    Ok(ServeArgs::from_arg_matches(&serve_matches(&Environment::of_process())?)?)
+}
+
+fn configured_in(name: &str, environment: &Environment) -> anyhow::Result<Option<(OsString, Origin)>> {
     let setting = find(name).with_context(|| format!("unknown setting {name}"))?;
     let flags = flags();
     // Only this one is validated: a bad port of the server must not stop the listing of a folder.
@@ -108,7 +124,7 @@ pub(super) fn configured(name: &str, environment: &Environment) -> anyhow::Resul
 }
 
 /// The arguments of `poncho serve` without flags, for a command that starts a server of its own.
-pub(super) fn of_serve(environment: &Environment) -> anyhow::Result<ArgMatches> {
+fn serve_matches(environment: &Environment) -> anyhow::Result<ArgMatches> {
     let flags = flags();
     let layers = Layers::read(&flags, None, environment)?;
     let words: Vec<OsString> = layers.entries.iter().flat_map(|entry| as_flags(&flags, entry)).collect();
@@ -253,7 +269,6 @@ fn possible_values(flag: &Arg) -> Option<String> {
 mod tests {
     use clap::{Args, FromArgMatches};
 
-    use super::super::args::ServeArgs;
     use super::super::with_settings;
     use super::*;
 
@@ -384,7 +399,7 @@ mod tests {
         let flag = resolved("poncho config --port 1", &variables).unwrap();
         assert_eq!(holds(&flag, "port"), (vec!["1".to_owned()], "--port".to_owned()));
         let environment = Environment::of(&variables);
-        assert_eq!(configured("host", &environment).unwrap().unwrap().0, "0.0.0.0");
+        assert_eq!(configured_in("host", &environment).unwrap().unwrap().0, "0.0.0.0");
     }
 
     /// They were set for another program: a value that we refuse is ignored with a note.
@@ -396,17 +411,17 @@ mod tests {
         assert_eq!(holds(&found, "host").1, "default");
         assert_eq!(found.strange.len(), 2, "{:?}", found.strange);
         assert!(found.strange.iter().any(|note| note.starts_with("LLAMA_ARG_N_PARALLEL is `-1`, which")));
-        assert_eq!(configured("parallel", &Environment::of(&variables)).unwrap(), None);
+        assert_eq!(configured_in("parallel", &Environment::of(&variables)).unwrap(), None);
     }
 
     #[test]
     fn a_server_in_another_command_has_the_settings_of_serve() {
         let variables = [("PONCHO_CTX_SIZE", "1024"), ("LLAMA_ARG_CACHE_TYPE_K", "q8_0"), ("PONCHO_LOG", "info")];
-        let matches = of_serve(&Environment::of(&variables)).unwrap();
+        let matches = serve_matches(&Environment::of(&variables)).unwrap();
         let serve = ServeArgs::from_arg_matches(&matches).unwrap();
         assert_eq!((serve.ctx_size, serve.parallel), (1024, 4));
         assert!(serve.backend.cache_type_k.is_some());
-        let wrong = of_serve(&Environment::of(&[("PONCHO_PORT", "x")])).unwrap_err().to_string();
+        let wrong = serve_matches(&Environment::of(&[("PONCHO_PORT", "x")])).unwrap_err().to_string();
         assert!(wrong.contains("PONCHO_PORT is `x`"), "{wrong}");
     }
 
@@ -416,11 +431,11 @@ mod tests {
         let path = folder.path().join("poncho.toml");
         std::fs::write(&path, "cache_dir = \"/kv\"\n").unwrap();
         let file = ("PONCHO_CONFIG", path.to_str().unwrap());
-        let asked = |variables: &[(&str, &str)]| configured("cache_dir", &Environment::of(variables)).unwrap();
+        let asked = |variables: &[(&str, &str)]| configured_in("cache_dir", &Environment::of(variables)).unwrap();
         assert_eq!(asked(&[file, ("PONCHO_PORT", "wrong")]).unwrap().0, "/kv");
         assert_eq!(asked(&[file, ("PONCHO_CACHE_DIR", "/other")]).unwrap().0, "/other");
         assert_eq!(asked(&[]), None);
-        assert!(configured("no_such", &Environment::default()).is_err());
+        assert!(configured_in("no_such", &Environment::default()).is_err());
     }
 
     #[test]

@@ -37,7 +37,7 @@ pub(crate) struct LimitArgs {
     #[arg(long, value_name = "COUNT", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub(crate) queue_limit: u32,
 
-    /// How long running requests may continue after the server is told to stop
+    /// How long running requests may continue after a signal to stop
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = parse_wait)]
     pub(crate) shutdown_grace: Duration,
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use crate::fake_server::{End, FakeServer, Script};
-use crate::served::Served;
+use crate::served::{Served, serve_command};
 use crate::support::{Run, cache, poncho, run, run_with_input};
 
 const SYSTEM: &str =
@@ -78,7 +78,7 @@ fn what_cannot_be_explained_is_refused_with_the_reason() {
     };
     assert!(refused("{").failed().contains("standard input is not JSON"));
     assert!(refused("[1]").failed().contains("expected a JSON object"));
-    assert!(refused(r#"{"prompt": "x"}"#).failed().contains("/api/cache/explain"), "an older server");
+    assert!(refused(r#"{"prompt": "x"}"#).failed().contains("there is no such path"), "an older server");
     let missing = run(poncho().args(["explain", "--request"]).arg(home.path().join("none.json")));
     assert!(missing.failed().contains("cannot read a request"));
     assert_eq!(run(poncho().args(["explain", "--request", "-", "--dialect", "latin"])).code, Some(2));
@@ -89,8 +89,9 @@ fn what_cannot_be_explained_is_refused_with_the_reason() {
 #[test]
 fn the_output_of_tokenize_can_be_piped_into_cache_explain() {
     let home = tempfile::tempdir().unwrap();
-    let served = Served::start(home.path());
-    let text = format!("{SYSTEM} ").repeat(3);
+    let mut command = serve_command(&home.path().join("kv"));
+    let served = Served::start_command(command.args(["--port", "0", "--save-min-tokens", "64"]), home.path());
+    let text = SYSTEM.to_owned();
     served.post("/v1/completions", &json!({"model": "attention", "prompt": text, "max_tokens": 4, "temperature": 0}));
     let changed = format!("Request 7f3a2b90. {text}");
     let tokens = run(poncho().args(["tokenize", "--json", "--url", &served.url(), &changed]));

@@ -89,6 +89,35 @@ fn a_modelfile_makes_a_model_and_comes_back_out() {
     assert!(models(folder, &["create", "x"]).failed().contains("-f FILE"));
 }
 
+/// Everyday use 9: a template that cannot be used was replaced by the model's own, and parameters without effect stored.
+#[test]
+fn a_modelfile_that_cannot_be_used_is_refused_when_it_is_created() {
+    let place = place();
+    let folder = place.path();
+    let create = |lines: &str| {
+        fs::write(folder.join("Modelfile"), format!("FROM ./tiny.gguf\n{lines}\n")).unwrap();
+        models(folder, &["create", "made", "-f", "Modelfile"])
+    };
+    for (lines, expected) in [
+        (
+            "TEMPLATE {% for m in messages %}{{ m.content }}",
+            "llama.cpp cannot parse it and prints why on standard error; correct it",
+        ),
+        ("TEMPLATE {% if true %}hello{% endif %}", "it does not write the messages"),
+        ("TEMPLATE {{ range .Messages }}x{{ end }}", "{{ range .Messages }} is not understood"),
+        ("TEMPLATE Answer:", "write {{ .Prompt }}"),
+        ("PARAMETER num_gpu 4", "`num_gpu` has no effect"),
+        ("PARAMETER temprature 1", "did you mean `temperature`"),
+    ] {
+        let refused = create(lines);
+        // llama.cpp prints its own lines before the error.
+        assert!(refused.code == Some(1) && refused.stderr.contains(expected), "{lines}: {}", refused.stderr);
+    }
+    assert_eq!(models(folder, &["list", "--json"]).json(), Value::Array(Vec::new()), "nothing was installed");
+    let made = create("TEMPLATE {% for m in messages %}{{ m.content }}{% endfor %}");
+    assert_eq!(made.stdout, "created made:latest\n", "{}", made.stderr);
+}
+
 #[test]
 fn mistakes_are_told_with_what_to_do() {
     let place = place();

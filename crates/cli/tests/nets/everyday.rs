@@ -47,8 +47,12 @@ impl<'a> Session<'a> {
             terminal.keys(keys);
         }
         let (code, screen) = terminal.end();
-        // The terminal itself wraps errors and questions.
-        let fits = |line: &str| line.chars().count() <= 80 || line.starts_with("error: ") || line.ends_with("[y/N]");
+        // The terminal itself wraps errors, questions and what is typed.
+        let fits = |line: &str| {
+            line.chars().count() <= 80
+                || ["error: ", ">>> "].iter().any(|start| line.starts_with(start))
+                || line.ends_with("[y/N]")
+        };
         assert!(screen.lines().all(|line| fits(line.trim_end().trim_end_matches(" y"))), "{screen}");
         let quoted = words.iter().map(|word| if word.contains(' ') { format!("'{word}'") } else { (*word).to_owned() });
         self.page.push_str(&format!("$ poncho {}\n", quoted.collect::<Vec<_>>().join(" ")));
@@ -77,7 +81,9 @@ fn masked_line(line: &str) -> String {
     };
     let line = line.replace("just now", "0 seconds ago");
     let mut words: Vec<String> = line.split(' ').map(str::to_owned).collect();
-    let is_number = |word: &str| word.parse::<f64>().is_ok_and(|number| number > 0.0);
+    // No bytes are a fact, no milliseconds are luck.
+    let is_time = |unit: &str| ["ms", "s"].contains(&unit);
+    let varies = |word: &str, unit: &str| word.parse::<f64>().is_ok_and(|number| number > 0.0 || is_time(unit));
     // The columns of a table depend on its numbers.
     let mut is_masked = line.contains("  ") && line == line.to_uppercase();
     for at in 1..words.len() {
@@ -91,10 +97,19 @@ fn masked_line(line: &str) -> String {
             words.truncate(at + 1);
             is_masked = true;
             break;
-        } else if is_number(words[at - 1].trim_start_matches('(')) {
+        } else if varies(words[at - 1].trim_start_matches('('), &unit) {
             let bracket = if words[at - 1].starts_with('(') { "(" } else { "" };
             words[at - 1] = format!("{bracket}N");
+            if is_time(&unit) {
+                words[at] = "ms".to_owned();
+            }
             is_masked = true;
+        }
+    }
+    if is_masked {
+        // How much of a name fits depends on the numbers beside it.
+        for word in words.iter_mut().filter(|word| word.contains('\u{2026}')) {
+            *word = word.chars().take(8).chain(['\u{2026}']).collect();
         }
     }
     let mut line = words.join(" ");

@@ -12,7 +12,7 @@ fn each_reply_is_one_line_at_the_default_level_and_none_with_quiet() {
         let folder = tempfile::tempdir().unwrap();
         let mut command = serve_command(&folder.path().join("kv"));
         let served = Served::start_command(command.args(["--port", "0"]).args(flags), folder.path());
-        served.post("/v1/completions", &json!({"prompt": "confidential words", "max_tokens": 3}));
+        served.post("/v1/completions", &json!({"model": "attention", "prompt": "confidential words", "max_tokens": 3}));
         if flags.is_empty() {
             until("the reply is logged", || served.messages().contains("new tokens"));
         }

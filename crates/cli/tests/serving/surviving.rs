@@ -100,8 +100,7 @@ fn survives(kind: ModelKind) {
             assert_eq!(reply, expected, "{kind:?} {path} killed after {moment} events");
         }
     }
-    let crashes = std::fs::read_dir(folder.path().join("kv.crashes")).unwrap().count();
-    assert_eq!(crashes, kills, "each is written down");
+    until("each is written down", || std::fs::read_dir(folder.path().join("kv.crashes")).unwrap().count() == kills);
     let (code, _) = served.stop();
     assert_eq!(code, Some(0));
 }

@@ -5,13 +5,11 @@
 //! found is in `known.rs`, so that a turn renders the beginnings that are new in it. Only advice: a template that refuses
 //! a shortened conversation costs a hint, never the request.
 
-pub(crate) mod known;
-
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use crate::chat::model::ChatModel;
-use known::{Digests, HeadKey};
+use crate::chat::model::known_ends::{Digests, HeadKey};
 
 /// The ends of older messages were hinted when they were new. Agents that shorten old tool results keep the last five,
 /// so each turn parts from the one before it eleven messages from its end.

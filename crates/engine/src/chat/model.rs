@@ -3,6 +3,7 @@
 //! Made by the host for each call. It stands for the engine's model wherever one is wanted. `Conversations` is what all
 //! calls of a host share; it must never hold the state of a single request.
 
+pub(crate) mod known_ends;
 mod tokens;
 
 use std::collections::HashMap;
@@ -12,9 +13,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use poncho_api::{HygieneRule, Privacy, Tenant};
 use poncho_cache::OwnerId;
 
+use self::known_ends::KnownEnds;
 use crate::backend::{ChatPrompt, ChatRequest, TokenizeMode};
 use crate::chat::kept::KeptTurns;
-use crate::chat::message_ends::known::KnownEnds;
 use crate::chat::preparing::client_left;
 use crate::config::Exactness;
 use crate::error::EngineError;

@@ -33,7 +33,7 @@ use crate::shared::queue_place::QueuePlace;
 pub(crate) struct ReplyForm {
     /// Takes the raw text apart; without one the worker's events are content and thinking.
     pub(crate) parser: Option<Arc<dyn ChatParser>>,
-    /// What tells content, thinking and calls apart in that text.
+    /// What separates content, thinking and calls in that text.
     pub(crate) marks: ReplyMarks,
     /// What the ids of tool calls begin with, if the dialect has a rule; else the model's own ids are kept.
     pub(crate) call_prefix: Option<String>,

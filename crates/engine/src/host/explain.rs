@@ -57,7 +57,7 @@ pub(super) fn explain(model: &ChatModel, asked: &Asked<'_>) -> Explained {
                 Verdict::NothingStored | Verdict::Ends | Verdict::Parts => Cause::NeverSeen,
             };
             // The row that agrees on a few words has nothing to do with the prompt.
-            let row = found.row.clone().filter(|_| cause == Cause::Cached);
+            let row = found.row.as_ref().filter(|_| cause == Cause::Cached);
             let known = found.elsewhere.unwrap_or(if cause == Cause::Cached { found.common } else { 0 });
             Explained { lost: known.saturating_sub(found.usable), row: row.map(explained_row), ..bare(&found, cause) }
         }
@@ -70,14 +70,14 @@ fn bare(found: &Explanation, cause: Cause) -> Explained {
     Explained { tokens, agree: common, usable, lost: 0, cause, message: None, row: None, divergence: None }
 }
 
-fn explained_row(row: poncho_cache::ExplainedRow) -> ExplainedRow {
+fn explained_row(row: &poncho_cache::ExplainedRow) -> ExplainedRow {
     ExplainedRow { key: row.key, tokens: row.tokens, tier: row.tier }
 }
 
 /// The answer from comparing the prompt with a row.
 fn compared(model: &ChatModel, asked: &Asked<'_>, found: &Explanation, similar: &Similar) -> Explained {
     let alignment = &similar.alignment;
-    let row = Some(explained_row(similar.row.clone()));
+    let row = Some(explained_row(&similar.row));
     let lost = alignment.shared_from(found.usable);
     // The row may have left meanwhile.
     let Some(stored) = model.cache().tokens_of(&similar.row.key) else {

@@ -13,9 +13,9 @@ use poncho_api::{
     Verified,
 };
 
-use super::{Supervised, lock};
+use super::supervised::{Supervised, lock};
+use super::surviving::{Probation, one_by_one, surviving};
 use crate::remote::{NO_CAPABILITIES, RemoteModel, RemoteNode};
-use crate::surviving::{one_by_one, surviving};
 
 /// See the module.
 pub(super) struct ChildModel {
@@ -67,23 +67,28 @@ impl ChildModel {
         }
     }
 
-    /// Starts replies, and says where.
-    async fn start(&self, prompts: &[Generate]) -> Result<(RemoteNode, Vec<ReplyStream>), EngineError> {
-        let (node, model) = self.supervised.up_model(&self.report.id).await?;
-        match model.generate(prompts.to_vec()).await {
-            Err(EngineError::NodeLost { .. }) => self.supervised.is_lost(&node),
-            started => return Ok((node, started?)),
-        }
-        // Alone, so that one that ends the process is known.
-        let _alone = self.supervised.probation.lock().await;
-        let (node, model) = self.supervised.up_model(&self.report.id).await?;
-        match model.generate(prompts.to_vec()).await {
-            Err(EngineError::NodeLost { .. }) => {
-                self.supervised.is_lost(&node);
-                prompts.iter().for_each(|prompt| self.supervised.set_aside(prompt));
-                Err(EngineError::Poison)
+    /// Starts replies. Says where, and whether they are alone there.
+    async fn start(
+        &self,
+        prompts: &[Generate],
+    ) -> Result<(RemoteNode, Vec<ReplyStream>, Option<Probation>), EngineError> {
+        let mut alone: Option<Probation> = None;
+        let mut tries = 0;
+        loop {
+            let (node, model) = self.supervised.up_model(&self.report.id).await?;
+            match model.generate(prompts.to_vec()).await {
+                Err(EngineError::NodeLost { .. }) => self.supervised.is_lost(&node),
+                started => return Ok((node, started?, alone)),
             }
-            started => Ok((node, started?)),
+            // Alone, so that one that ends the process is known.
+            if alone.is_none() {
+                alone = Some(Arc::new(Arc::clone(&self.supervised.probation).lock_owned().await));
+            } else if self.supervised.is_to_blame(tries).await? {
+                prompts.iter().for_each(|prompt| self.supervised.set_aside(prompt));
+                return Err(EngineError::Poison);
+            } else {
+                tries += 1;
+            }
         }
     }
 }
@@ -151,10 +156,10 @@ impl NodeModel for ChildModel {
                 prompt.request.sampling.seed = Some(getrandom::u64().unwrap_or_default());
             }
         }
-        let (node, replies) = self.start(&prompts).await?;
+        let (node, replies, alone) = self.start(&prompts).await?;
         let asked = one_by_one(&prompts).into_iter();
         let surviving = asked.zip(replies).map(|(asked, reply)| {
-            surviving(Arc::clone(&self.supervised), self.report.id.clone(), asked, (node.clone(), reply))
+            surviving(Arc::clone(&self.supervised), self.report.id.clone(), asked, (node.clone(), reply), alone.clone())
         });
         Ok(surviving.collect())
     }

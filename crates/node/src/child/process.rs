@@ -3,6 +3,7 @@
 //! One task for each child node. It is the only one that changes the state that others wait for.
 
 use std::io;
+use std::os::unix::process::ExitStatusExt as _;
 use std::process::{ExitStatus, Stdio};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
@@ -14,7 +15,7 @@ use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, ChildStderr, ChildStdin, Command};
 use tokio::sync::{Mutex, watch};
 
-use super::{State, Supervised, Wanted, lock};
+use super::supervised::{State, Supervised, Wanted, lock};
 use crate::crash::{self, CrashedModel, LastLines};
 use crate::remote::RemoteNode;
 
@@ -23,7 +24,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// A process that ran for longer was well.
 const RAN_WELL: Duration = Duration::from_secs(2);
-/// Starts that fail one after the other before callers are told.
+/// Starts that fail one after the other before callers get an error.
 const FAILED_STARTS: u32 = 3;
 /// How long a process may live on after its connection is closed.
 const LAST_WORDS: Duration = Duration::from_secs(2);
@@ -47,7 +48,7 @@ pub(super) async fn supervise(supervised: Arc<Supervised>) {
             }
             Err(reason) => {
                 failed_starts += 1;
-                // A first start that fails is told to the one who wanted it.
+                // A first start that fails is an error of the one who wanted it.
                 if supervised.models_are_new() {
                     supervised.state.send_replace(State::Ended(reason));
                     return;
@@ -64,7 +65,7 @@ pub(super) async fn supervise(supervised: Arc<Supervised>) {
         };
         let status = tokio::select! {
             status = child.wait() => status,
-            // It lives and does not speak any more. One that is being stopped gets its time from `stop`.
+            // It lives and no longer speaks. One that is being stopped gets its time from `stop`.
             () = node.closed() => end_of(&supervised, &mut child).await,
         };
         supervised.process_id.store(0, Ordering::Relaxed);
@@ -75,6 +76,9 @@ pub(super) async fn supervise(supervised: Arc<Supervised>) {
         supervised.state.send_replace(State::Starting);
         let ran_for = began.elapsed();
         if let Ok(status) = status {
+            // SIGHUP, SIGINT, SIGKILL, SIGTERM.
+            let is_killed = status.signal().is_some_and(|signal| [1, 2, 9, 15].contains(&signal));
+            supervised.was_killed.store(is_killed, Ordering::Relaxed);
             let ended_by = crash::ended_by(status);
             let mut lines = lines.lock().await;
             match crash::record(&supervised.launch.crashes, status, ran_for, models, &mut lines) {
@@ -123,7 +127,7 @@ fn is_ended(supervised: &Supervised) -> bool {
 }
 
 impl Supervised {
-    /// Whether nothing was ever loaded: a first start that fails is told at once.
+    /// Whether nothing was ever loaded: a first start that fails is an error at once.
     fn models_are_new(&self) -> bool {
         lock(&self.wanted).is_empty()
     }

@@ -146,7 +146,7 @@ async fn what_needs_no_fix_has_none() {
     assert_eq!((&said["cause"], &said["row"], &said["cached"]), (&json!("never_seen"), &Value::Null, &Value::Null));
 }
 
-/// A model that cannot cut its state at any token is told what it loses too.
+/// A model that cannot cut its state at any token has its losses reported too.
 #[tokio::test]
 async fn a_recurrent_model_loses_what_lies_behind_its_last_saved_state() {
     use poncho_engine::backend::MemoryKind;

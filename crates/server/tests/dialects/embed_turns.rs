@@ -37,7 +37,8 @@ async fn a_chat_goes_on_while_250_texts_are_embedded() {
             let body = with(asking("Hello"), &json!({"max_tokens": 20, "ignore_eos": true}));
             let released = async {
                 let model = server.model();
-                eventually("the chat in the queue", || model.status().queue_depth == 1).await;
+                // It has a place in the queue before its prompt is prepared, and is listed after that.
+                eventually("the chat in the queue", || model.requests().len() == 1).await;
                 server.faults.release();
             };
             tokio::join!(server.chat(&body), released).0

@@ -5,6 +5,9 @@
 
 use std::time::Duration;
 
+use anyhow::Context;
+use tokio::task::JoinSet;
+
 use crate::compare::args::Scenario;
 use crate::compare::contender::Contender;
 use crate::compare::round::Ring;
@@ -58,10 +61,11 @@ pub(super) async fn run(ring: &mut Ring) -> anyhow::Result<()> {
 
 /// Sends the long prompt, and the short ones while it is being read.
 async fn send(server: &Contender, long: &Call, short: &[Call]) -> anyhow::Result<Answers> {
-    let beside = async {
-        tokio::time::sleep(HEAD_START).await;
-        server.send_all(short).await
-    };
-    let (long, short) = tokio::join!(long.send(&server.client, &server.model), beside);
-    Ok(Answers { long: long?, short: short? })
+    let (call, client, model) = (long.clone(), server.client.clone(), server.model.clone());
+    let mut reading = JoinSet::new();
+    reading.spawn(async move { call.send(&client, &model).await });
+    tokio::time::sleep(HEAD_START).await;
+    let short = server.send_all(short).await?;
+    let long = reading.join_next().await.context("the long prompt was not sent")???;
+    Ok(Answers { long, short })
 }

@@ -137,7 +137,7 @@ fn json(tokens: usize, answer: Option<Answer>) -> ExplainJson {
         usable: any_token.usable,
         usable_at_saved_row: saved_row.usable,
         verdict: word(any_token.verdict),
-        row: any_token.row.map(row_json),
+        row: any_token.row.as_ref().map(row_json),
         parting: any_token.parting.map(|Parting { position, window_start, stored, asked }| PartingJson {
             position,
             window_start,
@@ -149,14 +149,14 @@ fn json(tokens: usize, answer: Option<Answer>) -> ExplainJson {
     }
 }
 
-fn row_json(row: ExplainedRow) -> RowJson {
+fn row_json(row: &ExplainedRow) -> RowJson {
     RowJson { key: row.key.to_hex(), tokens: row.tokens, tier: row.tier.map(|tier| tier.as_str()) }
 }
 
 fn similar_json(similar: Similar) -> SimilarJson {
     let Similar { row, alignment } = similar;
     SimilarJson {
-        row: row_json(row),
+        row: row_json(&row),
         common: alignment.prefix,
         shared: alignment.shared(),
         resumes: alignment.notable_runs().next().map(|run| ResumesJson { stored: run.stored, asked: run.asked }),

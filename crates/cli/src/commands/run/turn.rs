@@ -3,13 +3,15 @@
 //! Used by `once.rs` and `chat.rs`. An interrupt ends only the reply: the request is cancelled at the server, and the
 //! text so far is returned.
 
+mod quiet;
+
 use std::io;
 
 use anyhow::Context;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
+use self::quiet::Quiet;
 use super::progress::Waiting;
-use super::quiet::Quiet;
 use super::reply::{Facts, Piece, Question, Reply};
 use crate::client::Connection;
 

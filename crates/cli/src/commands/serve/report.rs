@@ -96,6 +96,7 @@ fn device(config: &ModelConfig, devices: &[Device]) -> String {
     };
     let (cpu, gpus) = (named(DeviceKind::Cpu), named(DeviceKind::Gpu));
     match config.model.gpu_layers {
+        _ if devices.is_empty() => "unknown".to_owned(),
         _ if gpus.is_empty() => cpu,
         Some(0) => format!("{cpu}; no layers on {gpus}"),
         Some(layers) => format!("{layers} layers on {gpus}, the others on {cpu}"),
@@ -134,7 +135,7 @@ fn rounded(number: u64) -> String {
     let digits = (number / unit * unit).to_string();
     let mut text = String::new();
     for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at) % 3 == 0 {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
             text.push(',');
         }
         text.push(digit);

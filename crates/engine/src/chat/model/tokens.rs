@@ -47,7 +47,7 @@ impl KnownTokens {
         Self(Mutex::new(FairLru::new(most, most_bytes)))
     }
 
-    /// The tokens of a text, which `tokenize` finds out if they are not known.
+    /// The tokens of a text, computed by `tokenize` if they are not known.
     pub(super) fn of<E>(
         &self,
         fingerprint: [u8; 32],

@@ -68,7 +68,7 @@ fn is_day(word: &str) -> bool {
     let is_name = |name: &&str| {
         word.strip_prefix(*name).is_some_and(|rest| rest.is_empty() || rest.ends_with("day") || is_month_end(rest))
     };
-    word.bytes().all(|byte| byte.is_ascii_alphabetic()) && NAMES.iter().any(|name| is_name(&name))
+    word.bytes().all(|byte| byte.is_ascii_alphabetic()) && NAMES.iter().any(is_name)
 }
 
 fn is_month_end(rest: &str) -> bool {

@@ -169,13 +169,14 @@ fn tool_names(text: &str) -> Vec<String> {
     names.map(str::to_owned).collect()
 }
 
-/// Whether messages are missing: the row has more marks between messages in the gap than the prompt has.
+/// Whether messages are missing: the row has more marks between messages in the gap than the prompt has, and not fewer in
+/// all. A message that was put in has marks of its own.
 fn is_truncation(compared: &Compared<'_>, vocabulary: &impl Vocabulary, gap: &Gap) -> bool {
     let marks = |tokens: &[u32]| tokens.iter().filter(|token| vocabulary.is_special(**token)).count();
     let stored = compared.stored.get(gap.stored.clone()).unwrap_or_default();
     let asked = compared.asked.get(gap.asked.clone()).unwrap_or_default();
     if marks(compared.asked) > 0 {
-        return marks(stored) > marks(asked);
+        return marks(stored) > marks(asked) && marks(compared.stored) >= marks(compared.asked);
     }
     asked.is_empty() && stored.len() >= MESSAGE_LENGTH
 }

@@ -18,7 +18,7 @@ const MOST_BYTES: usize = 4 << 20;
 const MOST_REST: usize = 32;
 
 /// A hash of everything that the tokens of a beginning depend on.
-pub(super) type HeadKey = [u8; 32];
+pub(crate) type HeadKey = [u8; 32];
 
 /// The owner of a conversation, where there are several keys.
 type Share = Option<[u8; OwnerId::LENGTH]>;
@@ -46,7 +46,7 @@ impl Default for KnownEnds {
 impl KnownEnds {
     /// How many leading tokens of a prompt a beginning has, if that is known. Ask for later ends after earlier ones: the
     /// tokens are hashed once then.
-    pub(super) fn find(&self, key: &HeadKey, prompt: &mut Digests<'_>) -> Option<usize> {
+    pub(crate) fn find(&self, key: &HeadKey, prompt: &mut Digests<'_>) -> Option<usize> {
         let end = {
             let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             let end = known.peek(key).cloned()?;
@@ -60,7 +60,7 @@ impl KnownEnds {
     }
 
     /// Remembers a beginning; returns how many leading tokens of the prompt it has.
-    pub(super) fn put(&self, owner: Share, key: HeadKey, head: &[u32], prompt: &mut Digests<'_>) -> usize {
+    pub(crate) fn put(&self, owner: Share, key: HeadKey, head: &[u32], prompt: &mut Digests<'_>) -> usize {
         let shared = common(head, prompt.tokens);
         let rest = head.get(shared..).unwrap_or_default();
         if rest.len() <= MOST_REST
@@ -79,7 +79,7 @@ fn common(one: &[u32], other: &[u32]) -> usize {
 }
 
 /// Digests of the beginnings of a prompt's tokens.
-pub(super) struct Digests<'t> {
+pub(crate) struct Digests<'t> {
     tokens: &'t [u32],
     namespace: Namespace,
     hash: KeyHasher,
@@ -87,7 +87,7 @@ pub(super) struct Digests<'t> {
 }
 
 impl<'t> Digests<'t> {
-    pub(super) fn new(namespace: Namespace, tokens: &'t [u32]) -> Self {
+    pub(crate) fn new(namespace: Namespace, tokens: &'t [u32]) -> Self {
         Self { tokens, namespace, hash: namespace.hasher(), hashed: 0 }
     }
 

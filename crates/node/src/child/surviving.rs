@@ -1,6 +1,6 @@
 //! Replies that outlive the process that computes them.
 //!
-//! `child.rs` wraps each reply in one. When the process ends, the reply waits for the next one, is asked for again with
+//! `model.rs` wraps each reply in one. When the process ends, the reply waits for the next one, is asked for again with
 //! the tokens that were drawn, and goes on. Those who were there when a process ended come back one at a time, each until
 //! it has made progress: so the one that ends the process again is known, and is refused. Others go on.
 
@@ -11,7 +11,7 @@ use futures_util::{StreamExt as _, stream};
 use poncho_api::{EngineError, Generate, Mode, NodeModel as _, ReplyEvent, ReplyStream};
 use tokio::sync::OwnedMutexGuard;
 
-use crate::child::Supervised;
+use super::supervised::Supervised;
 use crate::remote::RemoteNode;
 use crate::resume::Heard;
 
@@ -20,24 +20,28 @@ const QUEUE_PAUSE: Duration = Duration::from_millis(50);
 /// How often a full queue is asked again.
 const QUEUE_TRIES: u32 = 600;
 
+/// Held by a reply that is alone in its process; replies to one call share it.
+pub(super) type Probation = Arc<OwnedMutexGuard<()>>;
+
 /// A reply that goes on in another process if it must.
-pub(crate) fn surviving(
+pub(super) fn surviving(
     supervised: Arc<Supervised>,
     model: String,
     generate: Generate,
     first: (RemoteNode, ReplyStream),
+    probation: Option<Probation>,
 ) -> ReplyStream {
     let heard = Heard::new(generate.request.logprobs.is_some());
     let (node, events) = first;
-    let reply = Surviving { supervised, node, model, generate, heard, events, probation: None, is_over: false };
+    let reply = Surviving { supervised, node, model, generate, heard, events, probation, tries: 0, is_over: false };
     Box::pin(stream::unfold(reply, |mut reply| async move {
         let event = reply.next().await?;
         Some((event, reply))
     }))
 }
 
-/// The requests of one call, one for each reply: `replies` of them are told apart by their seeds.
-pub(crate) fn one_by_one(prompts: &[Generate]) -> Vec<Generate> {
+/// The requests of one call, one for each reply: `replies` of them differ in their seeds.
+pub(super) fn one_by_one(prompts: &[Generate]) -> Vec<Generate> {
     let mut single = Vec::new();
     for prompt in prompts {
         for number in 0..prompt.replies {
@@ -58,7 +62,9 @@ struct Surviving {
     heard: Heard,
     events: ReplyStream,
     /// Held from a resume to the first progress after it.
-    probation: Option<OwnedMutexGuard<()>>,
+    probation: Option<Probation>,
+    /// Processes that were lost while it was alone in them.
+    tries: u32,
     is_over: bool,
 }
 
@@ -92,13 +98,15 @@ impl Surviving {
         }
         loop {
             self.supervised.is_lost(&self.node);
-            if self.probation.take().is_some() {
+            if self.probation.is_none() {
+                self.probation = Some(Arc::new(Arc::clone(&self.supervised.probation).lock_owned().await));
+            } else if self.supervised.is_to_blame(self.tries).await? {
                 self.supervised.set_aside(&self.generate);
                 tracing::warn!(model = self.model, "a request ended the engine twice and is refused");
                 return Err(EngineError::Poison);
+            } else {
+                self.tries += 1;
             }
-            let guard = Arc::clone(&self.supervised.probation).lock_owned().await;
-            self.probation = Some(guard);
             match self.ask_again().await {
                 Err(EngineError::NodeLost { .. }) => {}
                 asked => return asked,

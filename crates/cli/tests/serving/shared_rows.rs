@@ -39,7 +39,7 @@ fn run_and_serve_find_each_others_rows_whatever_their_settings() {
         &["--parallel", "1", "--kv-layout", "split"],
         &["--parallel", "2", "--kv-layout", "unified", "--keep-alive", "1h", "--cache-ram", "0"],
         &["--parallel", "3", "--cache-size", "1GiB", "--batch-size", "256", "--threads-batch", "2"],
-        &["--parallel", "1", "--ctx-size", "2048", "--ubatch-size", "64", "--queue-limit", "3"],
+        &["--parallel", "1", "--ubatch-size", "64", "--queue-limit", "3"],
     ];
     for (kind, model) in [ModelKind::Attention, ModelKind::Hybrid].map(|kind| (kind, model_path(kind))) {
         for (number, words) in settings.iter().enumerate() {
