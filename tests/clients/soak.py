@@ -39,7 +39,8 @@ def in_flight():
 
 async def begin(number, turn, tokens):
     """Sends a request for a stream and returns the reader and the writer."""
-    text = f"client {number} asks for the {turn}th time: " + "word " * (number % 40)
+    # Few enough texts that what the engine remembers of them is complete after the warm-up: it is bounded, but large.
+    text = f"client {number} asks for the {turn % 16}th time: " + "word " * (number % 40)
     body = json.dumps({
         "model": "stub", "stream": True, "max_tokens": tokens, "ignore_eos": True, "temperature": 1, "seed": number,
         "stream_options": {"include_usage": True}, "messages": [{"role": "user", "content": text}],
