@@ -7,7 +7,7 @@ use poncho_kinds::{Key, SaveReason, Tier};
 use serde::{Deserialize, Serialize};
 
 /// The cache at one moment.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct CacheReport {
     /// What was counted since it was opened.
     pub counters: Vec<Counter>,

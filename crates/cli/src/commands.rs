@@ -8,6 +8,7 @@ pub(crate) mod config;
 pub(crate) mod doctor;
 pub(crate) mod embed;
 pub(crate) mod explain;
+pub(crate) mod input;
 pub(crate) mod manual;
 pub(crate) mod models;
 pub(crate) mod ps;

@@ -74,11 +74,7 @@ fn main() {
 }
 
 fn model_path() -> PathBuf {
-    let name = "SmolLM2-135M-Instruct.Q4_1.gguf";
-    let default = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../.tools/models").join(name);
-    let path = std::env::var_os("PONCHO_BENCH_MODEL").map_or(default, PathBuf::from);
-    assert!(path.is_file(), "{} is not there; run `make model` first", path.display());
-    path
+    std::env::var_os("PONCHO_BENCH_MODEL").map_or_else(poncho_testkit::default_model_path, PathBuf::from)
 }
 
 fn words() -> impl Iterator<Item = String> {

@@ -19,7 +19,7 @@ use async_trait::async_trait;
 use futures_util::{StreamExt as _, stream};
 use poncho_api::{
     CacheReport, EngineError, Footprint, HygieneRule, LoadEvent, LoadModel, Loading, ModelFile, Node, NodeModel,
-    OwnerId, PressureReport, RowPage, Tier,
+    OwnerId, RowPage, Tier,
 };
 
 pub use self::launch::Launch;
@@ -140,15 +140,7 @@ impl Node for ChildNode {
             return report;
         }
         let last = self.0.cache.read().unwrap_or_else(PoisonError::into_inner).clone();
-        last.unwrap_or_else(|| CacheReport {
-            counters: Vec::new(),
-            tiers: Vec::new(),
-            rows: 0,
-            pinned_rows: 0,
-            write_queue: 0,
-            index_bytes: 0,
-            pressure: PressureReport::default(),
-        })
+        last.unwrap_or_default()
     }
 
     async fn cache_rows(&self, owner: Option<OwnerId>, offset: usize, limit: usize) -> RowPage {

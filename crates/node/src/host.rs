@@ -14,8 +14,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use futures_util::stream::{self, BoxStream};
-use futures_util::{FutureExt as _, StreamExt as _};
+use futures_util::{FutureExt as _, StreamExt as _, TryFutureExt as _};
 use poncho_api::{EngineError, Node, NodeModel, ReplyStream};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::UnixListener;
@@ -146,6 +147,31 @@ fn check_version(request: &HttpRequest) -> Result<(), Status> {
     )))
 }
 
+/// The handler of one request as tonic calls it.
+fn once<A, T, F>(
+    served: Arc<Served>,
+    answer: impl FnOnce(Arc<Served>, A) -> F + Send + 'static,
+) -> impl FnMut(Request<A>) -> BoxFuture<'static, Result<Response<T>, Status>>
+where
+    F: Future<Output = Result<T, Status>> + Send + 'static,
+{
+    let mut once = Some((served, answer));
+    move |request| {
+        let started = once.take().map(|(served, answer)| answer(served, request.into_inner()));
+        async move {
+            match started {
+                Some(answer) => Ok(Response::new(answer.await?)),
+                None => Err(Status::internal("a call came twice")),
+            }
+        }
+        .boxed()
+    }
+}
+
+fn grpc<M: Method>() -> Grpc<Packed<M::Answer, M::Ask>> {
+    Grpc::new(Packed::default()).max_decoding_message_size(LARGEST).max_encoding_message_size(LARGEST)
+}
+
 /// One answer to one question.
 fn unary<M, F>(
     served: Arc<Served>,
@@ -156,22 +182,8 @@ where
     M: Method + 'static,
     F: Future<Output = M::Answer> + Send + 'static,
 {
-    let mut once = Some((served, answer));
-    let service = service_fn(move |request: Request<M::Ask>| {
-        let started = once.take().map(|(served, answer)| answer(served, request.into_inner()));
-        async move {
-            match started {
-                Some(answer) => Ok(Response::new(answer.await)),
-                None => Err(Status::internal("a call came twice")),
-            }
-        }
-        .boxed()
-    });
-    Box::pin(async move {
-        let codec = Packed::<M::Answer, M::Ask>::default();
-        let mut grpc = Grpc::new(codec).max_decoding_message_size(LARGEST).max_encoding_message_size(LARGEST);
-        Ok(grpc.unary(service, request).await)
-    })
+    let service = service_fn(once(served, move |served, ask| answer(served, ask).map(Ok)));
+    Box::pin(async move { Ok(grpc::<M>().unary(service, request).await) })
 }
 
 /// Many answers to one question.
@@ -184,22 +196,9 @@ where
     M: Method + 'static,
     F: Future<Output = Result<BoxStream<'static, M::Answer>, Status>> + Send + 'static,
 {
-    let mut once = Some((served, answer));
-    let service = service_fn(move |request: Request<M::Ask>| {
-        let started = once.take().map(|(served, answer)| answer(served, request.into_inner()));
-        async move {
-            match started {
-                Some(answers) => Ok(Response::new(answers.await?.map(Ok::<M::Answer, Status>))),
-                None => Err(Status::internal("a call came twice")),
-            }
-        }
-        .boxed()
-    });
-    Box::pin(async move {
-        let codec = Packed::<M::Answer, M::Ask>::default();
-        let mut grpc = Grpc::new(codec).max_decoding_message_size(LARGEST).max_encoding_message_size(LARGEST);
-        Ok(grpc.server_streaming(service, request).await)
-    })
+    let answers = move |served, ask| answer(served, ask).map_ok(|answers| answers.map(Ok::<M::Answer, Status>));
+    let service = service_fn(once(served, answers));
+    Box::pin(async move { Ok(grpc::<M>().server_streaming(service, request).await) })
 }
 
 impl Served {
@@ -379,4 +378,25 @@ fn watch(served: Arc<Served>) -> BoxStream<'static, Snapshot> {
         }
     })
     .boxed()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_caller_of_another_version_is_refused_with_both_numbers() {
+        let of = |version: Option<&str>| {
+            let request = version
+                .iter()
+                .fold(http::Request::builder(), |request, version| request.header(VERSION_HEADER, *version));
+            check_version(&request.body(Body::empty()).unwrap())
+        };
+        assert!(of(Some(&VERSION.to_string())).is_ok());
+        for (version, named) in [(Some("999"), "999"), (None, "unknown")] {
+            let refused = of(version).unwrap_err();
+            let is_named = |text: &str| refused.message().contains(text);
+            assert!(is_named(&format!("version {VERSION} ")) && is_named(named), "{refused}");
+        }
+    }
 }

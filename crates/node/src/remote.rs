@@ -12,10 +12,10 @@ use async_trait::async_trait;
 use futures_util::{StreamExt as _, stream};
 use poncho_api::{
     AdapterId, AdapterInfo, CacheReport, Capabilities, EngineError, Explained, Footprint, Generate, HygieneRule, Input,
-    LoadEvent, LoadModel, Loading, ModelFile, ModelFiles, ModelReport, Node, NodeModel, OwnerId, PressureReport,
-    Rendered, ReplyEvent, ReplyStream, RequestReport, RowPage, SessionInfo, SpecialText, StatusReport, Tier,
-    TokenizeMode, Verified,
+    LoadEvent, LoadModel, Loading, ModelFile, ModelFiles, ModelReport, Node, NodeModel, OwnerId, Rendered, ReplyEvent,
+    ReplyStream, RequestReport, RowPage, SessionInfo, SpecialText, StatusReport, Tier, TokenizeMode, Verified,
 };
+use tokio::sync::watch;
 
 use crate::link::{Link, LinkError};
 use crate::methods::{self, Accepted, ModelNow, ModelSnapshot, Snapshot};
@@ -32,10 +32,13 @@ pub struct RemoteNode {
 }
 
 /// What the node last said of itself.
+#[derive(Default)]
 struct Seen {
     models: RwLock<BTreeMap<String, Arc<RemoteModel>>>,
     cache: RwLock<CacheReport>,
     hygiene: RwLock<Vec<HygieneRule>>,
+    /// Whether the connection ended.
+    is_closed: watch::Sender<bool>,
 }
 
 impl RemoteNode {
@@ -45,20 +48,14 @@ impl RemoteNode {
     /// Nobody listens there, or somebody of another version.
     pub async fn connect(socket: &Path, within: Duration) -> Result<Self, EngineError> {
         let link = Link::connect(socket, within).await?;
-        let cache = CacheReport {
-            counters: Vec::new(),
-            tiers: Vec::new(),
-            rows: 0,
-            pinned_rows: 0,
-            write_queue: 0,
-            index_bytes: 0,
-            pressure: PressureReport::default(),
-        };
-        let seen = Seen { models: RwLock::default(), cache: RwLock::new(cache), hygiene: RwLock::default() };
-        let node = Self { link, seen: Arc::new(seen) };
+        let seen = Arc::new(Seen::default());
+        let node = Self { link, seen };
         node.look().await?;
         let watching = node.clone();
-        tokio::spawn(async move { watching.watch().await });
+        tokio::spawn(async move {
+            watching.watch().await;
+            watching.seen.is_closed.send_replace(true);
+        });
         Ok(node)
     }
 
@@ -72,8 +69,8 @@ impl RemoteNode {
 
     /// Waits until the process on the other end is gone.
     pub(crate) async fn closed(&self) {
-        let Ok(mut snapshots) = self.link.stream::<methods::Watch>(()).await else { return };
-        while let Some(Ok(_)) = snapshots.next().await {}
+        // The sender lives as long as this handle.
+        let _ = self.seen.is_closed.subscribe().wait_for(|is_closed| *is_closed).await;
     }
 
     /// Whether it is the same process.

@@ -127,3 +127,23 @@ async fn several_replies_to_one_prompt_survive() {
         assert_eq!(reply.await.unwrap().unwrap(), read(expected).await.unwrap());
     }
 }
+
+/// A process that ended while it loaded its models again took the models out of the list for good.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_that_is_killed_while_it_starts_is_followed_by_one_with_its_models() {
+    let folder = tempfile::tempdir().unwrap();
+    let here = in_process(KINDS[0], folder.path()).await;
+    let there = child(KINDS[0], folder.path()).await;
+    for _ in 0..3 {
+        let before = there.process_id();
+        if let Some(process) = before {
+            kill(process).await;
+        }
+        let started = std::time::Instant::now();
+        while there.process_id().is_none_or(|process| Some(process) == before) {
+            assert!(started.elapsed() < PATIENCE, "another process starts");
+            tokio::task::yield_now().await;
+        }
+    }
+    assert_eq!(ask(&there, mixed(0)).await.unwrap(), ask(&*here, mixed(0)).await.unwrap());
+}

@@ -3,7 +3,7 @@
 //! Sends the body of a request, in any dialect, to the server's explain endpoint. It uses a server like `poncho run`
 //! does; nothing is computed. Texts of prompts are made harmless before they reach a terminal.
 
-use std::io::{Read, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
@@ -15,6 +15,7 @@ use serde_json::Value;
 
 use crate::client::args::ModelArgs;
 use crate::client::{Connection, Purpose};
+use crate::commands::input;
 
 /// Letters shown on each side of the first difference.
 const SHOWN: usize = 60;
@@ -128,16 +129,7 @@ async fn ask(args: &ExplainArgs, mut body: Value) -> anyhow::Result<Value> {
 }
 
 fn read_body(path: &Path) -> anyhow::Result<Value> {
-    let from_input = path == Path::new("-");
-    let name = if from_input { "standard input".to_owned() } else { path.display().to_string() };
-    let text = if from_input {
-        let mut text = String::new();
-        std::io::stdin().read_to_string(&mut text).map(|_| text)
-    } else {
-        std::fs::read_to_string(path)
-    };
-    let text = text
-        .with_context(|| format!("cannot read a request from {name}; give a JSON file, or `-` for standard input"))?;
+    let (text, name) = input::read(path, "a request", "a JSON file")?;
     let body: Value = serde_json::from_str(&text).with_context(|| format!("{name} is not JSON"))?;
     ensure!(body.is_object(), "{name} is not the body of a request; expected a JSON object");
     Ok(body)

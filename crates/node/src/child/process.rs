@@ -10,7 +10,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt as _;
-use poncho_api::{LoadEvent, Node as _, NodeModel as _};
+use poncho_api::{EngineError, LoadEvent, Node as _, NodeModel as _};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, ChildStderr, ChildStdin, Command};
 use tokio::sync::{Mutex, watch};
@@ -39,11 +39,14 @@ pub(super) async fn supervise(supervised: Arc<Supervised>) {
         let (mut child, _stdin, node) = match start(&supervised, &lines).await {
             Ok((child, stdin, node)) => {
                 failed_starts = 0;
-                load_again(&supervised, &node).await;
+                let is_whole = load_again(&supervised, &node).await;
                 if is_ended(&supervised) {
                     return;
                 }
-                supervised.state.send_replace(State::Up(node.clone()));
+                // One that ended meanwhile is noticed below, and the next one loads the models.
+                if is_whole {
+                    supervised.state.send_replace(State::Up(node.clone()));
+                }
                 (child, stdin, node)
             }
             Err(reason) => {
@@ -205,8 +208,8 @@ fn show(text: &str) {
     eprint!("{text}");
 }
 
-/// Loads the models that the last process had.
-async fn load_again(supervised: &Arc<Supervised>, node: &RemoteNode) {
+/// Loads the models that the last process had. Says whether the process lived to the end of it.
+async fn load_again(supervised: &Arc<Supervised>, node: &RemoteNode) -> bool {
     let wanted: Vec<(String, Wanted)> = lock(&supervised.wanted).clone().into_iter().collect();
     for (id, Wanted { mut model, adapters }) in wanted {
         // It was tried in a process of its own when it was loaded first.
@@ -215,6 +218,9 @@ async fn load_again(supervised: &Arc<Supervised>, node: &RemoteNode) {
         let mut last = None;
         while let Some(event) = events.next().await {
             last = Some(event);
+        }
+        if matches!(last, Some(LoadEvent::Failed(EngineError::NodeLost { .. }))) {
+            return false;
         }
         if last != Some(LoadEvent::Loaded) {
             tracing::error!(model = id, ?last, "the model was not loaded again");
@@ -237,6 +243,7 @@ async fn load_again(supervised: &Arc<Supervised>, node: &RemoteNode) {
             wanted.adapters = again;
         }
     }
+    true
 }
 
 /// What the models were doing, as far as that is known.

@@ -3,7 +3,7 @@
 //! It uses an index of the listed rows, so it works beside a running server. Token ids come from a file or from standard
 //! input; the error for a bad id names its position.
 
-use std::io::{Read, Write};
+use std::io::Write;
 use std::path::Path;
 
 use anyhow::{Context, bail};
@@ -15,6 +15,7 @@ use crate::commands::cache::args::ExplainArgs;
 use crate::commands::cache::folder::Folders;
 use crate::commands::cache::listing::{Listing, short};
 use crate::commands::cache::row::NamespaceJson;
+use crate::commands::input;
 
 #[derive(Debug, Serialize)]
 struct ExplainJson {
@@ -254,16 +255,7 @@ fn print_window(parting: &Parting, output: &mut Output<'_>) -> anyhow::Result<()
 }
 
 fn read_tokens(path: &Path) -> anyhow::Result<Vec<u32>> {
-    let from_input = path == Path::new("-");
-    let name = if from_input { "standard input".to_owned() } else { path.display().to_string() };
-    let text = if from_input {
-        let mut text = String::new();
-        std::io::stdin().read_to_string(&mut text).map(|_| text)
-    } else {
-        std::fs::read_to_string(path)
-    };
-    let text = text
-        .with_context(|| format!("cannot read token ids from {name}; give a text file, or `-` for standard input"))?;
+    let (text, name) = input::read(path, "token ids", "a text file")?;
     parse_tokens(&text).with_context(|| format!("{name} does not contain token ids"))
 }
 
