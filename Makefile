@@ -5,6 +5,7 @@
 
 FUZZ_SECONDS ?= 30
 MODEL ?=
+BACKEND ?=
 DEFAULT_MODEL := .tools/models/SmolLM2-135M-Instruct.Q4_1.gguf
 ARGS ?=
 
@@ -43,8 +44,9 @@ help: ## Show this list
 run: build $(if $(MODEL),,model) ## Build Poncho, fetch the default model and serve it
 	@exec $(PONCHO) serve --model $(or $(MODEL),$(DEFAULT_MODEL)) $(ARGS)
 
-build: bootstrap ## Build the binaries poncho and poncho-bench
+build: bootstrap ## Build the binaries poncho and poncho-bench (BACKEND=cuda, hip or vulkan: that device too)
 	$(STEP) 'build' cargo build -p poncho -p poncho-bench --release
+	$(if $(BACKEND),$(STEP) 'backend $(BACKEND)' scripts/build_backend.py $(BACKEND) --poncho $(PONCHO) --jobs $$(nproc))
 
 dist: build ## Pack the binaries with their pages and unit into target/dist, and try the archive
 	$(STEP) 'archive' scripts/dist.py

@@ -1,4 +1,5 @@
-//! Build script of the binary: makes it carry the C++ runtime that llama.cpp needs, so that it runs where none is installed.
+//! Build script of the binary: makes it carry the C++ runtime that llama.cpp needs, so that it runs where none is installed,
+//! and show its ggml to backend libraries.
 //!
 //! llama.cpp's binding asks for `stdc++` and the standard library for `gcc_s`, both as shared libraries. A linker takes the
 //! archive where a folder holds no shared one, so a folder with archives alone, searched first, is all that it takes. Flags
@@ -19,6 +20,10 @@ fn main() {
     let target = |name: &str| std::env::var(format!("CARGO_CFG_TARGET_{name}")).unwrap_or_default();
     if (target("OS").as_str(), target("ENV").as_str()) != ("linux", "gnu") {
         return;
+    }
+    // A backend library that is loaded at run time uses the ggml of this program: there must be one registry of devices.
+    for symbols in ["ggml_*", "gguf_*"] {
+        println!("cargo:rustc-link-arg-bins=-Wl,--export-dynamic-symbol={symbols}");
     }
     let Some(out) = std::env::var_os("OUT_DIR") else { return };
     match folder_of_archives(Path::new(&out)) {

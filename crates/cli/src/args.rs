@@ -7,19 +7,20 @@ use std::sync::OnceLock;
 use clap::{CommandFactory, Parser, Subcommand};
 use poncho_engine::backend::llama::{LLAMA_VERSION, backends};
 
-use crate::commands::bench::BenchArgs;
 use crate::commands::cache::args::CacheArgs;
-use crate::commands::config::ConfigArgs;
-use crate::commands::doctor::DoctorArgs;
-use crate::commands::embed::EmbedArgs;
-use crate::commands::explain::ExplainArgs;
-use crate::commands::manual::{CompletionsArgs, ManArgs};
+use crate::commands::machine::bench::BenchArgs;
+use crate::commands::machine::config::ConfigArgs;
+use crate::commands::machine::doctor::DoctorArgs;
+use crate::commands::machine::manual::{CompletionsArgs, ManArgs};
 use crate::commands::models::args::{CpArgs, CreateArgs, ListArgs, PullArgs, RmArgs, ShowModelArgs};
-use crate::commands::ps::PsArgs;
+use crate::commands::rpc_worker::RpcWorkerArgs;
 use crate::commands::run::args::RunArgs;
-use crate::commands::stop::StopArgs;
-use crate::commands::tokenize::TokenizeArgs;
-use crate::commands::top::args::TopArgs;
+use crate::commands::running::ps::PsArgs;
+use crate::commands::running::stop::StopArgs;
+use crate::commands::running::top::args::TopArgs;
+use crate::commands::texts::embed::EmbedArgs;
+use crate::commands::texts::explain::ExplainArgs;
+use crate::commands::texts::tokenize::TokenizeArgs;
 use crate::settings;
 use crate::settings::args::{LogArgs, ServeArgs};
 
@@ -47,6 +48,12 @@ pub(crate) enum Command {
         Settings may also come from environment variables and a file; `poncho config` prints the effective ones."
     )]
     Serve(ServeArgs),
+    /// Lend the devices of this machine to a Poncho on another one
+    #[command(
+        after_help = "Examples:\n  poncho rpc-worker\n  poncho serve --model model.gguf --rpc 127.0.0.1:50052\n\n\
+        The protocol is llama.cpp's and has no keys: put a tunnel before it (docs/devices.md)."
+    )]
+    RpcWorker(RpcWorkerArgs),
     /// Inspect a cache folder, check it, and free space in it
     #[command(arg_required_else_help = true)]
     Cache(CacheArgs),

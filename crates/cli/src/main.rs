@@ -19,9 +19,10 @@ use clap::FromArgMatches;
 use poncho_terminal::{Outcome, exit_code, print_error};
 
 use crate::args::{Args, Command};
-use crate::commands::{
-    bench, cache, config, doctor, embed, explain, manual, models, ps, run as chat, serve, stop, tokenize, top,
-};
+use crate::commands::machine::{bench, config, doctor, manual};
+use crate::commands::running::{ps, stop, top};
+use crate::commands::texts::{embed, explain, tokenize};
+use crate::commands::{cache, models, rpc_worker, run as chat, serve};
 use crate::serving::{devices, engine_process, probing};
 use crate::settings::logging::ReplyLines;
 use crate::settings::{Environment, Refused, Resolved, logging};
@@ -82,6 +83,7 @@ fn run(args: &Args, resolved: Option<&Resolved>) -> anyhow::Result<Outcome> {
             }
             serve::run(args, &mut out)?
         }
+        Command::RpcWorker(args) => rpc_worker::run(args, &mut out)?,
         Command::Cache(args) => cache::run(args, &mut out)?,
         Command::Bench(args) => bench::run(args)?,
         Command::Config(args) => config::run(args, resolved.context(NO_SETTINGS)?, &mut out)?,

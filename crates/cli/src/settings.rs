@@ -7,6 +7,7 @@
 pub(crate) mod args;
 pub(crate) mod backend_args;
 pub(crate) mod cache_folder;
+pub(crate) mod device_args;
 mod environment;
 mod file;
 mod foreign;

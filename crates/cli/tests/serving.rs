@@ -2,6 +2,7 @@
 
 pub(crate) mod bad_input;
 pub(crate) mod crafted;
+pub(crate) mod devices;
 pub(crate) mod named_models;
 pub(crate) mod reply_lines;
 pub(crate) mod shared_rows;

@@ -83,6 +83,7 @@ async fn a_program_that_is_no_node_is_an_error_with_its_end() {
     let launch = poncho_node::Launch {
         program: "false".into(),
         arguments: Vec::new(),
+        variables: Vec::new(),
         socket_variable: "UNUSED",
         start_within: crate::support::PATIENCE,
         call_wait: crate::support::PATIENCE,

@@ -63,6 +63,7 @@ pub(crate) async fn child(kind: MemoryKind, folder: &Path) -> ChildNode {
             "--exact".into(),
             "--nocapture".into(),
         ],
+        variables: Vec::new(),
         socket_variable: SOCKET,
         start_within: PATIENCE,
         call_wait: PATIENCE,

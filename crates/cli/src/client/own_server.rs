@@ -9,7 +9,7 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use poncho_cache::{Cache, CacheConfig, CacheError};
 use poncho_engine::backend::KvLayout;
-use poncho_engine::backend::llama::{LlamaBackend, devices};
+use poncho_engine::backend::llama::{Device, LlamaBackend};
 use poncho_engine::{Engine, ModelConfig};
 use poncho_models::DEFAULT_MODEL;
 use poncho_server::{MemoryBudget, ServerConfig};
@@ -19,6 +19,7 @@ use tokio::task::spawn_blocking;
 use super::args::OwnArgs;
 use super::last_model;
 use super::local::LocalServer;
+use crate::serving::devices;
 use crate::serving::memory::{self, Demand, Fit};
 use crate::serving::models::{Asked, ServedModels};
 use crate::serving::names;
@@ -61,7 +62,9 @@ pub(crate) async fn start(
     let models = find(model, &settings, &shape)?;
     let id = models.named.first().context("no model was named")?.clone();
     let found = models.get(&id)?;
-    check_memory(&found.load().config, &settings)?;
+    let looked = devices::look(&settings.devices);
+    devices::load(looked.sources)?;
+    check_memory(&found.load().config, &settings, &looked.devices)?;
     let (cache, replay_file) = match purpose {
         Purpose::Compute => open_cache(&settings)?,
         Purpose::Vocabulary => (Cache::open(CacheConfig::in_memory(MEMORY_CACHE))?, None),
@@ -119,8 +122,8 @@ fn find(model: Option<&str>, settings: &ServeArgs, shape: &ModelShape) -> anyhow
 }
 
 /// Fails before llama.cpp allocates memory that is not there.
-fn check_memory(config: &ModelConfig, settings: &ServeArgs) -> anyhow::Result<()> {
-    let available = memory::available_for(config, &devices());
+fn check_memory(config: &ModelConfig, settings: &ServeArgs, devices: &[Device]) -> anyhow::Result<()> {
+    let available = memory::available_for(config, devices);
     if let Some(available) = available.filter(|_| settings.memory != Some(MemoryBudget::Unlimited))
         && let Fit::TooLittle(shortage) = Demand::of(std::slice::from_ref(config)).without_type_flags().fit(available)
     {

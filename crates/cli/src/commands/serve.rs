@@ -16,7 +16,6 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use poncho_cache::CacheConfig;
-use poncho_engine::backend::llama::Device;
 use poncho_engine::{ModelConfig, Sizing, sizing};
 use poncho_server::{Ending, MemoryBudget, ServerConfig, check_bind};
 use poncho_terminal::{Outcome, Progress, printable_line, show_bytes};
@@ -26,6 +25,7 @@ use tokio::runtime::Runtime;
 use crate::commands::serve::greeting::Greeting;
 use crate::commands::serve::report::Report;
 use crate::commands::serve::stopping::{StopSignals, Waiting};
+use crate::serving::devices::Looked;
 use crate::serving::disk::{LITTLE_SPACE, free_bytes};
 use crate::serving::draining::Drained;
 use crate::serving::engine_process::{self, EngineProcess};
@@ -94,9 +94,10 @@ pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outc
     let address = listener.local_addr()?;
     let start = Start::look(args, &models, cache_config(args, &folder)?)?;
     let engine = if args.in_process {
+        devices::load(start.looked.sources.clone())?;
         EngineProcess::own(start.cache.clone(), chat_settings(args, Some(replay_file(&folder))))?
     } else {
-        EngineProcess::child(&runtime, &folder)?
+        EngineProcess::child(&runtime, &folder, &start.looked.sources)?
     };
     warn_of_little_space(&folder);
     if let Some(note) = &models.note {
@@ -191,7 +192,7 @@ fn address(args: &ServeArgs) -> anyhow::Result<SocketAddr> {
 /// What is known before the models are loaded.
 struct Start {
     models: Vec<(ModelConfig, Sizing)>,
-    devices: Vec<Device>,
+    looked: Looked,
     available: Option<u64>,
     cache: CacheConfig,
 }
@@ -205,19 +206,19 @@ impl Start {
             let sizing = sizing(&config);
             sized.push((config, sizing));
         }
-        let devices = devices::look();
-        let available = sized.first().and_then(|(config, _)| memory::available_for(config, &devices));
+        let looked = devices::look(&args.devices);
+        let available = sized.first().and_then(|(config, _)| memory::available_for(config, &looked.devices));
         let all: Vec<_> = sized.iter().map(|(config, sizing)| (config, *sizing)).collect();
         if let Some(available) = available.filter(|_| args.memory != Some(MemoryBudget::Unlimited))
             && let Fit::TooLittle(shortage) = Demand::of_sized(&all).fit(available)
         {
             bail!("{shortage}; --memory none skips this check");
         }
-        Ok(Self { models: sized, devices, available, cache })
+        Ok(Self { models: sized, looked, available, cache })
     }
 
     fn report(&self) -> String {
-        Report { models: &self.models, available: self.available, devices: &self.devices, cache: &self.cache }.text()
+        Report { models: &self.models, available: self.available, looked: &self.looked, cache: &self.cache }.text()
     }
 }
 

@@ -11,12 +11,13 @@ use anyhow::{Context, anyhow, bail};
 use futures_util::StreamExt as _;
 use poncho_api::{ChatSettings, LoadEvent, LoadModel, Node};
 use poncho_cache::{Cache, CacheConfig};
-use poncho_engine::backend::llama::LlamaBackend;
+use poncho_engine::backend::llama::{DeviceSources, LlamaBackend};
 use poncho_engine::{Engine, Host};
 use poncho_node::{ChildNode, Ended, Launch, parent_is_gone, serve_parent};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::serving::devices;
 use crate::serving::draining::{Drained, drain};
 use crate::serving::shape::beside;
 
@@ -39,11 +40,13 @@ pub(crate) enum EngineProcess {
 }
 
 impl EngineProcess {
-    /// Starts a child that opens the cache in this folder.
-    pub(crate) fn child(runtime: &Runtime, folder: &Path) -> anyhow::Result<Self> {
+    /// Starts a child that opens the cache in this folder and computes on these devices.
+    pub(crate) fn child(runtime: &Runtime, folder: &Path, devices: &DeviceSources) -> anyhow::Result<Self> {
+        let (name, value) = devices::for_child(devices)?;
         let launch = Launch {
             program: std::env::current_exe().context("cannot find this program to start it again")?,
             arguments: std::env::args_os().skip(1).collect(),
+            variables: vec![(name.into(), value)],
             socket_variable: SOCKET,
             start_within: START_WITHIN,
             call_wait: RESTART_WITHIN,
@@ -110,6 +113,7 @@ pub(crate) fn serve_engine(
     chat: ChatSettings,
     limit: Duration,
 ) -> anyhow::Result<()> {
+    devices::inherited()?;
     // To use the folder, another process has to stop the server, not this child.
     let server = rustix::process::getppid().and_then(|server| server.as_raw_nonzero().get().try_into().ok());
     let cache = CacheConfig { process: server.unwrap_or(cache.process), ..cache };

@@ -277,7 +277,7 @@ mod tests {
 
     #[test]
     fn layers_on_a_gpu_need_its_memory() {
-        let gpu = Device { name: "G0".into(), description: String::new(), kind: DeviceKind::Gpu, free: 7 };
+        let gpu = Device { name: "G0".into(), description: String::new(), kind: DeviceKind::Gpu, free: 7, total: 8 };
         let cpu = Device { kind: DeviceKind::Cpu, free: 9, ..gpu.clone() };
         let mut config = ModelConfig::new("m", "m");
         assert_eq!(available_for(&config, &[cpu.clone(), gpu.clone()]), Some(7));

@@ -14,6 +14,7 @@ use poncho_server::{KeepAlive, MemoryBudget};
 use poncho_terminal::parse_bytes;
 
 use crate::settings::backend_args::BackendArgs;
+use crate::settings::device_args::DeviceArgs;
 use crate::settings::limit_args::LimitArgs;
 
 /// The flags of every command.
@@ -144,6 +145,9 @@ pub(crate) struct ServeArgs {
 
     #[command(flatten)]
     pub(crate) backend: BackendArgs,
+
+    #[command(flatten)]
+    pub(crate) devices: DeviceArgs,
 
     /// Make replies byte-identical to those of a server without a cache and without other requests: always, or on request [default: off]
     #[arg(long, value_name = "WHEN", num_args = 0..=1, require_equals = true, default_missing_value = "always")]

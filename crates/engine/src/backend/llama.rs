@@ -48,7 +48,11 @@ mod threads;
 
 pub use chat::template::check_template;
 pub use cpu::{CPU_ADVICE, missing_cpu_features};
-pub use devices::{Device, DeviceKind, LLAMA_VERSION, backends, devices};
+use devices::start_library;
+pub use devices::{
+    Device, DeviceKind, DeviceSources, LLAMA_VERSION, SourceError, TrialError, backend_of, backends, devices,
+    libraries_in, serve_devices, try_added_devices, use_devices,
+};
 
 /// llama.cpp. It starts at the first load or the first buffer, not before.
 #[derive(Clone, Copy, Debug, Default)]
@@ -70,7 +74,7 @@ impl Backend for UncheckedLlamaBackend {
     }
 
     fn load_model(&self, options: &ModelOptions) -> Result<Arc<dyn Model>, LoadError> {
-        log::start_library();
+        start_library();
         let facts = gguf_check::facts_without_check(&options.path)?;
         Ok(Arc::new(model::LlamaModel::load_checked(options, &facts)?))
     }
@@ -92,7 +96,7 @@ impl Backend for LlamaBackend {
     fn build(&self) -> String {
         static BUILD: OnceLock<String> = OnceLock::new();
         let find_out = || {
-            log::start_library();
+            start_library();
             // SAFETY: no argument. The text lies in a buffer of the library that the next call writes again: it is called here
             // alone, once, and copied.
             let info = unsafe { CStr::from_ptr(llama_cpp_sys_4::llama_print_system_info()) };
@@ -102,7 +106,7 @@ impl Backend for LlamaBackend {
     }
 
     fn load_model(&self, options: &ModelOptions) -> Result<Arc<dyn Model>, LoadError> {
-        log::start_library();
+        start_library();
         Ok(Arc::new(model::LlamaModel::load(options)?))
     }
 
@@ -115,7 +119,7 @@ impl Backend for LlamaBackend {
     }
 
     fn host_buffer(&self, len: usize) -> HostBuffer {
-        log::start_library();
+        start_library();
         buffer::host_buffer(len)
     }
 }

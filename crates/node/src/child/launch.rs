@@ -11,6 +11,8 @@ pub struct Launch {
     pub program: PathBuf,
     /// Its arguments.
     pub arguments: Vec<OsString>,
+    /// Variables that it gets besides those of this process.
+    pub variables: Vec<(OsString, OsString)>,
     /// The variable that names the socket it has to serve.
     pub socket_variable: &'static str,
     /// How long it may take to serve the socket.

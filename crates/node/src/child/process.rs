@@ -146,6 +146,7 @@ async fn start(supervised: &Supervised, lines: &Arc<Mutex<LastLines>>) -> Result
     let socket = folder.path().join("socket");
     let mut child = Command::new(&launch.program)
         .args(&launch.arguments)
+        .envs(launch.variables.iter().map(|(name, value)| (name, value)))
         .env(launch.socket_variable, &socket)
         .stdin(Stdio::piped())
         .stdout(Stdio::null())

@@ -15,7 +15,7 @@ use crate::commands::cache::args::ExplainArgs;
 use crate::commands::cache::folder::Folders;
 use crate::commands::cache::listing::{Listing, short};
 use crate::commands::cache::row::NamespaceJson;
-use crate::commands::input;
+use crate::commands::texts::input;
 
 #[derive(Debug, Serialize)]
 struct ExplainJson {

@@ -11,6 +11,7 @@ use poncho_engine::backend::llama::{Device, DeviceKind};
 use poncho_engine::{ModelConfig, Sizing};
 use poncho_terminal::{printable_line, show_bytes};
 
+use crate::serving::devices::Looked;
 use crate::serving::disk::free_bytes;
 use crate::serving::memory::{Demand, Fit};
 
@@ -21,7 +22,7 @@ pub(crate) struct Report<'a> {
     pub(crate) models: &'a [(ModelConfig, Sizing)],
     /// Memory where the models are kept, before they are loaded; `None` if it is not known.
     pub(crate) available: Option<u64>,
-    pub(crate) devices: &'a [Device],
+    pub(crate) looked: &'a Looked,
     pub(crate) cache: &'a CacheConfig,
 }
 
@@ -46,7 +47,11 @@ impl Report<'_> {
             }
         }
         if let Some((config, sizing)) = self.models.first() {
-            let _ = writeln!(text, "device:  {}", device(config, self.devices));
+            let _ = writeln!(text, "device:  {}", device(config, &self.looked.devices));
+            for unused in &self.looked.unused {
+                let (what, why) = (printable_line(&unused.what), printable_line(&unused.why));
+                let _ = writeln!(text, "         not used: {what}: {why}");
+            }
             let _ = writeln!(text, "{}", tiers(self.cache, sizing));
         }
         text
@@ -162,9 +167,10 @@ mod tests {
     }
 
     fn report(models: &[(ModelConfig, Sizing)], available: u64) -> String {
-        let cpu = Device { name: "CPU".into(), description: "A chip".into(), kind: DeviceKind::Cpu, free: 0 };
+        let cpu = Device { name: "CPU".into(), description: "A chip".into(), kind: DeviceKind::Cpu, free: 0, total: 0 };
+        let looked = Looked { devices: vec![cpu], ..Looked::default() };
         let cache = CacheConfig::in_memory(512 << 20);
-        Report { models, available: Some(available), devices: &[cpu], cache: &cache }.text()
+        Report { models, available: Some(available), looked: &looked, cache: &cache }.text()
     }
 
     /// Everyday use 13: the start names all that a person needs to judge the settings.

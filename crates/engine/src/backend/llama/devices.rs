@@ -1,12 +1,20 @@
 //! The devices that llama.cpp can compute on, its backends, and its version.
 //!
-//! Read by the command line for its reports. Nothing is allocated on a device.
+//! Read by the command line for its reports. Nothing is allocated on a device, except by a trial. `sources.rs` adds
+//! devices, `trial.rs` tries them, `worker.rs` lends them to another machine.
 
 use std::ffi::{CStr, c_char};
 
 use llama_cpp_sys_4 as sys;
 
-use super::log;
+mod sources;
+mod trial;
+mod worker;
+
+pub(super) use sources::start_library;
+pub use sources::{DeviceSources, SourceError, backend_of, libraries_in, use_devices};
+pub use trial::{TrialError, try_added_devices};
+pub use worker::serve_devices;
 
 /// The version of llama.cpp in this build: its commit, and the package that brings it.
 pub const LLAMA_VERSION: &str = env!("PONCHO_LLAMA_VERSION");
@@ -33,12 +41,14 @@ pub struct Device {
     pub kind: DeviceKind,
     /// Free bytes of its memory.
     pub free: u64,
+    /// All bytes of its memory.
+    pub total: u64,
 }
 
 /// All devices that this build can use on this machine.
 #[must_use]
 pub fn devices() -> Vec<Device> {
-    log::start_library();
+    start_library();
     // SAFETY: the registry is filled when the library starts.
     let count = unsafe { sys::ggml_backend_dev_count() };
     (0..count).filter_map(device).collect()
@@ -47,7 +57,7 @@ pub fn devices() -> Vec<Device> {
 /// The names of the backends in this build, such as `CPU` and `CUDA`.
 #[must_use]
 pub fn backends() -> Vec<String> {
-    log::start_library();
+    start_library();
     // SAFETY: the registry is filled when the library starts.
     let count = unsafe { sys::ggml_backend_reg_count() };
     let name = |index| {
@@ -80,6 +90,7 @@ fn device(index: usize) -> Option<Device> {
             description: text(sys::ggml_backend_dev_description(device)).unwrap_or_default(),
             kind,
             free: u64::try_from(free).unwrap_or(u64::MAX),
+            total: u64::try_from(total).unwrap_or(u64::MAX),
         })
     }
 }

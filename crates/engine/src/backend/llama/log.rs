@@ -6,7 +6,6 @@
 
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_void};
-use std::sync::Once;
 
 use llama_cpp_sys_4 as sys;
 
@@ -20,16 +19,10 @@ thread_local! {
     static LAST_LEVEL: RefCell<sys::ggml_log_level> = const { RefCell::new(sys::GGML_LOG_LEVEL_INFO) };
 }
 
-/// Starts llama.cpp, once per process, at the first call that needs it.
-pub(super) fn start_library() {
-    static START: Once = Once::new();
-    START.call_once(|| {
-        // SAFETY: the callback is a plain function that lives as long as the process and ignores its user data.
-        unsafe {
-            sys::llama_log_set(Some(on_line), std::ptr::null_mut());
-            sys::llama_backend_init();
-        }
-    });
+/// Makes llama.cpp log here. Called once, when it starts.
+pub(super) fn listen() {
+    // SAFETY: the callback is a plain function that lives as long as the process and ignores its user data.
+    unsafe { sys::llama_log_set(Some(on_line), std::ptr::null_mut()) };
 }
 
 /// What is said where the library said nothing.

@@ -518,7 +518,7 @@ mod tests {
     const ROWS: [(Range<u32>, u32); 4] = [(0..12, 9), (9..10, 10), (10..11, 11), (11..LENGTH, LENGTH)];
 
     fn context(kind: ModelKind, kv: KvLayout, flash_attention: FlashAttention) -> LlamaContext {
-        log::start_library();
+        crate::backend::llama::devices::start_library();
         let model = LlamaModel::load(&ModelOptions::new(model_path(kind))).unwrap();
         let options = ContextOptions { n_ctx: 64, n_seq_max: 3, kv, flash_attention, ..ContextOptions::default() };
         model.context(&options, Arc::new(AtomicBool::new(false))).unwrap()

@@ -5,12 +5,11 @@ use poncho_testkit::{ModelKind, model_path};
 use super::*;
 use crate::backend::llama::chat::reference_grammar::ReferenceGrammar;
 use crate::backend::llama::chat::schema::json_schema_to_grammar;
-use crate::backend::llama::log;
 use crate::backend::llama::model::LlamaModel;
 use crate::backend::{GrammarTrigger, ModelOptions};
 
 fn model() -> LlamaModel {
-    log::start_library();
+    crate::backend::llama::devices::start_library();
     LlamaModel::load(&ModelOptions::new(model_path(ModelKind::Attention))).unwrap()
 }
 

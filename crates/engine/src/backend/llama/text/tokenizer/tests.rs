@@ -66,7 +66,7 @@ fn model(pre_tokenizer: &'static str) -> LlamaModel {
 fn load(pre_tokenizer: &'static str) -> Result<LlamaModel, LoadError> {
     let tiny = ModelSpec::tiny(ModelKind::Attention);
     let path = path_of(&ModelSpec { pre_tokenizer, n_layers: 1, width: 32, head_size: 32, ..tiny }).unwrap();
-    crate::backend::llama::log::start_library();
+    crate::backend::llama::devices::start_library();
     LlamaModel::load(&ModelOptions { vocab_only: true, ..ModelOptions::new(path) })
 }
 

@@ -16,6 +16,7 @@ use poncho_engine::backend::llama::missing_cpu_features;
 use poncho_gguf::{Keep, Metadata};
 use poncho_models::Registry;
 
+use crate::serving::devices::{self, Looked};
 use crate::serving::disk::{free_bytes, is_in_memory};
 use crate::serving::memory::{self, Demand};
 use crate::serving::port::{self, PortState};
@@ -36,6 +37,8 @@ const MEASURED_TIME: Duration = Duration::from_millis(500);
 pub(super) struct Facts {
     /// Instructions that the build needs and the CPU lacks.
     pub(super) cpu_missing: Vec<&'static str>,
+    /// The devices that can compute, and the backends that cannot be used.
+    pub(super) looked: Looked,
     /// Available memory in bytes.
     pub(super) memory: Option<u64>,
     /// The model to serve; `None` if none is named.
@@ -86,12 +89,14 @@ pub(super) fn gather(resolved: &Resolved) -> anyhow::Result<Facts> {
     let folder = cache_folder(matches.get_one::<PathBuf>("cache_dir").map(PathBuf::as_path))?;
     let model = matches.get_many::<String>("model").and_then(|mut models| models.next());
     let models_dir = matches.get_one::<PathBuf>("models_dir").map(PathBuf::as_path);
-    let shape = ModelShape::of(&ServeArgs::from_arg_matches(matches)?, None);
+    let serve = ServeArgs::from_arg_matches(matches)?;
+    let shape = ModelShape::of(&serve, None);
     let has = |name: &str| matches.get_raw(name).is_some_and(|mut keys| keys.next().is_some());
     let has_keys = has("api_key") || has("admin_key");
     let file = resolved.file.clone().filter(|path| has_keys && others_may_read(path));
     Ok(Facts {
         cpu_missing: missing_cpu_features(),
+        looked: devices::look(&serve.devices),
         memory: memory::available(),
         model: model.map(|model| look_at_model(&file_of(model, models_dir), &shape)),
         folder: look_at_folder(folder),

@@ -90,7 +90,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::commands::top::snapshot::tests::example;
+    use crate::commands::running::top::snapshot::tests::example;
 
     #[test]
     fn rates_are_differences_between_snapshots() {

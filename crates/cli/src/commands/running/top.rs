@@ -26,10 +26,10 @@ use tokio::sync::mpsc;
 use poncho_terminal::Outcome;
 
 use crate::client::administered;
-use crate::commands::top::args::TopArgs;
-use crate::commands::top::dashboard::Dashboard;
-use crate::commands::top::snapshot::Snapshot;
-use crate::commands::top::view::View;
+use crate::commands::running::top::args::TopArgs;
+use crate::commands::running::top::dashboard::Dashboard;
+use crate::commands::running::top::snapshot::Snapshot;
+use crate::commands::running::top::view::View;
 
 /// Columns of a frame that is printed.
 const PRINTED_WIDTH: u16 = 100;

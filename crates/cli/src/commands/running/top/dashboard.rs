@@ -207,7 +207,7 @@ fn fill(tier: &TierFacts) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::top::snapshot::tests::example;
+    use crate::commands::running::top::snapshot::tests::example;
 
     fn drawn(view: &View, width: u16, height: u16) -> String {
         let area = Rect::new(0, 0, width, height);

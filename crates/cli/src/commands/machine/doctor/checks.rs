@@ -7,6 +7,7 @@ use poncho_engine::backend::llama::CPU_ADVICE;
 use poncho_terminal::show_bytes;
 
 use super::facts::Facts;
+use crate::serving::devices::Unused;
 use crate::serving::disk::LITTLE_SPACE;
 use crate::serving::memory::Fit;
 use crate::serving::port::PortState;
@@ -65,7 +66,8 @@ impl Finding {
 
 /// All findings, in the order in which a server would run into them.
 pub(super) fn check(facts: &Facts) -> Vec<Finding> {
-    let mut findings = vec![cpu(facts)];
+    let mut findings = vec![cpu(facts), devices(facts)];
+    findings.extend(unused_backends(facts));
     findings.extend(settings(facts));
     findings.push(model(facts));
     findings.extend(linked_models(facts));
@@ -85,6 +87,34 @@ fn cpu(facts: &Facts) -> Finding {
         [] => Finding::good("cpu", "supports all instructions that this build uses"),
         missing => Finding::broken("cpu", format!("lacks {}", missing.join(", ")), CPU_ADVICE),
     }
+}
+
+fn devices(facts: &Facts) -> Finding {
+    let shown = facts.looked.devices.iter().map(|device| {
+        let name = match device.description.as_str() {
+            "" => device.name.clone(),
+            description if description == device.name => device.name.clone(),
+            description => format!("{} ({description})", device.name),
+        };
+        format!("{name}, {} free", show_bytes(device.free))
+    });
+    let shown: Vec<String> = shown.collect();
+    if shown.is_empty() {
+        return Finding::warning(
+            "devices",
+            "unknown: llama.cpp did not start in a process of its own",
+            "`poncho serve --log-level debug` shows what llama.cpp reports",
+        );
+    }
+    Finding::good("devices", shown.join("; "))
+}
+
+fn unused_backends(facts: &Facts) -> Vec<Finding> {
+    let finding = |unused: &Unused| {
+        let fact = format!("{} is not used: {}", unused.what, unused.why);
+        Finding::warning("backend", fact, "repair or remove it; models run on the other devices meanwhile")
+    };
+    facts.looked.unused.iter().map(finding).collect()
 }
 
 fn settings(facts: &Facts) -> Vec<Finding> {
@@ -258,10 +288,12 @@ mod tests {
     use std::path::PathBuf;
 
     use poncho_api::Footprint;
+    use poncho_engine::backend::llama::{Device, DeviceKind};
     use poncho_engine::{ModelConfig, Sizing};
 
     use super::super::facts::{FolderFacts, ModelFacts};
     use super::*;
+    use crate::serving::devices::Looked;
     use crate::serving::memory::Demand;
 
     /// A model of 1 GiB with 100 kB a token, for 4 requests of this many tokens.
@@ -274,9 +306,20 @@ mod tests {
     }
 
     /// A machine on which all is well.
+    fn cpu_device() -> Device {
+        Device {
+            name: "CPU".into(),
+            description: "A chip".into(),
+            kind: DeviceKind::Cpu,
+            free: 1 << 30,
+            total: 2 << 30,
+        }
+    }
+
     fn healthy() -> Facts {
         Facts {
             cpu_missing: Vec::new(),
+            looked: Looked { devices: vec![cpu_device()], ..Looked::default() },
             memory: Some(16 << 30),
             model: Some(ModelFacts { path: "m.gguf".into(), found: Ok(demand(8192)) }),
             folder: FolderFacts {
@@ -330,6 +373,16 @@ mod tests {
     #[test]
     fn a_cpu_without_the_instructions_is_broken() {
         only(&bad(|facts| facts.cpu_missing = vec!["AVX2", "FMA"]), "cpu", Level::Broken, "lacks AVX2, FMA");
+    }
+
+    #[test]
+    fn devices_are_named_and_backends_that_fail_are_reported() {
+        let named = check(&healthy()).into_iter().find(|finding| finding.check == "devices").unwrap();
+        assert_eq!(named.fact, "CPU (A chip), 1.0 GiB free");
+        only(&bad(|facts| facts.looked.devices.clear()), "devices", Level::Warning, "unknown");
+        let broken = Unused { what: "libggml-cuda.so".into(), why: "it crashed in a trial".into() };
+        let found = bad(|facts| facts.looked.unused = vec![broken]);
+        only(&found, "backend", Level::Warning, "libggml-cuda.so is not used: it crashed in a trial");
     }
 
     #[test]

@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use crate::client::args::ModelArgs;
 use crate::client::{Connection, Purpose};
-use crate::commands::input;
+use crate::commands::texts::input;
 
 /// Letters shown on each side of the first difference.
 const SHOWN: usize = 60;
