@@ -22,7 +22,7 @@ run: NEEDS := $(if $(MODEL)$(wildcard $(DEFAULT_MODEL)),,pip)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run build dist test check bench doc fuzz model newcomer deployment agents peer bootstrap
+.PHONY: help run build dist test check bench doc fuzz model newcomer deployment agents peer gpu-bundle bootstrap
 
 # What needs no compiled llama.cpp comes first: a stray space must not cost a build.
 define CHECKS
@@ -79,6 +79,10 @@ model: bootstrap ## Fetch the default model, SmolLM2-135M-Instruct, into .tools/
 
 peer: bootstrap ## Build llama-server with the same flags, to compare with (docs/benchmarks.md)
 	$(STEP) 'llama-server' scripts/build_peer.sh
+
+gpu-bundle: build ## Pack binaries, ggml's sources and scripts for a machine with a GPU (docs/benchmarks-gpu.md)
+	$(STEP) 'benchmark' cargo build -p poncho-engine --bench device --release
+	$(STEP) 'bundle' scripts/gpu/bundle.py
 
 newcomer: ## Do what the README says, in a fresh clone with an empty home (takes a first build)
 	@scripts/newcomer.py $(ARGS)

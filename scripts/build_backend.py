@@ -24,6 +24,11 @@ OPTIONS = ["-DGGML_BACKEND_DL=ON", "-DBUILD_SHARED_LIBS=ON", "-DGGML_CPU=OFF", "
            "-DGGML_BUILD_TESTS=OFF", "-DGGML_BUILD_EXAMPLES=OFF", "-DCMAKE_BUILD_TYPE=Release", "-DGGML_CCACHE=OFF",
            "-DCMAKE_BUILD_WITH_INSTALL_RPATH=ON", "-DCMAKE_INSTALL_RPATH=$ORIGIN"]
 
+AROUND = """cmake_minimum_required(VERSION 3.18)
+project(backend C CXX)
+add_subdirectory({ggml} ggml)
+"""
+
 
 def sources():
     """The ggml that the binary was built from, as cargo resolved it."""
@@ -42,8 +47,12 @@ def version(poncho):
 
 def build(backend, ggml, folder, more, jobs):
     """Compiles the library, and says how the file is called that it wants beside it."""
+    # Not as a project of its own: then it wants files that the package does not carry.
+    around = folder.resolve() / "around"
+    around.mkdir(parents=True, exist_ok=True)
+    (around / "CMakeLists.txt").write_text(AROUND.format(ggml=ggml.resolve()))
     generator = ["-G", "Ninja"] if shutil.which("ninja") else []
-    configure = ["cmake", "-S", str(ggml), "-B", str(folder), *generator, *OPTIONS, f"-D{BACKENDS[backend]}=ON", *more]
+    configure = ["cmake", "-S", str(around), "-B", str(folder), *generator, *OPTIONS, f"-D{BACKENDS[backend]}=ON", *more]
     if subprocess.run(configure).returncode != 0:
         sys.exit(f"backend: cmake cannot configure {backend}; it needs {NEEDS[backend]}")
     command = ["cmake", "--build", str(folder), "--target", f"ggml-{backend}", "-j", str(jobs)]
@@ -75,11 +84,11 @@ def main():
     parser.add_argument("--build-dir", type=pathlib.Path, help="[default: target/backend-NAME]")
     parser.add_argument("--out", type=pathlib.Path, help="[default: the folder backends beside the binary]")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("more", nargs="*", help="more options of cmake, after --")
+    parser.add_argument("--cmake", action="append", default=[], metavar="OPTION", help="one more option of cmake, as --cmake=-DNAME=VALUE")
     args = parser.parse_args()
     stamp = version(args.poncho.resolve())
     folder = args.build_dir or ROOT / "target" / f"backend-{args.backend}"
-    library, base = build(args.backend, args.sources or sources(), folder, args.more, args.jobs)
+    library, base = build(args.backend, args.sources or sources(), folder, args.cmake, args.jobs)
     target = put(library, base, args.out or args.poncho.resolve().parent / "backends", stamp)
     print(f"backend: {target} ({target.stat().st_size / 1e6:.1f} MB) for llama.cpp {stamp}")
 

@@ -8,6 +8,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=build.rs");
     #[cfg(feature = "llama")]
     llama::compile()?;
+    // A benchmark loads backend libraries, which use the ggml of the program.
+    #[cfg(feature = "llama")]
+    for symbols in ["ggml_*", "gguf_*"] {
+        println!("cargo:rustc-link-arg-benches=-Wl,--export-dynamic-symbol={symbols}");
+    }
     Ok(())
 }
 

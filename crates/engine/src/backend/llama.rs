@@ -50,8 +50,8 @@ pub use chat::template::check_template;
 pub use cpu::{CPU_ADVICE, missing_cpu_features};
 use devices::start_library;
 pub use devices::{
-    Device, DeviceKind, DeviceSources, LLAMA_VERSION, SourceError, TrialError, backend_of, backends, devices,
-    libraries_in, serve_devices, try_added_devices, use_devices,
+    Device, DeviceKind, DeviceSources, LLAMA_VERSION, SourceError, TrialError, backend_of, backends, copy_times,
+    devices, libraries_in, serve_devices, try_added_devices, use_devices,
 };
 
 /// llama.cpp. It starts at the first load or the first buffer, not before.

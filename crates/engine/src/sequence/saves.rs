@@ -11,6 +11,9 @@ use crate::sequence::tasks::{TaskId, Tasks};
 use crate::shared::Shared;
 use crate::state::save::Boundary;
 
+/// Bytes of a state on a device that are saved at once: a few milliseconds of copying.
+const SLICE: u64 = 64 << 20;
+
 /// Where the prefill of a model that cannot be cut pauses for a save.
 pub(crate) fn pauses(slots: &Slots, shared: &Shared, task: &Task) -> Vec<usize> {
     let memory = slots.memory();
@@ -50,10 +53,20 @@ pub(crate) fn save_due(slots: &mut Slots, tasks: &mut Tasks, shared: &Shared) {
             save_prompt(slots, tasks, shared, id);
         } else if task.is_prefilling() && task.stops.contains(&n_past) && task.last_save < n_past {
             save(slots, tasks.get_mut(id), shared, n_past, SaveReason::Cold);
-        } else if task.end.is_none() && !task.request.exact && slots.policy().continued_due(since) {
+        } else if task.end.is_none()
+            && !task.request.exact
+            && (slots.policy().continued_due(since)
+                || is_slice(slots.growing_bytes_per_token(), n_past.saturating_sub(task.last_save)))
+        {
             save(slots, tasks.get_mut(id), shared, n_past, SaveReason::Continued);
         }
     }
+}
+
+/// Whether tokens of this size are worth a row of their own: what is copied from a device at once delays every reply, so a
+/// long prompt is saved while it is read, and a long reply while it is written.
+fn is_slice(bytes_per_token: u64, tokens: usize) -> bool {
+    bytes_per_token.saturating_mul(u64::try_from(tokens).unwrap_or(u64::MAX)) >= SLICE
 }
 
 /// The prompt is computed: saves its boundaries and its end, with the logits.
@@ -99,4 +112,18 @@ pub(crate) fn save(
         grid,
         tenant: task.request.tenant,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_state_on_a_device_is_saved_in_slices_and_one_on_the_host_is_not() {
+        // A model of 8B: 131,072 bytes a token.
+        assert!(!is_slice(131_072, 511));
+        assert!(is_slice(131_072, 512));
+        assert!(!is_slice(0, usize::MAX));
+        assert!(is_slice(u64::MAX, usize::MAX));
+    }
 }

@@ -150,6 +150,13 @@ impl Slots {
         self.memory().can_cut()
     }
 
+    /// Bytes of a token in a state that is saved while it grows; 0 for one that is saved at its ends only, because copying it
+    /// on the host delays nobody, or because a cut needs more than a token's bytes.
+    pub(crate) fn growing_bytes_per_token(&self) -> u64 {
+        let info = self.context.info();
+        if info.on_device && info.memory.can_cut() { info.segment_bytes_per_token } else { 0 }
+    }
+
     pub(crate) fn abort(&self) -> &AbortFlag {
         &self.abort
     }

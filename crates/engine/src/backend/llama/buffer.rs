@@ -1,17 +1,46 @@
 //! Page-locked memory of a GPU device, for state bytes.
 //!
 //! Used by `LlamaBackend::host_buffer` and by `state.rs`. A machine without a GPU, or a device that has no such memory left, gives
-//! plain memory from `host_buffer`: that one is never refused.
+//! plain memory from `host_buffer`: that one is never refused, and never locks memory while its caller waits.
+
+mod arena;
 
 use std::ptr::NonNull;
+use std::sync::{Arc, OnceLock};
+
+use poncho_cache::SystemSource;
 
 use llama_cpp_sys_4 as sys;
 
 use crate::backend::host_buffer::{HostBuffer, HostMemory};
 
-/// Page-locked if a GPU offers it, plain otherwise.
+use self::arena::Arena;
+
+/// Shorter buffers are not worth a piece: the detour of plain memory takes microseconds.
+const SMALLEST: usize = 64 << 10;
+/// The share of the available memory that may be locked.
+const SHARE: u64 = 4;
+
+/// Page-locked if a GPU offers it and some is ready, plain otherwise.
 pub(super) fn host_buffer(len: usize) -> HostBuffer {
-    page_locked(len).unwrap_or_else(|| HostBuffer::plain(len))
+    let piece = if len >= SMALLEST && has_device() { arena().take(len) } else { None };
+    piece.map_or_else(|| HostBuffer::plain(len), |piece| HostBuffer::from_memory(Box::new(piece)))
+}
+
+/// Makes the first page-locked memory ready, while a model is loaded.
+pub(super) fn prepare() {
+    if has_device() {
+        arena().prepare();
+    }
+}
+
+fn arena() -> &'static Arc<Arena> {
+    static ARENA: OnceLock<Arc<Arena>> = OnceLock::new();
+    ARENA.get_or_init(|| {
+        let available = SystemSource::default().available().unwrap_or(0);
+        let budget = usize::try_from(available / SHARE).unwrap_or(usize::MAX);
+        Arena::new(budget, |len| PageLocked::new(len).map(|memory| Box::new(memory) as Box<dyn HostMemory>))
+    })
 }
 
 /// Page-locked memory; `None` where no GPU offers it.

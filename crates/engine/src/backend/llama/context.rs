@@ -98,6 +98,9 @@ impl LlamaContext {
         let unified = options.kv == KvLayout::Unified;
         // Tokens that see each other are computed at once; llama.cpp asserts on a batch of several pieces.
         let n_batch = if model.causal() { n_batch } else { n_batch.min(n_ubatch) };
+        if options.offload_kqv {
+            buffer::prepare();
+        }
         let mut made = Self {
             context,
             info: ContextInfo {

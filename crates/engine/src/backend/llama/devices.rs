@@ -1,16 +1,18 @@
 //! The devices that llama.cpp can compute on, its backends, and its version.
 //!
 //! Read by the command line for its reports. Nothing is allocated on a device, except by a trial. `sources.rs` adds
-//! devices, `trial.rs` tries them, `worker.rs` lends them to another machine.
+//! devices, `trial.rs` tries them, `copying.rs` measures them, `worker.rs` lends them to another machine.
 
 use std::ffi::{CStr, c_char};
 
 use llama_cpp_sys_4 as sys;
 
+mod copying;
 mod sources;
 mod trial;
 mod worker;
 
+pub use copying::copy_times;
 pub(super) use sources::start_library;
 pub use sources::{DeviceSources, SourceError, backend_of, libraries_in, use_devices};
 pub use trial::{TrialError, try_added_devices};
