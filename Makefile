@@ -48,8 +48,8 @@ build: bootstrap ## Build the binaries poncho and poncho-bench (BACKEND=cuda, hi
 	$(STEP) 'build' cargo build -p poncho -p poncho-bench --release
 	$(if $(BACKEND),$(STEP) 'backend $(BACKEND)' scripts/build_backend.py $(BACKEND) --poncho $(PONCHO) --jobs $$(nproc))
 
-dist: build ## Pack the binaries with their pages and unit into target/dist, and try the archive
-	$(STEP) 'archive' scripts/dist.py
+dist: build ## Pack the binaries into target/dist: an archive, a Debian package, a Python wheel; each is tried
+	$(STEP) 'packages' scripts/dist/archive.py
 
 test: bootstrap ## Everything that CI checks: format, lints, docs, all tests, a short fuzz run
 	$(CHECKS)

@@ -39,6 +39,7 @@ mod llama {
         if Path::new(LOCK).is_file() {
             println!("cargo:rerun-if-changed={LOCK}");
         }
+        warn_of_slow_flags();
         let Sources { folder: llama, version } = llama_cpp()?;
         for header in HEADERS {
             let path = llama.join(header);
@@ -66,6 +67,21 @@ mod llama {
         println!("cargo:rustc-env=PONCHO_LLAMA_VERSION={} ({PACKAGE} {version})", llama_version(&llama));
         build.try_compile("poncho_state_io")?;
         Ok(())
+    }
+
+    /// `cargo install` from another folder does not read our `.cargo/config.toml`; llama.cpp is then several times slower.
+    fn warn_of_slow_flags() {
+        const FLAGS: [&str; 2] = ["CXXFLAGS_x86_64_unknown_linux_gnu", "CXXFLAGS"];
+        FLAGS.iter().for_each(|name| println!("cargo:rerun-if-env-changed={name}"));
+        let is_x86 = env::var("CARGO_CFG_TARGET_ARCH").is_ok_and(|arch| arch == "x86_64");
+        let has_target = FLAGS.iter().any(|name| env::var(name).is_ok_and(|flags| flags.contains("-march=")));
+        if is_x86 && !has_target {
+            println!(
+                "cargo:warning=llama.cpp is compiled for SSE4.2, which is several times slower than AVX2: set \
+                 CFLAGS_x86_64_unknown_linux_gnu and CXXFLAGS_x86_64_unknown_linux_gnu to -march=x86-64-v3, or build \
+                 inside the repository with `make build`"
+            );
+        }
     }
 
     /// The commit that the package names in its README, or the version in llama.cpp's build file: the sources come

@@ -11,6 +11,7 @@ SHAPES = {
     # layers, width, heads, heads of keys and values, width of the feed-forward part, tokens
     "8b": (32, 4096, 32, 8, 14336, 128256),
     "1b": (16, 2048, 32, 8, 8192, 128256),
+    "tiny": (2, 64, 4, 2, 128, 512),
 }
 CONTEXT = 131072
 ALIGNMENT = 32

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-# Packs the release binaries with manual pages, completions, unit and licence into target/dist, beside a sha256 file.
+# Packs the release binaries with manual pages, completions, unit and licence into target/dist: an archive, a Debian package and a
+# Python wheel, each beside a sha256 file, and the debug information apart.
 #
-# Called by `make dist` after the build. The archive depends only on what is in it: names in order, no owners, the time of the
+# Called by `make dist` after the build. A package depends only on what is in it: names in order, no owners, the time of the
 # last commit. The packed binaries are then unpacked and run with an empty environment; one that needs more than the C
 # library of the system is refused. It must never change the binaries of the build.
 import gzip
@@ -11,16 +12,23 @@ import os
 import pathlib
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+import clean_root
+import deb
+import wheel
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target").resolve()
 # What every Linux with glibc has; anything else would have to be installed first.
 SYSTEM_LIBRARIES = re.compile(r"(linux-vdso|ld-linux.*|libc|libm|libdl|libpthread|librt|libutil)\.so")
 BINARIES = ("poncho", "poncho-bench")
+# A download that people wait for.
+MOST_BYTES = 40 << 20
 COMPLETIONS = {"bash": "poncho.bash", "zsh": "_poncho", "fish": "poncho.fish"}
 
 
@@ -84,6 +92,58 @@ def try_out(archive, top, version):
         said(str(pathlib.Path(folder, top, "poncho")), "bench", "--help", env={}, cwd=folder)
 
 
+def check_size(files):
+    """A binary that grew beyond its limit is an accident."""
+    size = files["poncho"].stat().st_size
+    if size > MOST_BYTES:
+        sys.exit(f"dist: the stripped binary has {size / 1e6:.1f} MB, {MOST_BYTES / 1e6:.1f} MB is the limit")
+
+
+def check_glibc(binary):
+    """The wheel's name and the package's dependency promise a version of the C library."""
+    data = binary.read_bytes()
+    needed = max(tuple(map(int, found.split(b"."))) for found in re.findall(rb"GLIBC_(\d+\.\d+)", data))
+    if needed > wheel.GLIBC:
+        sys.exit(f"dist: the binary needs glibc {needed}, the packages promise {wheel.GLIBC}")
+
+
+def keep_debug(release, dist, version):
+    """The debug information of the binaries, for those who read a crash report."""
+    for name in BINARIES:
+        target = dist / f"{name}-{version}-{platform.machine()}.debug"
+        said("objcopy", "--only-keep-debug", "--compress-debug-sections", str(release / name), str(target))
+
+
+def publish(dist, name, content):
+    """Puts a package in place with its hash, in the form that `sha256sum -c` reads."""
+    path = dist / name
+    path.write_bytes(content)
+    digest = hashlib.sha256(content).hexdigest()
+    path.with_name(name + ".sha256").write_text(f"{digest}  {name}\n")
+    print(f"dist: {path} ({len(content) / 1e6:.1f} MB), sha256 {digest}")
+    return path
+
+
+def try_in_clean_roots(package, wheel_file):
+    """Each package in a root of its own, where a tiny model answers."""
+    if subprocess.run(["unshare", "--mount", "--map-root-user", "true"], capture_output=True).returncode != 0:
+        print("dist: not tried in a clean root: this user may not make one (run it as root)")
+        return
+    with tempfile.TemporaryDirectory(prefix="poncho-dist-") as folder:
+        model = pathlib.Path(folder, "model.gguf")
+        said(sys.executable, str(ROOT / "scripts/gpu/model.py"), str(model), "--shape", "tiny")
+        members = pathlib.Path(folder, "deb")
+        members.mkdir()
+        said("ar", "x", str(package), cwd=members)
+        clean_root.chat(lambda root: said("tar", "-xzf", str(members / "data.tar.gz"), "-C", str(root)), "usr/bin/poncho", model)
+        venv = pathlib.Path(folder, "venv")
+        said(sys.executable, "-m", "venv", str(venv))
+        said(str(venv / "bin/pip"), "install", "--no-index", "--quiet", str(wheel_file))
+        binary = venv / "bin/poncho"
+        clean_root.chat(lambda root: shutil.copy2(binary, root / "poncho"), "poncho", model)
+    print("dist: the Debian package and the wheel chat in a clean root")
+
+
 def main():
     release = TARGET / "release"
     version = said(str(release / "poncho"), "-V").split()[1]
@@ -92,16 +152,18 @@ def main():
     dist = TARGET / "dist"
     dist.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="poncho-dist-") as folder:
-        content = pack(pieces(release, pathlib.Path(folder)), top, when)
-    archive = dist / f"{top}.tar.gz"
-    untried = dist / f"{archive.name}.part"
-    untried.write_bytes(content)
-    try_out(untried, top, version)
-    untried.rename(archive)
-    # In the form that `sha256sum -c` reads.
-    digest = hashlib.sha256(content).hexdigest()
-    archive.with_name(archive.name + ".sha256").write_text(f"{digest}  {archive.name}\n")
-    print(f"dist: {archive} ({len(content) / 1e6:.1f} MB), sha256 {digest}")
+        files = pieces(release, pathlib.Path(folder))
+        check_size(files)
+        check_glibc(files["poncho"])
+        content = pack(files, top, when)
+        untried = dist / f"{top}.tar.gz.part"
+        untried.write_bytes(content)
+        try_out(untried, top, version)
+        untried.unlink()
+        publish(dist, f"{top}.tar.gz", content)
+        packages = [publish(dist, name, data) for data, name in (build(files, version, when) for build in (deb.build, wheel.build))]
+        keep_debug(release, dist, version)
+    try_in_clean_roots(*packages)
 
 
 if __name__ == "__main__":
