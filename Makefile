@@ -22,7 +22,7 @@ run: NEEDS := $(if $(MODEL)$(wildcard $(DEFAULT_MODEL)),,pip)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run build dist test check bench doc fuzz model newcomer deployment agents peer gpu-bundle bootstrap
+.PHONY: help run build dist test check bench doc fuzz model newcomer deployment boundary turmoil agents peer gpu-bundle bootstrap
 
 # What needs no compiled llama.cpp comes first: a stray space must not cost a build.
 define CHECKS
@@ -45,18 +45,22 @@ run: build $(if $(MODEL),,model) ## Build Poncho, fetch the default model and se
 	@exec $(PONCHO) serve --model $(or $(MODEL),$(DEFAULT_MODEL)) $(ARGS)
 
 build: bootstrap ## Build the binaries poncho and poncho-bench (BACKEND=cuda, hip or vulkan: that device too)
+	$(STEP) 'console' scripts/console.sh build
 	$(STEP) 'build' cargo build -p poncho -p poncho-bench --release
-	$(if $(BACKEND),$(STEP) 'backend $(BACKEND)' scripts/build_backend.py $(BACKEND) --poncho $(PONCHO) --jobs $$(nproc))
+	$(if $(BACKEND),$(STEP) 'backend $(BACKEND)' scripts/gpu/build_backend.py $(BACKEND) --poncho $(PONCHO) --jobs $$(nproc))
 
 dist: build ## Pack the binaries into target/dist: an archive, a Debian package, a Python wheel; each is tried
 	$(STEP) 'packages' scripts/dist/archive.py
 
 test: bootstrap ## Everything that CI checks: format, lints, docs, all tests, a short fuzz run
+	$(STEP) 'console: types, lints, build' scripts/console.sh check
 	$(CHECKS)
 	$(STEP) 'default model' scripts/fetch_model.py
 	$(STEP) 'templates of llama.cpp' scripts/fetch_llama_cpp.py
+	$(STEP) 'object store of the tests' scripts/fetch_seaweedfs.py
 	$(STEP) 'tests' cargo nextest run --workspace --release
 	$(STEP) 'clients: SDKs, contract, soak' tests/clients/run.py
+	$(STEP) 'console in a browser' scripts/console.sh browser
 	$(STEP) 'examples in the documentation' cargo test --doc --workspace --release
 	$(STEP) 'schedules of the cache (shuttle)' cargo nextest run -p poncho-cache --features shuttle --release -E 'test(shuttle)'
 	$(STEP) 'fuzz, $(FUZZ_SECONDS) s each at most' env FUZZ_RUNS=20000 fuzz/run.sh $(FUZZ_SECONDS)
@@ -90,7 +94,14 @@ newcomer: ## Do what the README says, in a fresh clone with an empty home (takes
 deployment: build model ## Try packaging/ for real: nginx, caddy, systemd, a container (as root; says what to install)
 	$(STEP) 'deployment' scripts/try_deployment.py $(ARGS)
 
+boundary: build model ## Measure what the engine's own process costs, beside an engine in the server's process
+	$(STEP) 'boundary' scripts/measure_boundary.py
+
+turmoil: bootstrap ## End the engine 200 times at random moments under eight streams, and print how long they waited
+	$(STEP) 'turmoil' env PONCHO_TURMOIL=50 cargo nextest run --release -p poncho --no-capture -E 'test(turmoil)'
+
 agents: bootstrap ## Run real agents as docs/agents.md sets them up (nightly; installs 2 GB of clients)
+	$(STEP) 'build' cargo build -p poncho --release
 	$(STEP) 'stub server' cargo build -p poncho-server --examples --release
 	$(STEP) 'agents' tests/clients/agents.py $(ARGS)
 

@@ -10,10 +10,10 @@ import tarfile
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-sys.path.insert(0, str(ROOT / "scripts"))
+sys.path.insert(0, str(ROOT / "scripts/gpu"))
 from build_backend import sources  # noqa: E402
 
-SCRIPTS = ("scripts/build_backend.py", "scripts/gpu/run.py", "scripts/gpu/model.py", "scripts/gpu/serve.py")
+SCRIPTS = ("scripts/gpu/build_backend.py", "scripts/gpu/run.py", "scripts/gpu/model.py", "scripts/gpu/serve.py")
 # Backends that are not built there.
 LEFT_OUT = ("ggml-sycl", "ggml-opencl", "ggml-vulkan", "ggml-webgpu", "ggml-hexagon", "ggml-cann", "ggml-metal",
             "ggml-openvino", "ggml-virtgpu", "ggml-et", "ggml-zdnn", "ggml-zendnn", "ggml-rpc", "ggml-blas", "ggml-musa")

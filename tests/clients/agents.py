@@ -4,8 +4,9 @@
 # Called by `make agents`, which is not part of `make test`: it installs 2 GB of clients into .tools/agents. A client gets
 # the block of its section with the server's port in it, an empty home, and proxies that lead nowhere. Its server has a
 # model that says what a prompt has between `[say:` and `:say]`, so each prompt is a script: an answer, a second one that
-# must find the first prompt in the cache, and, for agents, a call of one of their tools. `agents.py codex aider` runs
-# some of them. It must never touch a folder of the user.
+# must find the first prompt in the cache, and, for agents, a call of one of their tools. Agents that `poncho launch` knows
+# run a second time through it, in a home with settings that lead nowhere: those must neither be used nor changed.
+# `agents.py codex aider` runs some of them. It must never touch a folder of the user.
 import json
 import os
 import pathlib
@@ -94,7 +95,7 @@ def call(name, **arguments):
 class Client:
     """A client: where its settings go, how it is asked, and which of its tools reads a file."""
 
-    def __init__(self, name, *, section=None, block=0, settings=None, command=None, variables=None, tool=None, stdin=False):
+    def __init__(self, name, *, section=None, block=0, settings=None, command=None, variables=None, tool=None, stdin=False, launch=None, program=None):
         self.name = name
         self.block = (section or name, block)
         self.settings = settings
@@ -102,6 +103,9 @@ class Client:
         self.variables = variables or {}
         self.tool = tool
         self.stdin = stdin
+        # The name for `poncho launch`, and the program that it looks for; the words of a command before its arguments.
+        self.launch = launch
+        self.program = program
 
     def prompts(self):
         """Each with what must come out."""
@@ -146,12 +150,16 @@ CLIENTS = [
     Client(
         "Claude Code",
         settings=".claude/settings.json",
+        launch="claude",
+        program=lambda: ("claude", script("@anthropic-ai/claude-code", "cli-wrapper.cjs")),
         command=lambda prompt, _: [*script("@anthropic-ai/claude-code", "cli-wrapper.cjs"), "-p", "--allowed-tools", "Bash", "--", prompt],
         tool=call("Bash", command="cat note.txt", description="Reads the note"),
     ),
     Client(
         "Codex",
         settings=".codex/config.toml",
+        launch="codex",
+        program=lambda: ("codex", script("@openai/codex", "bin/codex.js")),
         command=lambda prompt, _: [*script("@openai/codex", "bin/codex.js"), "exec", "--skip-git-repo-check", prompt],
         variables={"PONCHO_API_KEY": "any"},
         tool=call("exec_command", cmd="cat note.txt"),
@@ -159,6 +167,8 @@ CLIENTS = [
     Client(
         "opencode",
         settings=".config/opencode/opencode.json",
+        launch="opencode",
+        program=lambda: ("opencode", opencode()),
         # As an argument it would be put in quotes, and the script with it.
         command=lambda prompt, _: [*opencode(), "run"],
         stdin=True,
@@ -168,12 +178,16 @@ CLIENTS = [
     Client(
         "aider",
         settings=".aider.conf.yml",
+        launch="aider",
+        program=lambda: ("aider", [python_tools("aider") / "aider"]),
         command=lambda prompt, _: [python_tools("aider") / "aider", *QUIET_AIDER, "--message", prompt],
         variables={"LITELLM_LOCAL_MODEL_COST_MAP": "True"},
     ),
     Client(
         "Continue",
         settings=".continue/config.yaml",
+        launch="continue",
+        program=lambda: ("cn", script("@continuedev/cli", "dist/cn.js")),
         command=lambda prompt, _: [*script("@continuedev/cli", "dist/cn.js"), "-p", "--auto", prompt],
         variables={"CONTINUE_TELEMETRY_ENABLED": "0"},
         tool=call("Bash", command="cat note.txt"),
@@ -220,13 +234,33 @@ def ask(command, environ, folder, stdin):
         return f"no end after {PROMPT_SECONDS} s", out.decode(errors="replace")
 
 
-def problems(client, url, home, folder):
+def launched(client, command, url, home):
+    """The same command through `poncho launch`, which finds the program on PATH."""
+    name, words = client.program()
+    programs = home / "programs"
+    programs.mkdir(exist_ok=True)
+    shim = programs / name
+    shim.write_text("#!/bin/sh\nexec " + " ".join(f"'{word}'" for word in words) + ' "$@"\n')
+    shim.chmod(0o755)
+    binary = clients.TARGET / "poncho"
+    if not binary.is_file():
+        clients.fail("poncho is missing; run `make build`")
+    return [binary, "launch", client.launch, "--url", url, "--", *command[len(words):]]
+
+
+def problems(client, url, home, folder, way):
     """Everything that went wrong, and how much of the second prompt was found."""
     found, share = [], 0.0
     environ = environment(home, client.variables)
+    if way == "launch":
+        environ["PATH"] = f"{home / 'programs'}:{environ['PATH']}"
+        environ.pop("PONCHO_API_KEY", None)
     for number, (prompt, expected) in enumerate(client.prompts(), start=1):
         before = metrics(url, "poncho_prompt_tokens_total")
-        code, out = ask(client.command(prompt, home), environ, folder, prompt if client.stdin else "")
+        command = client.command(prompt, home)
+        if way == "launch":
+            command = launched(client, command, url, home)
+        code, out = ask(command, environ, folder, prompt if client.stdin else "")
         # A client may print its prompt, with the script in it.
         said = expected in out.replace(prompt, "").replace(f"[say:{expected}:say]", "")
         if code != 0 or not said:
@@ -249,7 +283,7 @@ def problems(client, url, home, folder):
     return found, share, sorted(called - {"/metrics"})
 
 
-def attempt(client):
+def attempt(client, way="guide"):
     with tempfile.TemporaryDirectory(prefix="poncho-agents-", ignore_cleanup_errors=True) as home:
         home = pathlib.Path(home)
         folder = home / "project"
@@ -261,8 +295,15 @@ def attempt(client):
             if client.settings:
                 target = home / client.settings
                 target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_text(guide_block(*client.block, home))
-            return problems(client, url, home, folder)
+                text = guide_block(*client.block, home)
+                if way == "launch":
+                    # Settings of the user that would lead nowhere.
+                    text = text.replace(url.removeprefix("http://"), NOWHERE.removeprefix("http://"))
+                target.write_text(text)
+            found, share, called = problems(client, url, home, folder, way)
+            if way == "launch" and target.read_text() != text:
+                found.append(f"{client.settings} was changed")
+            return found, share, called
 
 
 def main():
@@ -275,11 +316,13 @@ def main():
         print(f"agents: {client.name}", flush=True)
         # Installing is not timed.
         client.command("", pathlib.Path(tempfile.gettempdir())) if client.settings else python_tools("langchain")
-        start = time.monotonic()
-        found, share, called = attempt(client)
-        for problem in found:
-            print(f"agents: {client.name}: {problem}", flush=True)
-        rows.append((client.name, "FAILED" if found else "good", f"{share:.0%}", f"{time.monotonic() - start:.0f} s", " ".join(called)))
+        for way in ["guide", "launch"] if client.launch else ["guide"]:
+            name = client.name + (", launched" if way == "launch" else "")
+            start = time.monotonic()
+            found, share, called = attempt(client, way)
+            for problem in found:
+                print(f"agents: {name}: {problem}", flush=True)
+            rows.append((name, "FAILED" if found else "good", f"{share:.0%}", f"{time.monotonic() - start:.0f} s", " ".join(called)))
     head = ("client", "result", "found", "time", "calls")
     widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
     for row in [head, *rows]:

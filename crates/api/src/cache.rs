@@ -23,6 +23,35 @@ pub struct CacheReport {
     pub index_bytes: usize,
     /// What the watcher of memory pressure does.
     pub pressure: PressureReport,
+    /// The tier that several machines share, if there is one.
+    pub shared: Option<SharedTierReport>,
+}
+
+/// The shared tier.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct SharedTierReport {
+    /// Where its rows are, without credentials.
+    pub location: String,
+    /// Whether it is used now. A failing store is left alone for a while.
+    pub on: bool,
+    /// The last failure.
+    pub last_error: Option<String>,
+    /// Lookups that found a row.
+    pub found: u64,
+    /// Lookups that found none.
+    pub missed: u64,
+    /// Bytes fetched.
+    pub fetched_bytes: u64,
+    /// Calls that failed or came too late.
+    pub failures: u64,
+    /// Rows uploaded.
+    pub uploaded_rows: u64,
+    /// Bytes uploaded.
+    pub uploaded_bytes: u64,
+    /// Rows that were not uploaded: known already, no room in the queue, failed.
+    pub dropped_offers: u64,
+    /// Rows that wait for their upload.
+    pub queued_offers: u64,
 }
 
 /// A counter.
@@ -117,6 +146,17 @@ pub struct RowReport {
     pub last_used: u64,
     /// Why it was saved.
     pub reason: SaveReason,
+    /// Its first tokens, enough to recognise it; of rows that build on no other only.
+    pub first: Vec<u32>,
+}
+
+/// A prompt that was computed before, as it was looked up then.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PastLookup {
+    /// How many of its tokens were cached.
+    pub cached_tokens: usize,
+    /// When it was sent, unix seconds.
+    pub at: u64,
 }
 
 /// Why a prompt is found in the cache or not: what differs from the cached prompt that is most like it.

@@ -5,8 +5,10 @@
 use std::fmt;
 use std::time::Duration;
 
-use poncho_kinds::{HitKind, Key};
+use poncho_kinds::{HitKind, HitTier, Key};
 use serde::{Deserialize, Serialize};
+
+use crate::drafts::DraftReport;
 
 /// Why a request came to its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -52,6 +54,9 @@ pub struct Completion {
     pub finish_key: Option<Key>,
     /// How the prompt was found; a tiny overlap is `cold`.
     pub hit: HitKind,
+    /// Where it was found; absent if nothing was.
+    #[serde(default)]
+    pub hit_tier: Option<HitTier>,
     /// Prompt tokens from the cache.
     pub cached_tokens: usize,
     /// Prompt tokens that were computed. Fewer than the rest of the prompt if the request was cut short.
@@ -72,6 +77,8 @@ pub struct Completion {
     pub prompt_tokens: usize,
     /// Tokens of the reply.
     pub completion_tokens: usize,
+    /// What drafts did for it.
+    pub drafts: DraftReport,
     /// One entry for each generated token, if the request asked for it.
     pub logprobs: Vec<TokenLogprob>,
 }

@@ -184,6 +184,16 @@ pub enum EngineError {
     /// The request was in flight each time that the process that computes ended.
     #[error("the request ended the engine's process twice and is not tried again; change the prompt, and report this")]
     Poison,
+    /// The model ended the process that computes again and again.
+    #[error(
+        "the model {model} ended the engine's process again and again and is set aside for {seconds} s; use another model, or unload it and load it again"
+    )]
+    SetAside {
+        /// The model.
+        model: String,
+        /// How long it still rests.
+        seconds: u64,
+    },
     /// A part of a call is wrong, by the name that the caller gave it.
     #[error("{field}: {reason}")]
     Input {

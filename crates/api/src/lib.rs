@@ -17,6 +17,7 @@
 mod cache;
 mod chat;
 mod completion;
+mod drafts;
 mod error;
 mod ids;
 mod load;
@@ -29,11 +30,12 @@ mod tenant;
 mod turn;
 
 pub use cache::{
-    Around, CacheReport, Cause, CauseWords, Counter, Divergence, Explained, ExplainedRow, MessagePlace, PressureReport,
-    Resumption, RowPage, RowReport, TierHealth, TierReport,
+    Around, CacheReport, Cause, CauseWords, Counter, Divergence, Explained, ExplainedRow, MessagePlace, PastLookup,
+    PressureReport, Resumption, RowPage, RowReport, SharedTierReport, TierHealth, TierReport,
 };
 pub use chat::{ChatSettings, HygieneRule, Normalised, ReplayScope};
 pub use completion::{Completion, FinishReason, TokenLogprob, TokenProbability};
+pub use drafts::{DraftObstacle, DraftReport, DraftRule, Drafts};
 pub use error::{EngineError, Field, RequestError, range_text};
 pub use ids::random_id;
 pub use load::config::{Exactness, FingerprintSource, ModelConfig, PrefillChunk, RestoreRule};
@@ -44,13 +46,13 @@ pub use load::options::{
 };
 pub use load::prober::{ProbeWhen, Prober};
 pub use model::{
-    AdapterId, AdapterInfo, Capabilities, FillTokens, Footprint, LastHit, MemoryKind, ModelFile, ModelFiles, ModelInfo,
-    ModelLimits, ModelReport, Phase, RequestProgress, RequestReport, RequestStage, SessionInfo, SpecialText,
-    SpecialTokens, StatusReport, TokenizeMode, Verified,
+    AdapterId, AdapterInfo, Capabilities, DraftStatus, FillTokens, Footprint, LastHit, MemoryKind, ModelFile,
+    ModelFiles, ModelInfo, ModelLimits, ModelReport, Phase, RequestProgress, RequestReport, RequestStage, SessionInfo,
+    SpecialText, SpecialTokens, StatusReport, TokenizeMode, Verified,
 };
 pub use node::{LoadEvent, LoadModel, Loading, Node, NodeModel, ReplyStream};
-pub use poncho_kinds::{FileStamp, Gates, HitKind, Key, OwnerId, SaveReason, Tier, to_hex};
-pub use reply::{CallDelta, ChatOutput, ChatToolCall, Delta, Finish, Finished, ReplyEvent, Started};
+pub use poncho_kinds::{FileStamp, Gates, HitKind, HitTier, Key, OwnerId, SaveReason, Tier, to_hex};
+pub use reply::{CallDelta, ChatOutput, ChatToolCall, Delta, Finish, Finished, Progress, ReplyEvent, Started};
 pub use request::{
     Grammar, GrammarSource, MAX_SESSION_BYTES, MAX_STOP_BYTES, MAX_STOPS, MAX_TOP_LOGPROBS, Mode, Request, Resume,
     Sampling, Thinking, Trigger,

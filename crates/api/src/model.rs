@@ -9,6 +9,7 @@ use poncho_kinds::{HitKind, Key, OwnerId};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::drafts::DraftObstacle;
 use crate::request::Mode;
 use crate::signature::SigningKey;
 
@@ -145,6 +146,8 @@ pub struct ModelLimits {
     pub context: usize,
     /// Number of tokens in the vocabulary.
     pub vocab: u32,
+    /// Requests that can run at the same time.
+    pub sequences: usize,
     /// Whether the model was loaded so that `exact` can be kept.
     pub exact: bool,
 }
@@ -230,6 +233,25 @@ pub struct StatusReport {
     pub overhead_nanos: u64,
     /// Times that the worker was started.
     pub starts: u64,
+    /// What drafts did so far.
+    pub drafts: DraftStatus,
+}
+
+/// What drafts did so far, and why there are none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct DraftStatus {
+    /// Draft tokens that were computed.
+    pub drafted: u64,
+    /// Of these, the ones that became part of a reply.
+    pub accepted: u64,
+    /// Steps of requests that drew tokens: one for each request in a decode call.
+    pub steps: u64,
+    /// Tokens of stored conversations that drafts are found in.
+    pub index_tokens: u64,
+    /// Bytes that this index takes.
+    pub index_bytes: u64,
+    /// Why there are none; `None` where they are on.
+    pub off: Option<DraftObstacle>,
 }
 
 /// What happens to a request at the moment.
@@ -282,6 +304,8 @@ pub struct RequestReport {
     pub tenant: Option<OwnerId>,
     /// Its session.
     pub session: Option<String>,
+    /// The caller's number for it.
+    pub label: Option<u64>,
     /// Time since it was submitted.
     pub age: Duration,
     /// How far it is.

@@ -10,10 +10,10 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use futures_core::Stream;
-use poncho_kinds::{OwnerId, Tier};
+use poncho_kinds::{Key, OwnerId, Tier};
 use serde::{Deserialize, Serialize};
 
-use crate::cache::{CacheReport, Explained, RowPage};
+use crate::cache::{CacheReport, Explained, PastLookup, RowPage};
 use crate::chat::HygieneRule;
 use crate::error::EngineError;
 use crate::load::config::ModelConfig;
@@ -94,6 +94,10 @@ pub trait Node: Send + Sync {
     /// were freed.
     async fn evict_bytes(&self, owner: Option<OwnerId>, bytes: u64, tiers: &[Tier]) -> u64;
 
+    /// Drops one row that is not in use and that no other row builds on; of an owner, only what is its own alone. Returns
+    /// whether it was dropped.
+    async fn remove_row(&self, owner: Option<OwnerId>, key: Key) -> bool;
+
     /// Drops every row that is not in use. Returns the bytes that were freed.
     async fn clear_cache(&self) -> u64;
 
@@ -137,8 +141,9 @@ pub trait NodeModel: Send + Sync {
     /// A prompt as the model would read it. It may be longer than the context, up to a few times.
     async fn render(&self, prompt: Generate) -> Result<Rendered, EngineError>;
 
-    /// Why a prompt is found in the cache or not. With several tenants, only the caller's own rows count.
-    async fn explain(&self, prompt: Generate) -> Result<Explained, EngineError>;
+    /// Why a prompt is found in the cache or not. With several tenants, only the caller's own rows count. With `past`, why
+    /// it was found or not when it was computed: rows that were saved since do not count.
+    async fn explain(&self, prompt: Generate, past: Option<PastLookup>) -> Result<Explained, EngineError>;
 
     /// The tokens of a text, which may be longer than the context, up to a few times.
     async fn tokenize(&self, text: String, mode: TokenizeMode) -> Result<Vec<u32>, EngineError>;

@@ -122,12 +122,25 @@ pub struct Started {
     pub cached_tokens: usize,
 }
 
+/// How far a prompt is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Progress {
+    /// Tokens of the prompt.
+    pub prompt: usize,
+    /// Prompt tokens from the cache.
+    pub cached_tokens: usize,
+    /// Prompt tokens that need no more work: cached or computed.
+    pub processed_tokens: usize,
+}
+
 /// One event of a reply. The last one is `Done`, `Cancelled` or `Failed`, and there is exactly
 /// one of them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum ReplyEvent {
     /// The request is being worked on; comes first, or not at all.
     Started(Started),
+    /// More of the prompt was computed, and some is left. Only for replies in pieces.
+    Progress(Progress),
     /// Tokens were drawn.
     Delta(Delta),
     /// It ended.

@@ -7,6 +7,7 @@
 use poncho_kinds::Key;
 use serde::{Deserialize, Serialize};
 
+use crate::drafts::Drafts;
 use crate::error::{Field, RequestError};
 use crate::load::markers::ThinkingMarkers;
 use crate::model::ModelLimits;
@@ -184,6 +185,8 @@ pub struct Request {
     pub thinking_markers: Option<ThinkingMarkers>,
     /// The reply must be byte-identical to that of a cold, idle server.
     pub exact: bool,
+    /// Which tokens the reply may be guessed from, at most what the model offers.
+    pub drafts: Drafts,
     /// Token offsets at which messages end: good places to save. Only advice.
     pub boundary_hints: Vec<usize>,
     /// Go on when the model says that it is done.
@@ -196,6 +199,8 @@ pub struct Request {
     pub raw_text: bool,
     /// The beginning of the reply, where it was generated before. With `Mode::Complete` only.
     pub resume: Option<Resume>,
+    /// The caller's number for the request. Reports about it repeat the number; nothing else depends on it.
+    pub label: Option<u64>,
 }
 
 impl Request {

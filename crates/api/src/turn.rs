@@ -146,6 +146,8 @@ pub struct ChatTurn {
     pub needs_thinking: bool,
     /// Leave the oldest turns out until the conversation fits.
     pub drops_oldest: bool,
+    /// Numbers of messages after which the client marked the prompt as worth keeping. Only advice.
+    pub marked: Vec<usize>,
 }
 
 impl ChatTurn {

@@ -4,6 +4,7 @@
 //! ends the threads. No method may hold a lock while it waits for a disk.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::config::{CacheConfig, CheckedConfig};
@@ -11,23 +12,27 @@ use crate::error::CacheError;
 use crate::format::RowMeta;
 use crate::identity::key::{Key, Namespace};
 use crate::identity::owner::OwnerId;
+use crate::index::journal::Changes;
 use crate::index::rows::Row;
 use crate::index::{Cut, Index, Needs};
-use crate::inspect::explain::{self, Explanation, LendIndex, Scope};
+use crate::inspect::explain::{self, Explanation, LendIndex, Scope, Then};
 use crate::inspect::sketch::Sketches;
 use crate::kinds::{PartKind, Tier};
 use crate::policy::Policy;
 use crate::pressure::watcher::PressureWatcher;
+use crate::remote::{Chain, NO_TENANT, RemoteTier};
 use crate::stats::{CounterSnapshot, Counters};
 use crate::store::compact::{Compaction, Compactor};
 use crate::store::evict::Evictor;
 use crate::store::lease::SaveBase;
+use crate::store::lookup::export::ExportError;
 use crate::store::lookup::{Lookup, RestorePlan};
 use crate::store::pinned_row::RowReader;
 use crate::store::publish::Publisher;
 use crate::store::queue::WriteQueue;
 use crate::store::recover::recover;
 use crate::store::removal::Remover;
+use crate::store::save::import::{ImportError, ImportRequest, Imported, Importer, JoinParts};
 use crate::store::save::{SaveOutcome, SaveRequest, Saved, Saver};
 use crate::store::shared_index::SharedIndex;
 use crate::store::tier::{FileTier, FileTiers, Readable, TierHealth};
@@ -48,6 +53,7 @@ pub struct Cache {
     pressure: PressureWatcher,
     /// Made by explanations, for the next one.
     sketches: Sketches,
+    removals: Arc<AtomicU64>,
 }
 
 /// What the index knows of a row.
@@ -69,6 +75,17 @@ pub struct RowInfo {
     pub parts: Vec<PartKind>,
     /// The owners that sent all of its tokens, as far as they are remembered.
     pub owners: Vec<OwnerId>,
+}
+
+/// The tokens of a row, and who has sent all of them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredPrompt {
+    /// What the state depends on besides the tokens.
+    pub namespace: Namespace,
+    /// The owners that sent all of the tokens, as far as they are remembered.
+    pub owners: Vec<OwnerId>,
+    /// All tokens, from the first.
+    pub tokens: Vec<u32>,
 }
 
 impl RowInfo {
@@ -111,6 +128,7 @@ impl Cache {
             let evict = Box::new(move |bytes, tiers: &[Tier]| evictor.evict_bytes(bytes, tiers, None));
             PressureWatcher::start(settings.pressure.clone(), evict)?
         };
+        let removals = Arc::clone(index.lock().journal.removals());
         let clock = || Arc::clone(&settings.clock);
         let queue = Arc::new(WriteQueue::new(settings.queue));
         let writer = Writer {
@@ -127,6 +145,7 @@ impl Cache {
             evictor,
             writers: WriterPool::start(writer, settings.writers, settings.drain_limit),
             pressure,
+            removals,
             index,
             tiers,
             counters,
@@ -139,6 +158,12 @@ impl Cache {
     #[must_use]
     pub fn lookup(&self, namespace: &Namespace, tokens: &[u32], needs: Needs) -> Option<RestorePlan> {
         self.lookup.longest(namespace, tokens, needs)
+    }
+
+    /// How many leading tokens a model with these needs could resume from. Holds nothing and counts as nothing.
+    #[must_use]
+    pub fn reach(&self, namespace: &Namespace, tokens: &[u32], needs: Needs) -> usize {
+        self.index.lock().find(namespace, tokens, needs).map_or(0, |found| found.reach as usize)
     }
 
     /// The row `key`, if all its tokens begin `tokens`. Waits up to `wait` for it to be saved.
@@ -197,6 +222,33 @@ impl Cache {
     #[must_use]
     pub fn chain_of(&self, key: &Key) -> Option<RestorePlan> {
         self.lookup.chain_of(key)
+    }
+
+    /// A row with everything it builds on, in canonical form. Reads files.
+    ///
+    /// # Errors
+    /// The row or a part of its chain is gone, cannot be read, or was not sent by this owner.
+    pub fn export(&self, key: &Key, owner: OwnerId) -> Result<Chain, ExportError> {
+        self.lookup.export(key, owner)
+    }
+
+    /// Publishes a fetched chain as rows of this cache, owned by the one who asked for it. With `join`, a chain that would
+    /// have to be mixed with local rows becomes one row.
+    ///
+    /// # Errors
+    /// The chain fails a check, or the cache cannot take it.
+    pub fn import(
+        &self,
+        chain: &Chain,
+        request: ImportRequest<'_>,
+        join: Option<JoinParts<'_>>,
+    ) -> Result<Imported, ImportError> {
+        let importer = Importer { lookup: &self.lookup, saver: &self.saver, remove: &|key| self.remove(key) };
+        let imported = importer.import(chain, request, join)?;
+        if let Some(tokens) = request.prompt.get(..imported.tokens as usize).filter(|_| request.owner != NO_TENANT) {
+            self.claim(request.namespace, tokens, request.owner);
+        }
+        Ok(imported)
     }
 
     /// Shortens the chain of a row. The row keeps its name and is there all the time; the compaction is dropped if the row
@@ -270,6 +322,39 @@ impl Cache {
         index.by_key(key).map(|id| index.tokens_of(id))
     }
 
+    /// A row as readers of the journal keep it. `None` if it has left.
+    #[must_use]
+    pub fn prompt_of(&self, key: &Key) -> Option<StoredPrompt> {
+        let index = self.index.lock();
+        let id = index.by_key(key)?;
+        let row = index.row(id);
+        Some(StoredPrompt { namespace: row.meta.namespace, owners: row.owners.clone(), tokens: index.tokens_of(id) })
+    }
+
+    /// The rows of a namespace, the oldest first.
+    #[must_use]
+    pub fn keys_of(&self, namespace: &Namespace) -> Vec<Key> {
+        let index = self.index.lock();
+        let own = index.rows().filter(|row| row.meta.namespace == *namespace);
+        let mut rows: Vec<_> = own.map(|row| (row.meta.created, row.meta.token_count, row.key)).collect();
+        drop(index);
+        rows.sort_unstable();
+        rows.into_iter().map(|(_, _, key)| key).collect()
+    }
+
+    /// Which rows appeared, got an owner or left since a point; 0 for the start.
+    #[must_use]
+    pub fn changes_since(&self, point: u64) -> Changes {
+        self.index.lock().journal.since(point)
+    }
+
+    /// Rows that were removed since the cache was opened. Takes no lock, so a reader can compare it before each use of
+    /// what it has copied.
+    #[must_use]
+    pub fn removals(&self) -> u64 {
+        self.removals.load(Ordering::Acquire)
+    }
+
     /// How many rows there are.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -286,13 +371,29 @@ impl Cache {
     /// Takes milliseconds to seconds the first time: stored prompts are read in the index.
     #[must_use]
     pub fn explain(&self, namespace: &Namespace, tokens: &[u32], cut: Cut) -> Explanation {
-        explain::explain(&*self.index, &self.sketches, Scope { namespace, owner: None }, tokens, cut)
+        explain::explain(&*self.index, &self.sketches, Scope { namespace, owner: None, then: None }, tokens, cut)
     }
 
     /// The same for one owner: rows of others are as if they were not there.
     #[must_use]
     pub fn explain_for(&self, owner: OwnerId, namespace: &Namespace, tokens: &[u32], cut: Cut) -> Explanation {
-        explain::explain(&*self.index, &self.sketches, Scope { namespace, owner: Some(owner) }, tokens, cut)
+        let scope = Scope { namespace, owner: Some(owner), then: None };
+        explain::explain(&*self.index, &self.sketches, scope, tokens, cut)
+    }
+
+    /// The same for tokens that were looked up and computed before: rows that were saved since do not count.
+    #[must_use]
+    pub fn explain_past(
+        &self,
+        owner: Option<OwnerId>,
+        namespace: &Namespace,
+        tokens: &[u32],
+        cut: Cut,
+        then: Then,
+    ) -> Explanation {
+        // Nothing was missing: all rows count.
+        let then = Some(then).filter(|then| then.found.saturating_add(1) < tokens.len());
+        explain::explain(&*self.index, &self.sketches, Scope { namespace, owner, then }, tokens, cut)
     }
 
     /// Drops every row that nothing holds. Returns the bytes freed.
@@ -374,6 +475,12 @@ impl Cache {
     #[must_use]
     pub fn health(&self) -> Vec<TierHealth> {
         self.tiers.all().iter().map(FileTier::health).collect()
+    }
+
+    /// The tier that other machines share, if there is one.
+    #[must_use]
+    pub fn remote(&self) -> Option<&Arc<dyn RemoteTier>> {
+        self.config().remote.as_ref()
     }
 
     /// The checked save gates.

@@ -16,6 +16,7 @@ use crate::io::fs::{Fs, StdFs};
 use crate::kinds::Tier;
 use crate::policy::{Gates, Policy};
 use crate::pressure::config::PressureConfig;
+use crate::remote::RemoteTier;
 
 /// A tier of files.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,6 +58,8 @@ pub struct CacheConfig {
     pub clock: Arc<dyn Clock>,
     /// Notified at each publish stage.
     pub observer: Option<Arc<dyn StageObserver>>,
+    /// The tier that other machines share. The cache itself never calls it: the engine does.
+    pub remote: Option<Arc<dyn RemoteTier>>,
     /// The process that an error names to another user of the folder: this one, or the one that it works for.
     pub process: u32,
 }
@@ -82,6 +85,7 @@ impl Default for CacheConfig {
             fs: Arc::new(StdFs),
             clock: Arc::new(SystemClock::default()),
             observer: None,
+            remote: None,
             process: std::process::id(),
         }
     }

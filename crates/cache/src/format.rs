@@ -5,6 +5,7 @@
 //! `docs/format.md` holds the byte table. It does no input or output, never trusts a length before it is
 //! checked against the bytes that are there, and never panics on any bytes.
 
+mod canonical;
 mod crc;
 mod decode;
 mod encode;
@@ -18,6 +19,7 @@ mod reader;
 mod row_meta;
 mod tlv;
 
+pub(crate) use canonical::canonical_prefix;
 pub use crc::{Crc32c, crc32c, crc32c_combine};
 pub use decode::{decode_prefix, prefix_length};
 #[cfg(any(test, feature = "testing"))]

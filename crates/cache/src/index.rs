@@ -4,6 +4,7 @@
 
 pub(crate) mod chain;
 pub(crate) mod eviction;
+pub(crate) mod journal;
 mod ledger;
 pub(crate) mod owned;
 pub(crate) mod reservation;

@@ -49,13 +49,15 @@ mod identity;
 mod index;
 mod inspect;
 mod io;
-mod kinds;
 mod policy;
 mod pressure;
+mod remote;
 mod stats;
 mod store;
 
-pub use cache::{Cache, RowInfo};
+use poncho_kinds as kinds;
+
+pub use cache::{Cache, RowInfo, StoredPrompt};
 pub use config::{CacheConfig, FileTierConfig, Stage, StageObserver};
 pub use error::{BadSave, CacheError};
 pub use folder::privacy::{Closed, OpenToOthers, close_cache_folder, open_to_others};
@@ -73,10 +75,11 @@ pub use identity::fingerprint::{
 };
 pub use identity::key::{Key, KeyHasher, Namespace, to_hex};
 pub use identity::owner::OwnerId;
+pub use index::journal::Changes;
 pub use index::rows::PayloadPart;
 pub use index::{Cut, Needs};
 pub use inspect::alignment::{Alignment, Gap, Run};
-pub use inspect::explain::{ExplainedRow, Explanation, Parting, Similar, Verdict};
+pub use inspect::explain::{ExplainedRow, Explanation, Parting, Similar, Then, Verdict};
 pub use inspect::folder_index::{Eviction, FolderIndex};
 pub use inspect::listing::{Finding, FolderReport, RowFile, inspect_file, inspect_folder};
 #[cfg(any(test, feature = "testing"))]
@@ -89,7 +92,7 @@ pub use io::files::{
 pub use io::fs::{Entry, Fs, NewFile, ReadFile, StdFs};
 #[cfg(any(test, feature = "testing"))]
 pub use io::testing;
-pub use kinds::{FingerprintMode, HitKind, PartKind, SaveReason, Tier};
+pub use kinds::{FingerprintMode, HitKind, HitTier, PartKind, SaveReason, Tier};
 pub use policy::{GateError, Gates, Policy};
 pub use poncho_gguf::QuantType;
 pub use poncho_gguf::file::FileStamp;
@@ -98,10 +101,16 @@ pub use pressure::sources::{
     NoopSource, PressureError, PressureSample, PressureSource, PressureSourceKind, SystemSource,
 };
 pub use pressure::watcher::{EvictBytes, PressureAction, PressureReport, PressureWatcher};
+pub use remote::{
+    Cancellation, CanonicalRow, Chain, Export, NO_TENANT, Offer, OfferReason, Patience, RemoteError, RemoteQuery,
+    RemoteRates, RemoteRow, RemoteStatus, RemoteTier,
+};
 pub use stats::{CounterSnapshot, Counters};
 pub use store::compact::Compaction;
 pub use store::lease::SaveBase;
 pub use store::lookup::RestorePlan;
+pub use store::lookup::export::ExportError;
 pub use store::pinned_row::{PinnedRow, Unusable};
+pub use store::save::import::{ImportError, ImportRequest, Imported, JoinParts};
 pub use store::save::{DropReason, SaveOutcome, SaveRequest, Saved};
 pub use store::tier::{Readable, TierHealth};

@@ -696,6 +696,30 @@ fn the_most_similar_prompt_is_found_whatever_changed_in_front_of_it() {
     assert_eq!(similar(&longer(prompt, 98, 50)), Some((keys[16], 300, 300)), "grown");
 }
 
+/// A prompt that has run is stored to its end; its own row would explain every miss away.
+#[test]
+fn a_past_lookup_is_explained_without_the_rows_that_came_after_it() {
+    let cache = Cache::open(on_memory(&MemoryFs::new(), 1 << 30)).unwrap();
+    let before = conversation(1, 300);
+    let mut asked = before.clone();
+    asked[50] = 1;
+    let stored = save(&cache, namespace(1), &before).key;
+    for later in [&asked[..290], &longer(&asked, 5, 20)] {
+        save(&cache, namespace(1), later);
+    }
+    cache.flush();
+    assert_eq!(cache.explain(&namespace(1), &asked, Cut::AnyToken).verdict, Verdict::Stored);
+    let past = |found, at| {
+        let found = cache.explain_past(None, &namespace(1), &asked, Cut::AnyToken, poncho_cache::Then { found, at });
+        let similar = found.similar.map(|similar| (similar.row.key, similar.alignment.prefix));
+        (found.common, found.usable, similar)
+    };
+    assert_eq!(past(50, u64::MAX), (50, 50, Some((stored, 50))));
+    assert_eq!(past(0, 0), (0, 0, None), "no row was there then");
+    // What was found to its end needs no other row.
+    assert_eq!(past(asked.len() - 1, u64::MAX), (asked.len(), asked.len(), None));
+}
+
 /// Everyday use 7, Hardening 6: what is similar is found among the caller's own rows.
 #[test]
 fn a_similar_prompt_of_another_owner_is_not_found() {

@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 use clap::{CommandFactory, Parser, Subcommand};
 use poncho_engine::backend::llama::{LLAMA_VERSION, backends};
 
+use crate::commands::agents::launch::args::LaunchArgs;
 use crate::commands::cache::args::CacheArgs;
 use crate::commands::machine::bench::BenchArgs;
 use crate::commands::machine::config::ConfigArgs;
@@ -18,6 +19,7 @@ use crate::commands::run::args::RunArgs;
 use crate::commands::running::ps::PsArgs;
 use crate::commands::running::stop::StopArgs;
 use crate::commands::running::top::args::TopArgs;
+use crate::commands::serve::node::NodeCommand;
 use crate::commands::texts::embed::EmbedArgs;
 use crate::commands::texts::explain::ExplainArgs;
 use crate::commands::texts::tokenize::TokenizeArgs;
@@ -48,6 +50,14 @@ pub(crate) enum Command {
         Settings may also come from environment variables and a file; `poncho config` prints the effective ones."
     )]
     Serve(ServeArgs),
+    /// Compute for servers on other machines: an engine with its cache, without HTTP
+    #[command(args_conflicts_with_subcommands = true)]
+    #[command(after_help = "Examples:\n  poncho node cert gpu-1.example front\n  \
+        poncho node --listen gpu-1.example:7070 --model model.gguf \\\n    \
+        --node-cert gpu-1.example.pem --node-key gpu-1.example-key.pem --node-ca ca.pem\n  \
+        poncho serve --node gpu-1.example:7070 --node-cert front.pem --node-key front-key.pem --node-ca ca.pem\n\n\
+        Settings are those of `poncho serve`; those of HTTP have no effect.")]
+    Node(NodeCommand),
     /// Lend the devices of this machine to a Poncho on another one
     #[command(
         after_help = "Examples:\n  poncho rpc-worker\n  poncho serve --model model.gguf --rpc 127.0.0.1:50052\n\n\
@@ -80,6 +90,11 @@ pub(crate) enum Command {
         git diff | poncho run model.gguf 'Describe this change:' -\n  \
         poncho run --format json model.gguf 'Name three colours as JSON'\n  poncho run --url http://127.0.0.1:8080")]
     Run(Box<RunArgs>),
+    /// Run a coding agent with a model of this machine: its address, model and context are set, and no file is changed
+    #[command(after_help = "Examples:\n  poncho launch\n  poncho launch claude\n  \
+        poncho launch codex --model qwen3:8b -- exec 'explain this project'\n  poncho launch aider --print\n\n\
+        A server that runs is used; otherwise one is started for the agent and ended with it.")]
+    Launch(Box<LaunchArgs>),
     /// List the models that a running server has loaded
     #[command(after_help = "Examples:\n  poncho ps\n  poncho ps --json | jq '.[].name'")]
     Ps(PsArgs),

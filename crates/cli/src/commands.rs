@@ -2,6 +2,7 @@
 //!
 //! A command prints data to that writer and everything else to standard error. It must never end the process.
 
+pub(crate) mod agents;
 pub(crate) mod cache;
 pub(crate) mod machine;
 pub(crate) mod models;

@@ -19,6 +19,7 @@ use clap::FromArgMatches;
 use poncho_terminal::{Outcome, exit_code, print_error};
 
 use crate::args::{Args, Command};
+use crate::commands::agents::launch;
 use crate::commands::machine::{bench, config, doctor, manual};
 use crate::commands::running::{ps, stop, top};
 use crate::commands::texts::{embed, explain, tokenize};
@@ -81,8 +82,9 @@ fn run(args: &Args, resolved: Option<&Resolved>) -> anyhow::Result<Outcome> {
             if let Some(resolved) = resolved.filter(|resolved| is_server && !resolved.strange.is_empty()) {
                 tracing::warn!("variables without effect: {}", resolved.strange.join("; "));
             }
-            serve::run(args, &mut out)?
+            serve::run(args, resolved, &mut out)?
         }
+        Command::Node(args) => serve::node::run(args, &mut out)?,
         Command::RpcWorker(args) => rpc_worker::run(args, &mut out)?,
         Command::Cache(args) => cache::run(args, &mut out)?,
         Command::Bench(args) => bench::run(args)?,
@@ -91,6 +93,7 @@ fn run(args: &Args, resolved: Option<&Resolved>) -> anyhow::Result<Outcome> {
         Command::Completions(args) => manual::completions(args, args::command(), &mut out)?,
         Command::Man(args) => manual::man(args, args::command(), &mut out)?,
         Command::Run(args) => chat::run(args, &mut out)?,
+        Command::Launch(args) => launch::run(args, &mut out)?,
         Command::Ps(args) => ps::run(args, &mut out)?,
         Command::Stop(args) => stop::run(args, &mut out)?,
         Command::Embed(args) => embed::run(args, &mut out)?,

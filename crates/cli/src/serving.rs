@@ -14,5 +14,6 @@ pub(crate) mod names;
 pub(crate) mod port;
 pub(crate) mod probing;
 pub(crate) mod shape;
+pub(crate) mod shared_tier;
 pub(crate) mod templates;
 pub(crate) mod tiers;

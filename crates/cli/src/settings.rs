@@ -15,8 +15,10 @@ pub(crate) mod layers;
 pub(crate) mod limit_args;
 pub(crate) mod logging;
 pub(crate) mod models_folder;
+pub(crate) mod node_args;
 mod origin;
 pub(crate) mod reference;
+pub(crate) mod shared_args;
 pub(crate) mod user_folder;
 
 use clap::{Arg, Args, Command};
@@ -55,18 +57,20 @@ pub(crate) enum Kind {
 pub(crate) enum Group {
     Models,
     Network,
+    Nodes,
     Cache,
     Computing,
     Logs,
 }
 
 impl Group {
-    const ALL: [Self; 5] = [Self::Models, Self::Network, Self::Cache, Self::Computing, Self::Logs];
+    const ALL: [Self; 6] = [Self::Models, Self::Network, Self::Nodes, Self::Cache, Self::Computing, Self::Logs];
 
     const fn title(self) -> &'static str {
         match self {
             Self::Models => "Models",
             Self::Network => "Network and keys",
+            Self::Nodes => "Nodes on other machines",
             Self::Cache => "Cache",
             Self::Computing => "Computing",
             Self::Logs => "Logs and traces",
@@ -120,6 +124,7 @@ pub(crate) const SETTINGS: &[Setting] = &[
     Setting::new("memory", Kind::Quantity, Group::Models),
     Setting::new("probe_models", Kind::Text, Group::Models),
     Setting::new("in_process", Kind::Switch, Group::Models),
+    Setting::new("crash_limit", Kind::Number, Group::Models),
     Setting::new("keep_alive", Kind::Quantity, Group::Models),
     Setting::new("alias", Kind::Pairs, Group::Models),
     Setting::new("client_templates", Kind::Switch, Group::Models),
@@ -142,6 +147,10 @@ pub(crate) const SETTINGS: &[Setting] = &[
     Setting::new("write_timeout", Kind::Quantity, Group::Network),
     Setting::new("max_upload", Kind::Quantity, Group::Network),
     Setting::new("upload_timeout", Kind::Quantity, Group::Network),
+    Setting::new("node", Kind::List, Group::Nodes),
+    Setting::new("node_cert", Kind::Path, Group::Nodes),
+    Setting::new("node_key", Kind::Path, Group::Nodes),
+    Setting::new("node_ca", Kind::Path, Group::Nodes),
     Setting::new("cache_dir", Kind::Path, Group::Cache),
     Setting::new("cache_size", Kind::Quantity, Group::Cache),
     Setting::new("cache_ram", Kind::Quantity, Group::Cache),
@@ -150,8 +159,13 @@ pub(crate) const SETTINGS: &[Setting] = &[
     Setting::new("ram_file_dir", Kind::Path, Group::Cache),
     Setting::new("ram_file_size", Kind::Quantity, Group::Cache),
     Setting::new("pressure", Kind::Text, Group::Cache),
+    Setting::new("shared", Kind::Text, Group::Cache),
+    Setting::new("shared_quota", Kind::Quantity, Group::Cache),
+    Setting::new("shared_bandwidth", Kind::Quantity, Group::Cache),
+    Setting::new("shared_key_file", Kind::Path, Group::Cache),
     Setting::new("drain_limit", Kind::Quantity, Group::Cache),
     Setting::new("exact", Kind::Text, Group::Cache),
+    Setting::new("drafts", Kind::Text, Group::Cache),
     Setting::new("replay", Kind::Text, Group::Cache),
     Setting::new("no_hygiene", Kind::Switch, Group::Cache),
     Setting::new("ctx_size", Kind::Number, Group::Computing),
@@ -186,11 +200,12 @@ pub(crate) const SETTINGS: &[Setting] = &[
     Setting::new("log_level", Kind::Text, Group::Logs).variable_named("PONCHO_LOG"),
     Setting::new("log_format", Kind::Text, Group::Logs),
     Setting::new("quiet", Kind::Switch, Group::Logs),
+    Setting::new("console_requests", Kind::Number, Group::Logs),
     Setting::new("otlp_endpoint", Kind::Text, Group::Logs).variable_named("OTEL_EXPORTER_OTLP_ENDPOINT"),
 ];
 
 /// The commands that take every setting.
-const COMMANDS: [&str; 3] = ["serve", "config", "doctor"];
+const COMMANDS: [&str; 4] = ["serve", "node", "config", "doctor"];
 
 /// The flag that names the settings file; it is not a setting itself.
 const FILE_FLAG: &str = "config";
@@ -214,6 +229,8 @@ pub(crate) fn with_settings(command: Command) -> Command {
         .value_parser(clap::value_parser!(std::path::PathBuf))
         .help("Read settings from this file [env: PONCHO_CONFIG] [default: ~/.config/poncho/poncho.toml if it exists]");
     let command = command.mut_subcommand("serve", |serve| serve.mut_args(with_variable).arg(file.clone()));
+    let command =
+        command.mut_subcommand("node", |node| node.mut_args(with_variable).mut_args(without_http).arg(file.clone()));
     ["config", "doctor"].into_iter().fold(command, |command, name| {
         command.mut_subcommand(name, |sub| {
             let shared = ServeArgs::augment_args(Command::new(name)).mut_args(with_variable);
@@ -221,6 +238,14 @@ pub(crate) fn with_settings(command: Command) -> Command {
             sub.arg(file.clone()).args(shared.collect::<Vec<_>>())
         })
     })
+}
+
+/// A node takes the settings of `serve`, so that both can share a file; those without effect are not in its help.
+fn without_http(flag: Arg) -> Arg {
+    let is_used = ["shutdown_grace", "queue_limit", "signing_key"].contains(&flag.get_id().as_str());
+    let is_http = find(flag.get_id().as_str()).is_some_and(|setting| setting.group == Group::Network);
+    let is_front = ["node", "keep_alive", "alias", "client_templates", "quiet"].contains(&flag.get_id().as_str());
+    if (is_http && !is_used) || is_front { flag.hide(true) } else { flag }
 }
 
 /// The flag with its variable in its help.

@@ -101,7 +101,9 @@ fn answer(mut stream: TcpStream, shared: &Shared) {
     }
     let whole = match path.as_str() {
         "/v1/chat/completions" => return reply(stream, reader, shared),
-        "/v1/models" => Some(json!({"object": "list", "data": [{"id": "fake", "owned_by": "poncho"}]})),
+        "/v1/models" => Some(json!({"object": "list", "data": [{
+            "id": "fake", "owned_by": "poncho", "context_length": 32768, "capabilities": ["completion", "tools"]
+        }]})),
         "/api/models/unload" => Some(json!({"status": "unloaded"})),
         _ => None,
     };

@@ -2,6 +2,8 @@
 //! it prints, how it exits and what it leaves in the folder.
 
 #[cfg(test)]
+mod agents;
+#[cfg(test)]
 mod commands;
 #[cfg(test)]
 mod documents;

@@ -98,6 +98,18 @@ impl Client {
         &self.authority
     }
 
+    /// The address, as clients of other programs take it.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("http://{}{}", self.authority, self.prefix)
+    }
+
+    /// The key that it sends.
+    #[must_use]
+    pub fn key(&self) -> Option<&str> {
+        self.key.as_deref()
+    }
+
     async fn call_if_known(&self, method: Method, path: &str, body: Vec<u8>) -> anyhow::Result<Option<Value>> {
         let response = self.send(method, path, body).await?;
         if matches!(response.status(), StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED) {

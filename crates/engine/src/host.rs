@@ -18,9 +18,10 @@ use std::task::{Context, Poll};
 use async_trait::async_trait;
 use futures_core::Stream;
 use poncho_api::{
-    CacheReport, ChatSettings, Footprint, HygieneRule, LoadEvent, LoadModel, Loading, ModelFile, Node, NodeModel,
+    CacheReport, ChatSettings, Footprint, HygieneRule, Key, LoadEvent, LoadModel, Loading, ModelFile, Node, NodeModel,
     OwnerId, RowPage, Tier,
 };
+use poncho_cache::RowInfo;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use crate::chat::kept::KeptTurns;
@@ -128,6 +129,14 @@ impl Node for Host {
         self.on_cache("evicted rows", 0, move |cache| match owner {
             Some(owner) => cache.evict_bytes_of(owner, bytes, &tiers),
             None => cache.evict_bytes(bytes, &tiers),
+        })
+        .await
+    }
+
+    async fn remove_row(&self, owner: Option<OwnerId>, key: Key) -> bool {
+        self.on_cache("removed a row", false, move |cache| {
+            let is_free = |row: RowInfo| owner.is_none_or(|owner| row.owners == [owner]);
+            cache.row(&key).is_some_and(is_free) && cache.remove(&key)
         })
         .await
     }

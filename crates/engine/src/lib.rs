@@ -69,6 +69,7 @@ pub mod error {
 pub mod calls;
 mod chat;
 mod config;
+pub mod draft;
 pub mod files;
 mod host;
 mod model;
@@ -92,8 +93,8 @@ pub use files::probe::{ProbeWhen, Prober};
 pub use host::{Engine, Host};
 pub use model::Model;
 pub use poncho_api::{
-    ChatSettings, Footprint, HygieneRule, LoadModel, ReplayScope, RequestProgress, RequestReport, RequestStage,
-    SigningKey,
+    ChatSettings, DraftObstacle, DraftReport, DraftRule, DraftStatus, Drafts, Footprint, HygieneRule, LoadModel,
+    ReplayScope, RequestProgress, RequestReport, RequestStage, SigningKey,
 };
 pub use shared::adapters::{AdapterId, AdapterInfo};
 pub use shared::embedding::Embedding;

@@ -9,15 +9,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
-use poncho_api::{ModelReport, RequestReport};
+use poncho_api::{Drafts, ModelReport, RequestReport};
 use poncho_cache::{Cache, FileStamp, Key, Namespace, QuantType};
 use sha2::{Digest, Sha256};
 use tokio::sync::oneshot;
 
 use crate::backend::grammar::schema;
 use crate::backend::{
-    Backend, ChatError, ChatPrompt, ChatRequest, Grammar as CompiledGrammar, GrammarOptions, GrammarTrigger, ModelInfo,
-    SpecialText, TokenizeError, TokenizeMode,
+    Backend, ChatError, ChatPrompt, ChatRequest, Grammar as CompiledGrammar, GrammarOptions, GrammarTrigger,
+    MemoryKind, ModelInfo, SpecialText, TokenizeError, TokenizeMode,
 };
 use crate::calls::event::Completion;
 use crate::calls::open_request::OpenRequest;
@@ -25,6 +25,7 @@ use crate::calls::request::{Grammar, GrammarSource, Mode, ModelLimits, Request, 
 use crate::calls::stream::{Stream, Streams};
 use crate::calls::tenant::{Tenant, TenantNamespace as _};
 use crate::config::{Checked as _, Exactness, ModelConfig};
+use crate::draft::library::Library;
 use crate::error::EngineError;
 use crate::files::file_watch::FileWatch;
 use crate::files::footprint::EmbeddingCost;
@@ -111,8 +112,14 @@ impl Model {
         let probe = model.info();
         // The worker creates the context; what one request may use is known from the settings.
         let context = if config.context.n_ctx == 0 { probe.n_ctx_train } else { config.context.n_ctx } as usize;
-        let limits = ModelLimits { context, vocab: probe.n_vocab, exact: config.exactness != Exactness::Off };
+        let sequences = usize::try_from(config.context.n_seq_max).unwrap_or(1).max(1);
+        let exact = config.exactness != Exactness::Off;
+        let limits = ModelLimits { context, vocab: probe.n_vocab, sequences, exact };
+        let offers_stored = Drafts::Auto.within(config.drafts) == Drafts::Stored;
+        let can_draft = matches!(probe.memory, MemoryKind::Attention | MemoryKind::Window { .. });
+        let library = (offers_stored && can_draft).then(|| Library::new(&cache));
         let shared = Arc::new(Shared {
+            library,
             config,
             backend,
             model,
@@ -234,7 +241,8 @@ impl Model {
     /// What it is doing, without asking the worker.
     #[must_use]
     pub fn status(&self) -> StatusReport {
-        self.shared().status.report()
+        let library = self.shared().library.as_ref();
+        self.shared().status.report(library.map_or((0, 0), Library::size))
     }
 
     /// Its unfinished requests, oldest first, as far as the worker has reported them. Does not wait for the worker.

@@ -6,6 +6,7 @@
 pub mod admission;
 pub(crate) mod awaiting_parent;
 pub mod batch;
+pub mod drafts;
 pub(crate) mod grid;
 pub mod pace;
 pub(crate) mod prefix_sharing;

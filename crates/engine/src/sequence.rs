@@ -10,6 +10,7 @@ pub(crate) mod idle;
 pub(crate) mod lifecycle;
 pub(crate) mod pending_read;
 pub(crate) mod reading;
+pub(crate) mod remote;
 pub(crate) mod rereads;
 pub(crate) mod resolve;
 pub(crate) mod saves;

@@ -19,6 +19,7 @@ use crate::calls::event::StreamEvent;
 use crate::calls::request::{ModelLimits, Request, RequestId};
 use crate::calls::stream::Streams;
 use crate::config::{Checked as _, ModelConfig};
+use crate::draft::library::Library;
 use crate::error::EngineError;
 use crate::files::file_watch::FileWatch;
 use crate::schedule::grid::Grid;
@@ -36,6 +37,8 @@ pub(crate) struct Shared {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) model: Arc<dyn Model>,
     pub(crate) cache: Arc<Cache>,
+    /// Stored rows as a source of drafts; `None` if drafts are off or come from elsewhere.
+    pub(crate) library: Option<Library>,
     pub(crate) file: FileIdentity,
     /// Whether its files have changed since.
     pub(crate) watch: Arc<FileWatch>,

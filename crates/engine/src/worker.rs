@@ -7,6 +7,7 @@
 
 pub(crate) mod command;
 mod commands;
+mod drafting;
 pub(crate) mod embed;
 mod group;
 mod inbox;
@@ -23,6 +24,7 @@ use std::time::{Duration, Instant};
 use poncho_api::{RequestProgress, RequestStage};
 
 use crate::config::Checked as _;
+use crate::draft::library::Scope;
 use crate::error::EngineError;
 use crate::schedule::awaiting_parent::POLL_INTERVAL;
 use crate::sequence::lifecycle::{end_all, save_all_and_cancel};
@@ -32,7 +34,7 @@ use crate::sequence::slots::Slots;
 use crate::sequence::start::start_reread;
 use crate::sequence::task::{End, Task, Waiting};
 use crate::sequence::tasks::Tasks;
-use crate::sequence::{followers, idle, saves};
+use crate::sequence::{followers, idle, remote, saves};
 use crate::shared::Shared;
 use crate::shared::status::Phase;
 use crate::worker::command::Command;
@@ -73,6 +75,11 @@ impl Worker {
         let slots = Slots::new(&shared, abort, wake)?;
         let info = slots.info();
         let ticker = Ticker::new(shared.config.budget(info.n_batch, info.n_seq_max)?);
+        if let Some(library) = &shared.library {
+            // So that the first request finds what is stored.
+            library.want(Scope { namespace: slots.adapters().namespace, owner: None });
+        }
+        shared.status.set_draft_obstacle(slots.draft_obstacle());
         let embeds = Embeds::new(Arc::clone(slots.abort()));
         Ok(Self {
             slots,
@@ -122,7 +129,9 @@ impl Worker {
             self.sweep_cancelled();
             let Self { slots, tasks, queue, shared, .. } = self;
             queue.look_for_parents(slots, tasks, shared);
+            queue.look_for_fetched(slots, tasks, shared);
             reading::collect(slots, tasks, shared);
+            remote::take_over(slots, tasks, shared);
             // A request may be over as soon as it starts: everything that it asked for was known.
             loop {
                 end_all(slots, tasks, shared);
@@ -164,7 +173,9 @@ impl Worker {
         let deadline = reading::next_deadline(&self.tasks);
         let reads = deadline.map(|until| until.saturating_duration_since(Instant::now()).min(CALLER_CHECK));
         let parents = self.queue.waits_for_parent().then_some(POLL_INTERVAL);
-        if let Some(time) = reads.into_iter().chain(parents).min() {
+        let fetches = self.queue.fetch_deadline();
+        let fetches = fetches.map(|until| until.saturating_duration_since(Instant::now()).min(CALLER_CHECK));
+        if let Some(time) = reads.into_iter().chain(parents).chain(fetches).min() {
             return inbox.wait_for(&self.given_up, time);
         }
         match inbox.poll(&self.given_up) {
@@ -186,7 +197,7 @@ impl Worker {
         let Self { slots, tasks, queue, embeds, shared, .. } = self;
         match command {
             Command::Submit { id, request, grammar, events, submitted } => {
-                queue.submit(slots, tasks, shared, id, Waiting { request, grammar, events, submitted });
+                queue.submit(slots, tasks, shared, id, Waiting { request, grammar, events, submitted, fetched: None });
             }
             Command::Shutdown { reply } => {
                 self.shut_down();

@@ -64,6 +64,7 @@ fn sixteen_requests_over_four_sequences_say_what_each_says_alone() {
             for event in stream {
                 match event {
                     StreamEvent::Started { prompt, .. } => assert_eq!(prompt, request.tokens.len()),
+                    StreamEvent::Progress { prompt, processed_tokens, .. } => assert!(processed_tokens < prompt),
                     StreamEvent::Text(more) => text.push_str(&more),
                     StreamEvent::Token { id, logprob, .. } => tokens.push((id, logprob)),
                     StreamEvent::Done(completion) => done = Some(*completion),

@@ -1,5 +1,6 @@
 //! Tests on real llama.cpp.
 
+pub(crate) mod drafts;
 pub(crate) mod exact;
 pub(crate) mod hits;
 pub(crate) mod idle;

@@ -3,6 +3,8 @@
 #[cfg(test)]
 mod batching;
 #[cfg(test)]
+mod drafts;
+#[cfg(test)]
 mod embedding;
 #[cfg(test)]
 mod faults;

@@ -171,6 +171,27 @@ fn the_first_event_says_what_was_found_of_the_prompt() {
 }
 
 #[test]
+fn a_prompt_of_several_batches_reports_how_far_it_is() {
+    let prompt = words(&"A long enough prompt. ".repeat(20));
+    let bench = bench_with(roomy(), &StubBackend::new(MemoryKind::Attention), &memory_cache());
+    let events: Vec<StreamEvent> = bench.model.submit(greedy(&prompt, 1)).unwrap().collect();
+    let read: Vec<usize> = events
+        .iter()
+        .filter_map(|event| match event {
+            StreamEvent::Progress { prompt: all, processed_tokens, .. } => {
+                assert_eq!(*all, prompt.len());
+                Some(*processed_tokens)
+            }
+            _ => None,
+        })
+        .collect();
+    assert!(!read.is_empty() && read.is_sorted() && read.iter().all(|read| *read < prompt.len()), "{read:?}");
+    let first_token = events.iter().position(|event| matches!(event, StreamEvent::Token { .. })).unwrap();
+    let last_report = events.iter().rposition(|event| matches!(event, StreamEvent::Progress { .. })).unwrap();
+    assert!(last_report < first_token, "nothing is reported once the prompt is read");
+}
+
+#[test]
 fn a_budget_closes_the_block_and_off_closes_it_at_once() {
     let reply = "<think>abcdefgh</think>Answer.</s>";
     let said = say(thinking(None), reply, Request { thinking_budget: Some(3), ..ask(12) });

@@ -1,6 +1,9 @@
 //! Requests that begin alike and run at the same time: what they share is read once, even if one of them leaves or fails, and
 //! each says what it says alone.
 
+mod remote;
+mod remote_tier;
+
 use poncho_engine::backend::MemoryKind;
 use poncho_engine::backend::stub::{DecodeFault, StubBackend};
 use poncho_engine::{Exactness, Mode, ModelConfig, Request, Stream, StreamEvent};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use poncho_cache::{Cache, CacheConfig, Gates};
 use poncho_engine::backend::stub::StubBackend;
 use poncho_engine::backend::{ContextOptions, MemoryKind};
-use poncho_engine::{FingerprintSource, Model, ModelConfig, Request, Sampling};
+use poncho_engine::{Drafts, FingerprintSource, Model, ModelConfig, Request, Sampling};
 
 /// Gates that let short test prompts pass.
 pub(crate) fn small_gates() -> Gates {
@@ -28,6 +28,8 @@ pub(crate) fn stub_config(id: &str) -> ModelConfig {
     ModelConfig {
         fingerprint: FingerprintSource::FastUnsafe([7; 32]),
         gates: small_gates(),
+        // Which rows a batch has must not depend on measured times.
+        drafts: Drafts::Off,
         context: ContextOptions { n_ctx: 512, n_batch: 128, n_ubatch: 128, n_seq_max: 4, ..ContextOptions::default() },
         ..ModelConfig::new(id, "stub")
     }

@@ -236,6 +236,48 @@ impl HitKind {
     }
 }
 
+/// Where the prefix of a request was found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum HitTier {
+    /// In a sequence of the context.
+    Sequence,
+    /// In process memory.
+    Ram,
+    /// In files on a memory file system.
+    RamFile,
+    /// In files on a disk.
+    Disk,
+    /// In the tier that several machines share.
+    Shared,
+}
+
+impl HitTier {
+    /// All of them, fastest first.
+    pub const ALL: [Self; 5] = [Self::Sequence, Self::Ram, Self::RamFile, Self::Disk, Self::Shared];
+
+    /// The one spelling.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Sequence => "sequence",
+            Self::Ram => Tier::Ram.as_str(),
+            Self::RamFile => Tier::RamFile.as_str(),
+            Self::Disk => Tier::Disk.as_str(),
+            Self::Shared => "shared",
+        }
+    }
+}
+
+impl From<Tier> for HitTier {
+    fn from(tier: Tier) -> Self {
+        match tier {
+            Tier::Ram => Self::Ram,
+            Tier::RamFile => Self::RamFile,
+            Tier::Disk => Self::Disk,
+        }
+    }
+}
+
 /// The word wherever a kind is shown or sent.
 macro_rules! spelled {
     ($($name:ty),+) => {$(
@@ -261,7 +303,7 @@ macro_rules! spelled {
         }
     )+};
 }
-spelled!(SaveReason, Tier, PartKind, FingerprintMode, HitKind);
+spelled!(SaveReason, Tier, PartKind, FingerprintMode, HitKind, HitTier);
 
 #[cfg(test)]
 mod tests {

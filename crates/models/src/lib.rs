@@ -4,6 +4,7 @@
 //! they are used and never become paths by themselves. Nothing here may load a model, run async code or serve HTTP, and
 //! a crash at any point must leave the folder readable.
 
+mod agent_models;
 mod catalogue;
 mod digest;
 mod error;
@@ -15,6 +16,7 @@ mod reference;
 mod registry;
 mod suggestions;
 
+pub use agent_models::{AGENT_MODELS, AgentModel, agent_model_for};
 pub use catalogue::{CATALOGUE, CatalogueEntry, DEFAULT_MODEL, KnownFile, PackageFile};
 pub use digest::Sha256;
 pub use error::RegistryError;

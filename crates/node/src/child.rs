@@ -4,11 +4,11 @@
 //! under way continue. While it is down, reads answer from what it last said and calls wait. A child never outlives this
 //! process: its standard input ends with it.
 
+mod aside;
+mod crash;
 mod launch;
-mod model;
 mod process;
 mod supervised;
-mod surviving;
 
 use std::path::Path;
 use std::sync::atomic::Ordering;
@@ -18,13 +18,14 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::{StreamExt as _, stream};
 use poncho_api::{
-    CacheReport, EngineError, Footprint, HygieneRule, LoadEvent, LoadModel, Loading, ModelFile, Node, NodeModel,
+    CacheReport, EngineError, Footprint, HygieneRule, Key, LoadEvent, LoadModel, Loading, ModelFile, Node, NodeModel,
     OwnerId, RowPage, Tier,
 };
+use tokio::time::Instant;
 
 pub use self::launch::Launch;
-use self::model::ChildModel;
 use self::supervised::{State, Supervised, Wanted, lock};
+use crate::lasting::{Keeper, LastingModel};
 
 /// The process did not come to serve.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -49,7 +50,7 @@ impl ChildNode {
         let mut state = supervised.state.subscribe();
         let started = state.wait_for(|state| !matches!(state, State::Starting)).await;
         match started.map(|state| state.clone()) {
-            Ok(State::Ended(reason)) => Err(StartError { reason }),
+            Ok(State::Ended(reason) | State::Failing(reason)) => Err(StartError { reason }),
             Ok(State::Up(_) | State::Starting) | Err(_) => Ok(Self(supervised)),
         }
     }
@@ -91,6 +92,7 @@ impl Node for ChildNode {
     fn load(&self, model: LoadModel) -> Loading {
         let supervised = Arc::clone(&self.0);
         let events = async move {
+            supervised.aside.forget(&model.config.id);
             let node = match supervised.up().await {
                 Ok(node) => node,
                 Err(error) => return stream::iter([LoadEvent::Failed(error)]).boxed(),
@@ -102,7 +104,8 @@ impl Node for ChildNode {
                 {
                     let wanted = Wanted { model: model.clone(), adapters: Vec::new() };
                     lock(&supervised.wanted).insert(model.config.id.clone(), wanted);
-                    let child = ChildModel::new(Arc::clone(&supervised), loaded.report().clone());
+                    let keeper = Arc::clone(&supervised) as Arc<dyn Keeper>;
+                    let child = LastingModel::new(keeper, loaded.report().clone());
                     let mut models = supervised.models.write().unwrap_or_else(PoisonError::into_inner);
                     models.insert(model.config.id.clone(), Arc::new(child));
                 }
@@ -114,7 +117,10 @@ impl Node for ChildNode {
     }
 
     async fn unload(&self, id: &str) -> Result<(), EngineError> {
-        let unloaded = self.0.up().await?.unload(id).await;
+        let node = self.0.up().await?;
+        // One that is set aside is loaded nowhere.
+        let is_loaded = self.0.aside.rest(id, Instant::now()).is_none() || node.remote_model(id).is_some();
+        let unloaded = if is_loaded { node.unload(id).await } else { Ok(()) };
         self.0.forget_model(id);
         unloaded
     }
@@ -154,6 +160,13 @@ impl Node for ChildNode {
         match self.0.up().await {
             Ok(node) => node.evict_bytes(owner, bytes, tiers).await,
             Err(_) => 0,
+        }
+    }
+
+    async fn remove_row(&self, owner: Option<OwnerId>, key: Key) -> bool {
+        match self.0.up().await {
+            Ok(node) => node.remove_row(owner, key).await,
+            Err(_) => false,
         }
     }
 

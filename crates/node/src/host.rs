@@ -1,7 +1,9 @@
-//! The end of the protocol that has the engine: serves a node on a Unix socket.
+//! The end of the protocol that has the engine: serves a node on a Unix socket, and in `network` on a port.
 //!
 //! Run by the process that computes. A call that its caller gave up is dropped, which gives the work up. It must never
 //! answer a caller of another version.
+
+pub(crate) mod network;
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -20,10 +22,11 @@ use futures_util::{FutureExt as _, StreamExt as _, TryFutureExt as _};
 use poncho_api::{EngineError, Node, NodeModel, ReplyStream};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::UnixListener;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::body::Body;
 use tonic::server::{Grpc, NamedService};
+use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 use tower::{Service, service_fn};
 
@@ -34,6 +37,8 @@ use crate::methods::{self, Accepted, Method, ModelNow, ModelSnapshot, SERVICE, S
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// A reply that nobody claims is dropped after this time, which cancels it.
 const CLAIM_WITHIN: Duration = Duration::from_secs(30);
+/// Replies that one connection may carry at once; the queue of the engine refuses long before.
+const MOST_STREAMS: u32 = 10_000;
 
 /// Why a node stopped serving.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,9 +57,12 @@ pub enum Ended {
 pub async fn serve_parent(socket: &Path, node: Arc<dyn Node>) -> io::Result<Ended> {
     let listener = UnixListener::bind(socket)?;
     let stop = Arc::new(Notify::new());
-    let service = NodeService(Arc::new(Served { node, stop: Arc::clone(&stop), tickets: Tickets::default() }));
-    let served =
-        tonic::transport::Server::builder().add_service(service).serve_with_incoming(UnixListenerStream::new(listener));
+    let (_goes_on, ending) = watch::channel(false);
+    let served = Served { node, stop: Some(Arc::clone(&stop)), ending, tickets: Tickets::default() };
+    let served = Server::builder()
+        .max_concurrent_streams(Some(MOST_STREAMS))
+        .add_service(NodeService(Arc::new(served)))
+        .serve_with_incoming(UnixListenerStream::new(listener));
     tokio::select! {
         ended = served => ended.map(|()| Ended::Asked).map_err(io::Error::other),
         () = stop.notified() => Ok(Ended::Asked),
@@ -72,7 +80,10 @@ pub async fn parent_is_gone() {
 
 struct Served {
     node: Arc<dyn Node>,
-    stop: Arc<Notify>,
+    /// Only the process that started this one may end it.
+    stop: Option<Arc<Notify>>,
+    /// Whether the node is about to end: nobody is told about it from then on, and callers look for another one.
+    ending: watch::Receiver<bool>,
     tickets: Tickets,
 }
 
@@ -251,7 +262,13 @@ fn route(served: Arc<Served>, request: HttpRequest) -> Answering {
     match request.uri().path() {
         m::Look::PATH => unary::<m::Look, _>(served, request, |served, ()| async move { served.snapshot() }),
         m::Watch::PATH => streaming::<m::Watch, _>(served, request, |served, ()| async move { Ok(watch(served)) }),
-        m::Stop::PATH => unary::<m::Stop, _>(served, request, |served, ()| async move { served.stop.notify_one() }),
+        m::Stop::PATH => match served.stop.clone() {
+            Some(stop) => unary::<m::Stop, _>(served, request, move |_, ()| async move { stop.notify_one() }),
+            None => {
+                let status = Status::permission_denied("a node on the network is ended on its own machine");
+                Box::pin(async move { Ok(status.into_http()) })
+            }
+        },
         m::Load::PATH => {
             streaming::<m::Load, _>(served, request, |served, model| async move { Ok(served.node.load(model).boxed()) })
         }
@@ -273,6 +290,9 @@ fn route(served: Arc<Served>, request: HttpRequest) -> Answering {
         }),
         m::EvictBytes::PATH => unary::<m::EvictBytes, _>(served, request, |served, (owner, bytes, tiers)| async move {
             served.node.evict_bytes(owner, bytes, &tiers).await
+        }),
+        m::RemoveRow::PATH => unary::<m::RemoveRow, _>(served, request, |served, (owner, key)| async move {
+            served.node.remove_row(owner, key).await
         }),
         m::ClearCache::PATH => {
             unary::<m::ClearCache, _>(served, request, |served, ()| async move { served.node.clear_cache().await })
@@ -303,7 +323,7 @@ fn route(served: Arc<Served>, request: HttpRequest) -> Answering {
             reply.map(|reply| reply.boxed()).ok_or_else(|| Status::not_found("the reply was claimed or cancelled"))
         }),
         m::Render::PATH => of_model!(m::Render, served, request, |model, prompt| model.render(prompt)),
-        m::Explain::PATH => of_model!(m::Explain, served, request, |model, prompt| model.explain(prompt)),
+        m::Explain::PATH => of_model!(m::Explain, served, request, |model, prompt, found| model.explain(prompt, found)),
         m::Tokenize::PATH => of_model!(m::Tokenize, served, request, |model, text, mode| model.tokenize(text, mode)),
         m::Detokenize::PATH => {
             of_model!(m::Detokenize, served, request, |model, tokens, special| model.detokenize(tokens, special))
@@ -364,9 +384,14 @@ fn accepted(served: &Served, started: Result<Vec<ReplyStream>, EngineError>) -> 
     stream::iter([Accepted::Tickets(tickets)]).boxed()
 }
 
-/// The snapshot, and again each time that it differs.
+/// The snapshot, and again each time that it differs, until the node is about to end.
 fn watch(served: Arc<Served>) -> BoxStream<'static, Snapshot> {
-    stream::unfold((served, None), |(served, last): (_, Option<Snapshot>)| async move {
+    let mut ending = served.ending.clone();
+    let ended = async move {
+        // A sender that is gone is a node that ends as well.
+        let _ = ending.wait_for(|is_ending| *is_ending).await;
+    };
+    let snapshots = stream::unfold((served, None), |(served, last): (_, Option<Snapshot>)| async move {
         loop {
             if last.is_some() {
                 tokio::time::sleep(LOOK_EVERY).await;
@@ -376,8 +401,8 @@ fn watch(served: Arc<Served>) -> BoxStream<'static, Snapshot> {
                 return Some((now.clone(), (served, Some(now))));
             }
         }
-    })
-    .boxed()
+    });
+    snapshots.take_until(ended).boxed()
 }
 
 #[cfg(test)]

@@ -1,19 +1,25 @@
-//! An engine in a process of its own, and how a server reaches it.
+//! An engine in a process of its own, here or on another machine, and how a server reaches it.
 //!
-//! `host` serves a [`poncho_api::Node`] on a socket, `remote` is the same node as seen from the other end, and `child`
-//! keeps such a process running: it starts it again when it ends, loads its models again, and continues the replies
-//! that were under way. The command line decides which process is which. Nothing here computes, and nothing here may
-//! depend on the engine or the server.
+//! `host` serves a [`poncho_api::Node`] on a socket or a port, and `remote` is the same node as seen from the other end.
+//! `child` keeps such a process running: it starts it again when it ends and loads its models again. `fleet` does the
+//! same for nodes on other machines, as far as a connection can. Both give out the models of `lasting`, whose replies
+//! outlive the process that computes them. The command line decides which process is which. Nothing here computes, and
+//! nothing here may depend on the engine or the server.
 
 mod child;
 mod codec;
-mod crash;
+mod fleet;
 mod host;
+mod lasting;
 mod link;
 mod methods;
 mod remote;
-mod resume;
+mod tls;
 
 pub use child::{ChildNode, Launch, StartError};
+pub use fleet::{Fleet, FleetSettings};
+pub use host::network::{HostError, serve_network};
 pub use host::{Ended, parent_is_gone, serve_parent};
-pub use remote::RemoteNode;
+pub use link::{ConnectError, NodeAddress};
+pub use tls::issue::{IssueError, Issued, issue};
+pub use tls::{CredentialError, CredentialFiles, Credentials};

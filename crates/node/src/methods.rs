@@ -7,14 +7,14 @@ use std::path::PathBuf;
 
 use poncho_api::{
     AdapterId, AdapterInfo, CacheReport, Capabilities, EngineError, Explained, Footprint, Generate, HygieneRule, Input,
-    LoadEvent, LoadModel, ModelFile, ModelFiles, ModelReport, OwnerId, Rendered, ReplyEvent, RequestReport, RowPage,
-    SessionInfo, SpecialText, StatusReport, Tier, TokenizeMode, Verified,
+    Key, LoadEvent, LoadModel, ModelFile, ModelFiles, ModelReport, OwnerId, PastLookup, Rendered, ReplyEvent,
+    RequestReport, RowPage, SessionInfo, SpecialText, StatusReport, Tier, TokenizeMode, Verified,
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// The version of the protocol.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 3;
 /// The header that carries it.
 pub(crate) const VERSION_HEADER: &str = "poncho-protocol";
 /// The service that all paths begin with.
@@ -55,6 +55,7 @@ methods! {
     ModelFileOf "model_file": (PathBuf, usize) => ModelFile;
     CacheRows "cache_rows": (Option<OwnerId>, usize, usize) => RowPage;
     EvictBytes "evict_bytes": (Option<OwnerId>, u64, Vec<Tier>) => u64;
+    RemoveRow "remove_row": (Option<OwnerId>, Key) => bool;
     ClearCache "clear_cache": () => u64;
     CollectGarbage "collect_garbage": () => u64;
     LookAtFile "look_at_file": String => bool;
@@ -64,7 +65,7 @@ methods! {
     /// The events of a reply by its ticket.
     Claim "claim": u64 => ReplyEvent;
     Render "render": (String, Generate) => Fallible<Rendered>;
-    Explain "explain": (String, Generate) => Fallible<Explained>;
+    Explain "explain": (String, Generate, Option<PastLookup>) => Fallible<Explained>;
     Tokenize "tokenize": (String, String, TokenizeMode) => Fallible<Vec<u32>>;
     Detokenize "detokenize": (String, Vec<u32>, SpecialText) => Fallible<String>;
     TokenBytes "token_bytes": (String, Vec<u32>) => Fallible<Vec<Vec<u8>>>;

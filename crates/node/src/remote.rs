@@ -3,22 +3,31 @@
 //! What is read without waiting comes from the last snapshot that the other end sent; everything else is a call. It must
 //! never block: a node that does not answer costs its own callers their answer and nobody else anything.
 
+mod calls;
+
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, PoisonError, RwLock};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use futures_util::{StreamExt as _, stream};
 use poncho_api::{
     AdapterId, AdapterInfo, CacheReport, Capabilities, EngineError, Explained, Footprint, Generate, HygieneRule, Input,
-    LoadEvent, LoadModel, Loading, ModelFile, ModelFiles, ModelReport, Node, NodeModel, OwnerId, Rendered, ReplyEvent,
-    ReplyStream, RequestReport, RowPage, SessionInfo, SpecialText, StatusReport, Tier, TokenizeMode, Verified,
+    Key, LoadEvent, LoadModel, Loading, ModelFile, ModelFiles, ModelReport, Node, NodeModel, OwnerId, PastLookup,
+    Rendered, ReplyEvent, ReplyStream, RequestReport, RowPage, SessionInfo, SpecialText, StatusReport, Tier,
+    TokenizeMode, Verified,
 };
 use tokio::sync::watch;
 
-use crate::link::{Link, LinkError};
+use self::calls::Calls;
+pub(crate) use self::calls::Mark;
+use crate::link::{Link, LinkError, Place};
 use crate::methods::{self, Accepted, ModelNow, ModelSnapshot, Snapshot};
+
+/// How often the other end is asked to look at a file; it looks no more often itself.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// What a model that does not answer can do.
 pub(crate) const NO_CAPABILITIES: Capabilities =
@@ -26,7 +35,7 @@ pub(crate) const NO_CAPABILITIES: Capabilities =
 
 /// See the module. A clone is the same node.
 #[derive(Clone)]
-pub struct RemoteNode {
+pub(crate) struct RemoteNode {
     link: Link,
     seen: Arc<Seen>,
 }
@@ -39,15 +48,16 @@ struct Seen {
     hygiene: RwLock<Vec<HygieneRule>>,
     /// Whether the connection ended.
     is_closed: watch::Sender<bool>,
+    /// Calls that are under way.
+    calls: Arc<Calls>,
+    /// Whether the process is known to have ended by itself, not by somebody who killed it.
+    has_crashed: AtomicBool,
 }
 
 impl RemoteNode {
-    /// Connects to the socket of a node, which may take a moment to open it.
-    ///
-    /// # Errors
-    /// Nobody listens there, or somebody of another version.
-    pub async fn connect(socket: &Path, within: Duration) -> Result<Self, EngineError> {
-        let link = Link::connect(socket, within).await?;
+    /// Connects to a node, which may take a moment to listen.
+    pub(crate) async fn connect(place: &Place, within: Duration) -> Result<Self, LinkError> {
+        let link = Link::connect(place, within).await?;
         let seen = Arc::new(Seen::default());
         let node = Self { link, seen };
         node.look().await?;
@@ -60,10 +70,7 @@ impl RemoteNode {
     }
 
     /// Ends the process on the other end, with the states of its models saved. It answers before it saves.
-    ///
-    /// # Errors
-    /// It cannot be reached.
-    pub async fn stop(&self) -> Result<(), EngineError> {
+    pub(crate) async fn stop(&self) -> Result<(), EngineError> {
         Ok(self.link.call::<methods::Stop>(()).await?)
     }
 
@@ -73,9 +80,34 @@ impl RemoteNode {
         let _ = self.seen.is_closed.subscribe().wait_for(|is_closed| *is_closed).await;
     }
 
+    /// Nobody uses this connection from now on.
+    pub(crate) fn give_up(&self) {
+        self.seen.is_closed.send_replace(true);
+    }
+
     /// Whether it is the same process.
     pub(crate) fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.seen, &other.seen)
+    }
+
+    /// Marks a call of a model that begins.
+    pub(crate) fn mark(&self, model: &str) -> Mark {
+        Mark::new(Arc::clone(&self.seen.calls), model)
+    }
+
+    /// The models that may have ended the process.
+    pub(crate) fn suspects(&self) -> Vec<String> {
+        self.seen.calls.suspects()
+    }
+
+    /// Notes that the process ended by itself.
+    pub(crate) fn note_crash(&self) {
+        self.seen.has_crashed.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the process is known to have ended by itself.
+    pub(crate) fn has_crashed(&self) -> bool {
+        self.seen.has_crashed.load(Ordering::Relaxed)
     }
 
     /// Asks for a snapshot now.
@@ -194,6 +226,10 @@ impl Node for RemoteNode {
         self.link.call::<methods::EvictBytes>((owner, bytes, tiers.to_vec())).await.unwrap_or(0)
     }
 
+    async fn remove_row(&self, owner: Option<OwnerId>, key: Key) -> bool {
+        self.link.call::<methods::RemoveRow>((owner, key)).await.unwrap_or(false)
+    }
+
     async fn clear_cache(&self) -> u64 {
         self.link.call::<methods::ClearCache>(()).await.unwrap_or(0)
     }
@@ -208,12 +244,14 @@ pub(crate) struct RemoteModel {
     link: Link,
     report: ModelReport,
     last: RwLock<ModelNow>,
+    /// When the other end last looked at the file for this one.
+    looked: Mutex<Option<Instant>>,
 }
 
 impl RemoteModel {
     fn new(model: ModelSnapshot, link: Link) -> Self {
         let ModelSnapshot { report, now } = model;
-        Self { link, report, last: RwLock::new(now) }
+        Self { link, report, last: RwLock::new(now), looked: Mutex::default() }
     }
 
     fn learn(&self, now: ModelNow) {
@@ -279,6 +317,11 @@ impl NodeModel for RemoteModel {
     }
 
     async fn look_at_file(&self) -> bool {
+        let looked = self.looked.lock().unwrap_or_else(PoisonError::into_inner).replace(Instant::now());
+        // Each request asks, and a call takes longer than the answer is worth.
+        if looked.is_some_and(|looked| looked.elapsed() < LOOK_EVERY) {
+            return self.is_file_changed();
+        }
         let changed = self.link.call::<methods::LookAtFile>(self.id()).await.unwrap_or(false);
         self.last.write().unwrap_or_else(PoisonError::into_inner).is_file_changed = changed;
         changed
@@ -320,8 +363,8 @@ impl NodeModel for RemoteModel {
         self.link.call::<methods::Render>((self.id(), prompt)).await?
     }
 
-    async fn explain(&self, prompt: Generate) -> Result<Explained, EngineError> {
-        self.link.call::<methods::Explain>((self.id(), prompt)).await?
+    async fn explain(&self, prompt: Generate, past: Option<PastLookup>) -> Result<Explained, EngineError> {
+        self.link.call::<methods::Explain>((self.id(), prompt, past)).await?
     }
 
     async fn tokenize(&self, text: String, mode: TokenizeMode) -> Result<Vec<u32>, EngineError> {

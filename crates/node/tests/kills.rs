@@ -15,7 +15,7 @@ fn kills() -> u32 {
 }
 
 /// Requests of all kinds, by number.
-fn mixed(number: u32) -> Generate {
+pub(crate) fn mixed(number: u32) -> Generate {
     let mut asked = written(&format!("{number} the quick brown fox jumps over the lazy dog, {number} times"), 150);
     match number % 4 {
         0 => asked.request.sampling = Sampling { seed: Some(5), ..Sampling::greedy() },

@@ -1,7 +1,13 @@
-//! Tests of the node: a stub engine in a child process, which is this test binary started again.
+//! Tests of the node: a stub engine in another process, which is this test binary started again.
 
 #[cfg(test)]
+mod aside;
+#[cfg(test)]
 mod kills;
+#[cfg(test)]
+mod machines;
+#[cfg(test)]
+mod network;
 #[cfg(test)]
 mod protocol;
 #[cfg(test)]

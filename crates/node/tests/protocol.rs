@@ -1,16 +1,28 @@
-//! A child answers as an engine in this process does.
+//! A child and a node on the network answer as an engine in this process does.
 
 use poncho_api::{EngineError, Node, SpecialText, TokenizeMode};
 
+use crate::machines::{Machine, fleet};
 use crate::support::{KINDS, ask, child, in_process, read, written};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_child_answers_as_an_engine_in_this_process() {
     let folder = tempfile::tempdir().unwrap();
-    let kind = KINDS[0];
-    let (here, there) = (in_process(kind, folder.path()).await, child(kind, folder.path()).await);
+    answers_as_an_engine_in_this_process(&child(KINDS[0], folder.path()).await).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_on_the_network_answers_as_an_engine_in_this_process() {
+    let folder = tempfile::tempdir().unwrap();
+    let machine = Machine::start(KINDS[0], folder.path(), "one").await;
+    answers_as_an_engine_in_this_process(&fleet(&[&machine]).await).await;
+}
+
+async fn answers_as_an_engine_in_this_process(there: &dyn Node) {
+    let folder = tempfile::tempdir().unwrap();
+    let here = in_process(KINDS[0], folder.path()).await;
     let mut answers = Vec::new();
-    for node in [&*here, &there as &dyn Node] {
+    for node in [&*here, there] {
         let model = node.model("stub").unwrap();
         let reply = ask(node, written("once upon a time", 40)).await.unwrap();
         assert_eq!(reply.content, reply.whole, "the pieces add up");
@@ -48,7 +60,17 @@ async fn a_model_that_is_unloaded_is_gone_on_both_sides() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reply_that_nobody_reads_is_cancelled_in_the_child() {
     let folder = tempfile::tempdir().unwrap();
-    let node = child(KINDS[0], folder.path()).await;
+    cancels_what_nobody_reads(&child(KINDS[0], folder.path()).await).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reply_that_nobody_reads_is_cancelled_on_the_network() {
+    let folder = tempfile::tempdir().unwrap();
+    let machine = Machine::start(KINDS[0], folder.path(), "one").await;
+    cancels_what_nobody_reads(&fleet(&[&machine]).await).await;
+}
+
+async fn cancels_what_nobody_reads(node: &dyn Node) {
     let model = node.model("stub").unwrap();
     drop(model.generate(vec![written("hello", 1900), written("world", 1900)]).await.unwrap());
     drop(model.generate(vec![written("hello", 1900)]).await.unwrap());
@@ -87,6 +109,7 @@ async fn a_program_that_is_no_node_is_an_error_with_its_end() {
         socket_variable: "UNUSED",
         start_within: crate::support::PATIENCE,
         call_wait: crate::support::PATIENCE,
+        crash_limit: 3,
         crashes: folder.path().join("crashes"),
     };
     let error = poncho_node::ChildNode::start(launch).await.err().unwrap();

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use poncho_api::{
-    ChatSettings, ContextOptions, FingerprintSource, Gates, Generate, Input, LoadEvent, LoadModel, ModelConfig, Node,
-    Prompt, ReplyEvent, ReplyStream, Request, RestoreRule, Sampling,
+    ChatSettings, ContextOptions, Drafts, FingerprintSource, Gates, Generate, Input, LoadEvent, LoadModel, ModelConfig,
+    Node, Prompt, ReplyEvent, ReplyStream, Request, RestoreRule, Sampling,
 };
 use poncho_cache::{Cache, CacheConfig};
 use poncho_engine::backend::MemoryKind;
@@ -26,7 +26,7 @@ pub(crate) const KINDS: [MemoryKind; 4] =
     [MemoryKind::Attention, MemoryKind::Window { size: 16 }, MemoryKind::Recurrent, MemoryKind::Hybrid];
 
 /// The same engine wherever it runs: rows in a folder, decodes that take a moment.
-fn host(kind: MemoryKind, folder: &Path) -> Arc<dyn Node> {
+pub(crate) fn host(kind: MemoryKind, folder: &Path) -> Arc<dyn Node> {
     let config = CacheConfig { ram_quota: 0, ..CacheConfig::on_disk(folder, 1 << 30) };
     let backend = StubBackend::new(kind).with_fill_tokens();
     backend.faults().busy_decodes(Duration::from_millis(1));
@@ -67,6 +67,7 @@ pub(crate) async fn child(kind: MemoryKind, folder: &Path) -> ChildNode {
         socket_variable: SOCKET,
         start_within: PATIENCE,
         call_wait: PATIENCE,
+        crash_limit: 3,
         crashes: folder.join("crashes"),
     };
     let node = ChildNode::start(launch).await.unwrap();
@@ -81,7 +82,12 @@ pub(crate) async fn in_process(kind: MemoryKind, folder: &Path) -> Arc<dyn Node>
     node
 }
 
-async fn load(node: &dyn Node) {
+pub(crate) async fn load(node: &dyn Node) {
+    load_as(node, "stub").await;
+}
+
+/// The same model by another name.
+pub(crate) async fn load_as(node: &dyn Node, name: &str) {
     let gates = Gates { min_tokens: 4, cold_min_tokens: 4, continued_interval: 16, ..Gates::default() };
     let context = ContextOptions {
         n_ctx: 2048,
@@ -96,7 +102,8 @@ async fn load(node: &dyn Node) {
         gates,
         context,
         restore_rule: RestoreRule::Always,
-        ..ModelConfig::new("stub", "stub")
+        drafts: Drafts::Off,
+        ..ModelConfig::new(name, "stub")
     };
     let mut events = node.load(LoadModel { config, adapters: Vec::new() });
     let mut last = None;
@@ -132,6 +139,7 @@ pub(crate) async fn read(mut reply: ReplyStream) -> Result<Read, ReplyEvent> {
     while let Some(event) = tokio::time::timeout(PATIENCE, reply.next()).await.expect("an event within a while") {
         match event {
             ReplyEvent::Started(_) => starts += 1,
+            ReplyEvent::Progress(_) => {}
             ReplyEvent::Delta(delta) => content.push_str(&delta.content),
             ReplyEvent::Done(finished) => {
                 assert_eq!(starts, 1, "a reply starts once");
@@ -148,7 +156,12 @@ pub(crate) async fn read(mut reply: ReplyStream) -> Result<Read, ReplyEvent> {
 
 /// The one reply to a prompt.
 pub(crate) async fn ask(node: &dyn Node, prompt: Generate) -> Result<Read, ReplyEvent> {
-    let model = node.model("stub").unwrap();
+    ask_model(node, "stub", prompt).await
+}
+
+/// The one reply of a model.
+pub(crate) async fn ask_model(node: &dyn Node, model: &str, prompt: Generate) -> Result<Read, ReplyEvent> {
+    let model = node.model(model).unwrap();
     let started = model.generate(vec![prompt]).await.map_err(ReplyEvent::Failed)?;
     read(started.into_iter().next().unwrap()).await
 }

@@ -5,11 +5,13 @@
 mod endpoint;
 mod keep_alive;
 mod memory;
+mod system;
 mod uploads;
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,6 +19,7 @@ use crate::library::ModelLibrary;
 pub(crate) use endpoint::Endpoint;
 pub use keep_alive::KeepAlive;
 pub use memory::MemoryBudget;
+pub use system::{RecentLines, ShownSetting};
 pub use uploads::UploadRules;
 
 /// Everything that can be set. `ServerConfig::default()` is right for a private server on the loopback.
@@ -57,8 +60,10 @@ pub struct ServerConfig {
     pub write_timeout: Duration,
     /// How long a request may take; `None` for as long as it needs.
     pub request_timeout: Option<Duration>,
-    /// Pause after which a quiet stream gets a comment, so that nothing between takes it for dead.
+    /// Pause after which a quiet stream gets an event, so that neither its client nor a proxy takes it for dead.
     pub stream_keep_alive: Duration,
+    /// A file for the hashes of requests that ask for cache diagnostics; without one they end with the server.
+    pub records_file: Option<PathBuf>,
     /// How long requests in flight may go on once shutdown began.
     pub shutdown_grace: Duration,
     /// Names, without a port, that a server on the loopback without keys answers to besides those of the loopback.
@@ -67,6 +72,14 @@ pub struct ServerConfig {
     pub cors: Vec<String>,
     /// The address of an OpenTelemetry collector that takes traces as OTLP over plain HTTP; `None` makes no traces.
     pub otlp_endpoint: Option<String>,
+    /// How many of the last requests `/api/requests` and the console show; 0 keeps none.
+    pub requests_kept: usize,
+    /// Where the sums of what the cache saved are kept over restarts; `None` keeps them in memory only.
+    pub savings_file: Option<PathBuf>,
+    /// The settings of the program that runs this server, as `/api/system` lists them. Without keys and other secrets.
+    pub settings: Vec<ShownSetting>,
+    /// The last log lines at warn and above, for `/api/system`.
+    pub recent_warnings: Arc<RecentLines>,
 }
 
 impl Default for ServerConfig {
@@ -91,12 +104,18 @@ impl Default for ServerConfig {
             // A laptop that slept a moment, or a reader that paged through a long answer, is still there.
             write_timeout: Duration::from_secs(60),
             request_timeout: None,
-            // Proxies give up on a silent connection after 30 to 60 seconds.
-            stream_keep_alive: Duration::from_secs(15),
+            // Proxies give up on a silent connection after 30 to 60 seconds; agents can be set to a few seconds, and the
+            // event also reports how far the prompt is read.
+            stream_keep_alive: Duration::from_secs(2),
+            records_file: None,
             shutdown_grace: Duration::from_secs(30),
             allowed_hosts: Vec::new(),
             cors: Vec::new(),
             otlp_endpoint: None,
+            requests_kept: 1000,
+            savings_file: None,
+            settings: Vec::new(),
+            recent_warnings: Arc::default(),
         }
     }
 }
@@ -122,10 +141,14 @@ impl fmt::Debug for ServerConfig {
             .field("write_timeout", &self.write_timeout)
             .field("request_timeout", &self.request_timeout)
             .field("stream_keep_alive", &self.stream_keep_alive)
+            .field("records_file", &self.records_file)
             .field("shutdown_grace", &self.shutdown_grace)
             .field("allowed_hosts", &self.allowed_hosts)
             .field("cors", &self.cors)
             .field("otlp_endpoint", &self.otlp_endpoint)
+            .field("requests_kept", &self.requests_kept)
+            .field("savings_file", &self.savings_file)
+            .field("settings", &self.settings.len())
             .finish()
     }
 }

@@ -1,7 +1,9 @@
 //! The dialects: each turns its wire format into turns and back; none knows another.
 
 pub(crate) mod anthropic;
+pub(crate) mod diagnosis;
 pub(crate) mod embedding;
+pub(crate) mod llama_server;
 pub(crate) mod ollama;
 pub(crate) mod openai;
 pub(crate) mod openapi;

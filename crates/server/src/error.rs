@@ -122,6 +122,15 @@ pub(crate) enum ApiError {
     /// The request was cancelled on this side.
     #[error("the request was cancelled by the server; send it again")]
     Cancelled,
+    /// Somebody cancelled it by its number.
+    #[error("the request was cancelled with DELETE /api/requests or in the console")]
+    CancelledByName,
+    /// A number that no kept request of the caller has.
+    #[error("there is no request {id} among the last ones; list them with GET /api/requests")]
+    NoRequest { id: u64 },
+    /// A request that is kept without its prompt.
+    #[error("the prompt of request {id} is no longer kept; send it again and ask then, or use POST /api/cache/explain")]
+    PromptForgotten { id: u64 },
     /// A bug.
     #[error("the server failed while it {doing}; send the request again and report this")]
     Internal { doing: &'static str },
@@ -153,9 +162,10 @@ pub(crate) enum Family {
 impl Family {
     /// The family of a path. Poncho's own endpoints speak as OpenAI does.
     pub(crate) fn of_path(path: &str) -> Self {
-        const OLLAMA: [&str; 13] = [
+        const OLLAMA: [&str; 14] = [
             "generate",
             "chat",
+            "chat/input_tokens",
             "embed",
             "embeddings",
             "tags",
@@ -390,6 +400,10 @@ impl ApiError {
                 Facts::new(StatusCode::SERVICE_UNAVAILABLE, Unavailable).code("shutting_down").retry()
             }
             Self::Cancelled => Facts::new(StatusCode::SERVICE_UNAVAILABLE, Unavailable).code("cancelled").retry(),
+            // No status that clients retry by themselves.
+            Self::CancelledByName => Facts::new(StatusCode::GONE, InvalidRequest).code("cancelled"),
+            Self::NoRequest { .. } => Facts::new(StatusCode::NOT_FOUND, InvalidRequest).code("request_not_found"),
+            Self::PromptForgotten { .. } => Facts::new(StatusCode::NOT_FOUND, InvalidRequest).code("prompt_not_kept"),
             Self::Internal { .. } => Facts::new(StatusCode::INTERNAL_SERVER_ERROR, Server).code("internal_error"),
         }
     }
@@ -432,6 +446,9 @@ fn engine_facts(error: &EngineError) -> Facts {
         }
         EngineError::NodeLost { .. } => {
             Facts::new(StatusCode::SERVICE_UNAVAILABLE, Kind::Unavailable).code("engine_lost").retry()
+        }
+        EngineError::SetAside { .. } => {
+            Facts::new(StatusCode::SERVICE_UNAVAILABLE, Kind::Unavailable).code("model_set_aside").retry()
         }
         EngineError::Poison => failed().code("poison_request"),
         EngineError::WorkerDied { .. } => failed().code("worker_died"),

@@ -3,6 +3,8 @@
 pub(crate) mod app;
 pub(crate) mod auth;
 pub(crate) mod body;
+pub(crate) mod console;
+pub(crate) mod heartbeat;
 pub(crate) mod ndjson;
 pub(crate) mod origin;
 pub(crate) mod reply;

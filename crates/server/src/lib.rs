@@ -67,7 +67,9 @@ mod serve;
 mod telemetry;
 mod texts;
 
-pub use config::{ConfigError, KeepAlive, MemoryBudget, ServerConfig, UploadRules, check_bind};
+pub use config::{
+    ConfigError, KeepAlive, MemoryBudget, RecentLines, ServerConfig, ShownSetting, UploadRules, check_bind,
+};
 pub use library::{
     LibraryError, LibraryFacts, LibraryModel, ModelDefaults, ModelLibrary, PullStep, Recipe, UploadLimits,
 };

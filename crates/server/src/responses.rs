@@ -1,7 +1,9 @@
-//! Past responses of `/v1/responses`, and the items that they are made of.
+//! Past responses of `/v1/responses`, the items that they are made of, and records of past requests.
 //!
 //! Held by the app's state and used by the handlers of the dialect. Nothing here knows HTTP or a request's fields.
 
+pub(crate) mod fingerprint;
 pub(crate) mod item;
+pub(crate) mod records;
 pub(crate) mod store;
 pub(crate) mod token;

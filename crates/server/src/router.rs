@@ -16,21 +16,24 @@ use tokio::time::Instant;
 use tracing::Instrument;
 
 use crate::dialects::anthropic::messages;
+use crate::dialects::llama_server::{infill, properties, rerank};
 use crate::dialects::openai::{chat, completions, embeddings, models};
 use crate::dialects::openapi::NOT_BUILT;
 use crate::dialects::poncho::{
-    adapters, cache as cache_api, endpoints as poncho, explain, models as model_api, sessions, speculation,
+    adapters, cache as cache_api, counting, endpoints as poncho, explain, models as model_api, requests, sessions,
+    speculation, system,
 };
 use crate::dialects::responses::{create, stored};
 use crate::dialects::{ollama, openapi};
 use crate::error::{ApiError, Family};
 use crate::http::app::{HoldingBody, SharedApp};
 use crate::http::auth::authorize;
+use crate::http::console;
 use crate::http::origin::guard;
 use crate::request_id::request_id;
-use crate::telemetry::timing::micros;
 use crate::telemetry::traces::scope::Scope;
 use crate::telemetry::traces::{Attribute, RequestSpan, Trace};
+use crate::telemetry::units::micros;
 
 /// All of the server.
 pub(crate) fn router(app: &SharedApp) -> Router {
@@ -39,6 +42,12 @@ pub(crate) fn router(app: &SharedApp) -> Router {
         .route("/v1/completions", post(completions::create))
         .route("/v1/responses", post(create::create))
         .route("/v1/embeddings", post(embeddings::create))
+        .route("/v1/chat/completions/input_tokens", post(counting::chat))
+        .route("/v1/responses/input_tokens", post(counting::response))
+        .route("/api/chat/input_tokens", post(counting::ollama))
+        .route("/rerank", post(rerank::create))
+        .route("/v1/rerank", post(rerank::create))
+        .route("/infill", post(infill::create))
         .route("/v1/messages", post(messages::create))
         .route("/v1/messages/count_tokens", post(messages::count_tokens))
         .route("/api/generate", post(ollama::generate::create))
@@ -55,6 +64,7 @@ pub(crate) fn router(app: &SharedApp) -> Router {
         .route("/api/cache/explain", post(explain::explain_miss))
         .route("/api/cache/evict", post(cache_api::evict))
         .route("/api/cache/clear", post(cache_api::clear))
+        .route("/api/cache/rows/{id}", delete(cache_api::remove))
         .route("/api/cache/gc", post(cache_api::gc))
         .route("/api/sessions/{*id}", delete(sessions::end))
         .route("/api/pull", post(ollama::library::pull))
@@ -71,6 +81,8 @@ pub(crate) fn router(app: &SharedApp) -> Router {
         .route("/v1/responses/{id}", get(stored::get).delete(stored::delete))
         .route("/v1/responses/{id}/input_items", get(stored::input_items))
         .route("/v1/responses/{id}/cancel", post(stored::cancel))
+        .route("/props", get(properties::props))
+        .route("/slots", get(properties::slots))
         .route("/api/tags", get(ollama::models::tags))
         .route("/api/ps", get(ollama::models::ps))
         .route("/api/show", post(ollama::models::show))
@@ -79,11 +91,19 @@ pub(crate) fn router(app: &SharedApp) -> Router {
         .route("/api/cache/rows", get(cache_api::rows))
         .route("/api/hygiene", get(poncho::hygiene))
         .route("/api/sessions", get(sessions::list))
+        .route("/api/requests", get(requests::list))
+        .route("/api/requests/{id}", delete(requests::cancel))
+        .route("/api/requests/{id}/why", get(requests::why))
+        .route("/api/savings", get(system::savings))
+        .route("/api/system", get(system::system))
         .route("/api/version", get(poncho::version));
     let not_built = NOT_BUILT.into_iter().fold(Router::new(), |router, path| router.route(path, any(not_built)));
     let guarded = work.merge(read).merge(not_built).route_layer(middleware::from_fn_with_state(app.clone(), authorize));
     Router::new()
         .route("/", get(model_api::running))
+        .route("/console/app.js", get(console::script))
+        .route("/console/app.css", get(console::style))
+        .route("/console/icon.svg", get(console::icon))
         .route("/health", get(poncho::health))
         .route("/health/ready", get(poncho::ready))
         .route("/openapi.json", get(openapi::get))

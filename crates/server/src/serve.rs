@@ -25,6 +25,7 @@ use crate::http::app::{App, SharedApp};
 use crate::http::uploads;
 use crate::http::write_timeout::TimedStream;
 use crate::router;
+use crate::telemetry::savings::Savings;
 use crate::telemetry::traces::export::Exporter;
 
 /// Bytes at a time that a connection reads. A head that did not end within two of them, more than any honest client sends,
@@ -36,6 +37,9 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// How long clients that are cut off have to take their error event.
 const LAST_EVENTS: Duration = Duration::from_secs(1);
+
+/// How often the sums of what the cache saved are written.
+const SAVE_EVERY: Duration = Duration::from_secs(30);
 
 /// How a server ends.
 pub struct Ending<S, H, N> {
@@ -94,6 +98,7 @@ pub async fn serve_until(
     if let Some(library) = app.models.manager().library() {
         background.spawn(uploads::sweep(Arc::clone(library), app.config.uploads.sweep_every));
     }
+    background.spawn(keep_savings(Arc::clone(&app.savings)));
     let Ending { shutdown, hurry, notice } = ending;
     let mut shutdown = pin!(shutdown);
     tokio::select! {
@@ -124,10 +129,25 @@ pub async fn serve_until(
     connections.close(end).await;
     background.shutdown().await;
     app.models.close(end).await;
+    save(&app.savings).await;
     if let Some(sending) = sending {
         sending.stop().await;
     }
     Ok(())
+}
+
+/// Writes the sums of what the cache saved from time to time.
+async fn keep_savings(savings: Arc<Savings>) {
+    loop {
+        sleep(SAVE_EVERY).await;
+        save(&savings).await;
+    }
+}
+
+async fn save(savings: &Arc<Savings>) {
+    let savings = Arc::clone(savings);
+    // A panic in there loses sums and nothing else.
+    let _ = tokio::task::spawn_blocking(move || savings.save()).await;
 }
 
 struct Connections {

@@ -1,5 +1,6 @@
 //! Conversations: tools, hygiene, replay, sessions.
 
+pub(crate) mod drafts;
 pub(crate) mod generic_tools;
 pub(crate) mod hygiene;
 pub(crate) mod poncho_options;

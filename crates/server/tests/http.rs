@@ -1,6 +1,7 @@
 //! HTTP itself: limits, origins, errors, documents, metrics, traces.
 
 pub(crate) mod browser;
+pub(crate) mod console;
 pub(crate) mod endpoints;
 pub(crate) mod errors;
 pub(crate) mod ignored_input;

@@ -1,6 +1,8 @@
 //! The server over real sockets, on stub models: every endpoint, every refusal, and what happens when somebody leaves.
 
 #[cfg(test)]
+mod agents;
+#[cfg(test)]
 mod caching;
 #[cfg(test)]
 mod conversations;

@@ -2,6 +2,7 @@
 
 pub(crate) mod life;
 pub(crate) mod overload;
+pub(crate) mod recorded;
 pub(crate) mod shutdown;
 pub(crate) mod status;
 pub(crate) mod worker_death;

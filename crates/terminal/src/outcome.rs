@@ -14,6 +14,8 @@ pub enum Outcome {
     Good,
     /// The command worked and found a problem.
     Bad,
+    /// The exit code of a program that the command ran.
+    Code(u8),
 }
 
 /// Prints the error, if there is one, and returns the exit code.
@@ -24,6 +26,7 @@ pub fn exit_code(result: &anyhow::Result<Outcome>) -> ExitCode {
     match result {
         Ok(Outcome::Good) => ExitCode::SUCCESS,
         Ok(Outcome::Bad) => ExitCode::FAILURE,
+        Ok(Outcome::Code(code)) => ExitCode::from(*code),
         Err(error) if is_broken_pipe(error) => ExitCode::SUCCESS,
         Err(error) => {
             print_error(error);

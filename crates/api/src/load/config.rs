@@ -10,6 +10,7 @@ use std::time::Duration;
 use poncho_kinds::{FileStamp, Gates, Tier};
 use serde::{Deserialize, Serialize};
 
+use crate::drafts::{DraftRule, Drafts};
 use crate::load::markers::MarkerSet;
 use crate::load::options::{ContextOptions, ModelOptions};
 use crate::load::prober::Prober;
@@ -113,6 +114,10 @@ pub struct ModelConfig {
     pub read_wait: Duration,
     /// Whether stored states are put back even where computing them is faster.
     pub restore_rule: RestoreRule,
+    /// Which tokens replies are guessed from.
+    pub drafts: Drafts,
+    /// When such guesses are computed.
+    pub draft_rule: DraftRule,
     /// Whether replies can be made exact. If so, each sequence gets its own cells, and flash attention is off unless
     /// it was asked for.
     pub exactness: Exactness,
@@ -149,6 +154,8 @@ impl ModelConfig {
             // Enough for a disk that is busy with our own writes; a tier that was late gets a tenth of it.
             read_wait: Duration::from_secs(1),
             restore_rule: RestoreRule::Faster,
+            drafts: Drafts::Auto,
+            draft_rule: DraftRule::Faster,
             exactness: Exactness::Off,
             exact_grid: DEFAULT_GRID,
             markers: MarkerSet::default(),

@@ -4,7 +4,7 @@
 
 use super::*;
 
-const LIMITS: ModelLimits = ModelLimits { context: 8, vocab: 100, exact: false };
+const LIMITS: ModelLimits = ModelLimits { context: 8, vocab: 100, sequences: 1, exact: false };
 
 fn refusal(change: impl FnOnce(&mut Request)) -> Option<RequestError> {
     let mut request = Request::new(vec![1, 2, 3]);

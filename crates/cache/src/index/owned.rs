@@ -9,7 +9,7 @@ use super::rows::{Row, RowId};
 use super::table::Index;
 use super::trie::Match;
 use crate::identity::key::{Key, Namespace};
-use crate::identity::owner::{OwnerId, add_owner};
+use crate::identity::owner::{MOST_OWNERS, OwnerId, add_owner};
 
 impl Row {
     /// Whether that owner has sent all of its tokens.
@@ -22,8 +22,13 @@ impl Index {
     /// Notes more owners of a row.
     pub(crate) fn add_owners(&mut self, id: RowId, owners: &[OwnerId]) {
         let row = self.row_mut(id);
+        let (key, before) = (row.key, row.owners.len());
         for owner in owners {
             add_owner(&mut row.owners, *owner);
+        }
+        // A full list replaces its oldest owner: its length says nothing then.
+        if before != row.owners.len() || before == MOST_OWNERS {
+            self.journal.note(key);
         }
     }
 

@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 
+use super::journal::Journal;
 use super::ledger::TierLedger;
 use super::reservation::Reservations;
 use super::rows::{FileSpot, NamespaceId, Payload, Row, RowId, payload_bytes};
@@ -41,6 +42,8 @@ pub(crate) struct Index {
     by_namespace: HashMap<Namespace, NamespaceId>,
     ledgers: [TierLedger; 3],
     pub(crate) reservations: Reservations,
+    /// Rows that appeared, got an owner or left, for readers that keep a copy in step.
+    pub(crate) journal: Journal,
     /// Rows with hits or a last use that their files do not have yet.
     dirty: Vec<RowId>,
 }
@@ -54,6 +57,7 @@ impl Index {
             by_namespace: HashMap::new(),
             ledgers: quotas.map(TierLedger::new),
             reservations: Reservations::default(),
+            journal: Journal::default(),
             dirty: Vec::new(),
         }
     }
@@ -164,6 +168,7 @@ impl Index {
             dirty: false,
         });
         self.by_key.insert(key, id);
+        self.journal.note(key);
         if let Some(parent) = parent {
             self.row_mut(parent).children.push(id);
         }
@@ -334,6 +339,7 @@ impl Index {
         row.doomed = true;
         let (key, node, namespace, parent, pins) = (row.key, row.node, row.namespace, row.parent, row.pins);
         self.by_key.remove(&key);
+        self.journal.note_removal(key);
         let entry = self.namespaces.get_mut(namespace.0 as usize);
         entry.expect("invariant: a row's namespace is in the table").trie.remove(node);
         if let Some(parent) = parent {

@@ -110,6 +110,26 @@ pub(crate) struct Scope<'a> {
     pub(crate) namespace: &'a Namespace,
     /// The rows of one owner, as if there were no others; `None` for all rows.
     pub(crate) owner: Option<OwnerId>,
+    /// When the tokens were looked up, if that is explained: rows that were saved since do not count.
+    pub(crate) then: Option<Then>,
+}
+
+/// A lookup of some tokens before they were computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Then {
+    /// How many of them were stored.
+    pub found: usize,
+    /// When, unix seconds.
+    pub at: u64,
+}
+
+impl Scope<'_> {
+    /// Whether a row was saved after the lookup. Times have seconds only, so a longer row that does not part from the tokens
+    /// counts as later too: it came of their computation.
+    fn is_later(&self, created: u64, stored: &[u32], tokens: &[u32]) -> bool {
+        let agrees = || stored.iter().zip(tokens).all(|(one, two)| one == two);
+        self.then.is_some_and(|then| created > then.at || (stored.len() > then.found && agrees()))
+    }
 }
 
 /// Explains some tokens.
@@ -125,6 +145,9 @@ pub(crate) fn explain<L: LendIndex>(
         return found;
     }
     found.similar = similar(lender, sketches, scope, tokens, found.row.as_ref());
+    if let (Some(_), None, Some(similar)) = (scope.then, &found.row, &found.similar) {
+        found.common = found.common.max(similar.alignment.prefix);
+    }
     let shared = found.similar.as_ref().map_or(found.common, |similar| similar.alignment.shared());
     let other = lender.lend(|index| elsewhere(index, scope, tokens));
     // A few words that happen to be stored here do not hide a whole prompt that is stored for other settings.
@@ -154,6 +177,19 @@ fn by_prefix(index: &Index, scope: Scope<'_>, tokens: &[u32], cut: Cut) -> Expla
     let usable = found.map_or(0, |found| found.reach as usize);
     let row = best.map(|id| explained_row(index, id));
     let stored = best.map_or_else(Vec::new, |id| index.tokens_of(id));
+    let created = best.map_or(0, |id| index.row(id).meta.created);
+    if let Some(then) = scope.then.filter(|_| best.is_some() && scope.is_later(created, &stored, tokens)) {
+        let rows = matched.iter().flat_map(|matched| matched.boundaries.iter());
+        let is_earlier = |id: &RowId| {
+            let meta = &index.row(*id).meta;
+            meta.created <= then.at && meta.token_count as usize <= then.found
+        };
+        let row = rows.map(|(_, id)| *id).rfind(is_earlier).map(|id| explained_row(index, id));
+        let verdict = if row.is_some() { Verdict::Ends } else { Verdict::NothingStored };
+        let (common, usable) = (common.min(then.found), usable.min(then.found));
+        let tokens = tokens.len();
+        return Explanation { tokens, common, usable, row, parting: None, similar: None, elsewhere: None, verdict };
+    }
     let parting = (common < tokens.len() && common < stored.len()).then(|| parting(&stored, tokens, common));
     let verdict = match (&row, &parting) {
         (Some(_), Some(_)) => Verdict::Parts,
@@ -192,7 +228,13 @@ fn similar<L: LendIndex>(
     ranked.retain(|(shared, _)| *shared > 0);
     // Stable, so that the newest of equals comes first.
     ranked.sort_by_key(|(shared, _)| Reverse(*shared));
-    let finalists = ranked.into_iter().take(FINALISTS).map(|(_, key)| key);
+    let created = |key: &Key| lender.lend(|index| index.by_key(key).map(|id| index.row(id).meta.created));
+    let is_later = |key: &Key| {
+        let row = created(key).zip(tokens_of(key));
+        row.is_some_and(|(created, stored)| scope.is_later(created, &stored, tokens))
+    };
+    let earlier = ranked.into_iter().map(|(_, key)| key).filter(|key| scope.then.is_none() || !is_later(key));
+    let finalists = earlier.take(FINALISTS);
     let mut best: Option<(Key, Alignment)> = None;
     for (at, key) in agreeing.map(|row| row.key).into_iter().chain(finalists).enumerate() {
         let Some(stored) = tokens_of(&key) else { continue };

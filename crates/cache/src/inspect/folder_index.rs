@@ -73,7 +73,7 @@ impl FolderIndex {
     /// As [`Cache::explain`](crate::Cache::explain).
     #[must_use]
     pub fn explain(&self, namespace: &Namespace, tokens: &[u32], cut: Cut) -> Explanation {
-        explain::explain(self, &self.sketches, Scope { namespace, owner: None }, tokens, cut)
+        explain::explain(self, &self.sketches, Scope { namespace, owner: None, then: None }, tokens, cut)
     }
 
     /// What [`Cache::evict_bytes`](crate::Cache::evict_bytes) would remove, in its order. The rows leave this index.

@@ -3,6 +3,8 @@
 //! The engine walks the rows of a plan in order, copies each into its sequence, and drops the plan before it generates. A
 //! lookup takes the lock of the index for memory work only; it must never read a file.
 
+pub(crate) mod export;
+
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -10,6 +12,7 @@ use super::lease::{Lease, SaveBase};
 use super::pinned_row::{PinnedRow, RowReader};
 use super::shared_index::SharedIndex;
 use crate::identity::key::{Key, Namespace};
+use crate::identity::owner::OwnerId;
 use crate::index::rows::RowId;
 use crate::index::{Found, Index, Link, Needs, Use};
 use crate::kinds::{PartKind, Tier};
@@ -50,6 +53,16 @@ impl RestorePlan {
     pub fn has_logits(&self) -> bool {
         self.boundary().is_some_and(|row| row.length(PartKind::Logits).is_some())
     }
+}
+
+/// A whole row, held, with everything that its file would say of it.
+pub(crate) struct HeldRow {
+    pub(crate) row: PinnedRow,
+    /// The tokens of its own segment.
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) owners: Vec<OwnerId>,
+    /// Keeps the row.
+    _lease: Lease,
 }
 
 /// See the module.
@@ -117,6 +130,44 @@ impl Lookup {
         let id = index.by_key(key)?;
         let found = index.chain(id, index.row(id).meta.token_count, Needs::ATTENTION)?;
         Some(self.plan(&mut index, found, Use::Extended))
+    }
+
+    /// A row, held whole. Does not count as a hit.
+    pub(crate) fn hold(&self, key: &Key) -> Option<HeldRow> {
+        let mut index = self.index().lock();
+        let id = index.by_key(key)?;
+        Some(self.hold_id(&mut index, id))
+    }
+
+    /// A row and all rows that it builds on, root first, held whole. Does not count as a hit.
+    pub(crate) fn ancestry(&self, key: &Key) -> Option<Vec<HeldRow>> {
+        let mut index = self.index().lock();
+        let mut next = Some(index.by_key(key)?);
+        let mut rows = Vec::new();
+        while let Some(id) = next {
+            next = index.row(id).parent;
+            rows.push(self.hold_id(&mut index, id));
+        }
+        drop(index);
+        rows.reverse();
+        Some(rows)
+    }
+
+    fn hold_id(&self, index: &mut Index, id: RowId) -> HeldRow {
+        let row = index.row(id);
+        let std::ops::Range { start: from, end: to } = row.meta.own_range();
+        let pinned = PinnedRow::new(&self.reader, row, Link { row: id, from, to });
+        let owners = row.owners.clone();
+        let tokens = index.tokens_of(id).split_off(from as usize);
+        HeldRow { row: pinned, tokens, owners, _lease: Lease::take(self.index(), index, vec![id]) }
+    }
+
+    /// A named row for a new one that stores the tokens from `start` on itself, pinned. `None` if the row is gone or ends
+    /// before.
+    pub(crate) fn base_at(&self, key: &Key, start: u32) -> Option<SaveBase> {
+        let mut index = self.index().lock();
+        let id = index.by_key(key).filter(|id| start <= index.row(*id).meta.token_count)?;
+        Some(SaveBase::hold(self.index(), &mut index, id, start))
     }
 
     /// The row that a new one should build on, pinned.

@@ -3,6 +3,8 @@
 //! Called by the engine between two ticks. The payload comes in by reference and is never copied here. A save
 //! that cannot be done now is dropped with its reason; only a save that contradicts itself is an error.
 
+pub(crate) mod import;
+
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -45,6 +45,14 @@ impl Connection {
         model: Option<&str>,
         purpose: Purpose,
     ) -> anyhow::Result<Self> {
+        match Self::find(server, own, model).await? {
+            Some(found) => Ok(found),
+            None => Self::start(model, own, purpose).await,
+        }
+    }
+
+    /// Finds a server with the model: the named one, or a Poncho at the address of the settings.
+    pub(crate) async fn find(server: &ServerArgs, own: &OwnArgs, model: Option<&str>) -> anyhow::Result<Option<Self>> {
         if let Some(client) = named(server)?.filter(|_| !own.local) {
             let listed = listed_models(&client).await?;
             let model = match model {
@@ -53,7 +61,7 @@ impl Connection {
                     "the server has no models; install one there with `poncho pull`, or name one that it can load",
                 )?,
             };
-            return Ok(Self::to(client, model, None));
+            return Ok(Some(Self::to(client, model, None)));
         }
         if !own.local
             && let Some((client, listed)) = answering_poncho(server, model).await?
@@ -62,10 +70,13 @@ impl Connection {
                 Some(text) => name_at(text, &listed),
                 None => choose(&client, &listed).await,
             };
-            if let Some(model) = found {
-                return Ok(Self::to(client, model, None));
-            }
+            return Ok(found.map(|model| Self::to(client, model, None)));
         }
+        Ok(None)
+    }
+
+    /// Starts a server in this process.
+    pub(crate) async fn start(model: Option<&str>, own: &OwnArgs, purpose: Purpose) -> anyhow::Result<Self> {
         let (server, model) = own_server::start(model, own, purpose).await?;
         Ok(Self::to(server.client.clone(), model, Some(server)))
     }

@@ -80,7 +80,9 @@ pub(crate) async fn start(
     if let (Purpose::Compute, Some(folder)) = (purpose, &folder) {
         names::record(folder, loaded.id(), &loaded.current_namespace().fingerprint);
     }
+    let records_file = replay_file.as_deref().map(|file| file.with_extension("requests"));
     let config = ServerConfig {
+        records_file,
         any_model: true,
         default_model: Some(id.clone()),
         library: Some(Arc::new(models.library)),

@@ -13,6 +13,7 @@ mod gc;
 mod listing;
 mod ls;
 mod row;
+mod shared;
 mod show;
 mod stat;
 mod verify;
@@ -21,12 +22,19 @@ use std::io::Write;
 
 use poncho_terminal::{Outcome, Output};
 
-use crate::commands::cache::args::{CacheArgs, CacheCommand};
+use crate::commands::cache::args::{CacheArgs, CacheCommand, GcArgs, LsArgs};
 use crate::commands::cache::folder::Folders;
 
 pub(crate) fn run(args: &CacheArgs, out: &mut dyn Write) -> anyhow::Result<Outcome> {
-    let folders = Folders::find(&args.folders)?;
     let mut output = Output { out, json: args.json };
+    match &args.command {
+        CacheCommand::Ls(LsArgs { shared: Some(url), limit, .. }) => return shared::ls(url, *limit, &mut output),
+        CacheCommand::Gc(GcArgs { shared: Some(url), shared_quota, .. }) => {
+            return shared::gc(url, *shared_quota, &mut output);
+        }
+        _ => {}
+    }
+    let folders = Folders::find(&args.folders)?;
     match &args.command {
         CacheCommand::Ls(args) => ls::run(&folders, args, &mut output),
         CacheCommand::Stat => stat::run(&folders, &mut output),

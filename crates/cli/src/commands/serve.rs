@@ -5,7 +5,10 @@
 //! waits. A second signal ends it at once: streams get the error event of their dialect.
 
 mod greeting;
+mod manager;
+pub(crate) mod node;
 mod report;
+mod start;
 mod stopping;
 
 use std::io::Write;
@@ -15,47 +18,36 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
-use poncho_cache::CacheConfig;
-use poncho_engine::{ModelConfig, Sizing, sizing};
-use poncho_server::{Ending, MemoryBudget, ServerConfig, check_bind};
-use poncho_terminal::{Outcome, Progress, printable_line, show_bytes};
+use poncho_server::{Ending, ServerConfig, check_bind};
+use poncho_terminal::{Outcome, printable_line};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 
+use crate::commands::machine::config::shown_settings;
 use crate::commands::serve::greeting::Greeting;
-use crate::commands::serve::report::Report;
+use crate::commands::serve::start::Start;
 use crate::commands::serve::stopping::{StopSignals, Waiting};
-use crate::serving::devices::Looked;
-use crate::serving::disk::{LITTLE_SPACE, free_bytes};
 use crate::serving::draining::Drained;
 use crate::serving::engine_process::{self, EngineProcess};
-use crate::serving::memory::{Demand, Fit};
-use crate::serving::models::{Asked, ServedModels, aliases};
-use crate::serving::probing::prober;
-use crate::serving::shape::{ModelShape, chat_settings, replay_file, show_fingerprint};
+use crate::serving::models::aliases;
+use crate::serving::shape::{beside, records_file};
+use crate::serving::shared_tier;
 use crate::serving::templates::usable_template;
-use crate::serving::tiers::cache_config;
-use crate::serving::{devices, limits, memory, names, port};
+use crate::serving::{limits, port};
+use crate::settings::Resolved;
 use crate::settings::args::ServeArgs;
 use crate::settings::cache_folder::cache_folder;
+use crate::settings::logging::recent_warnings;
 
 /// Maximum threads for blocking work: a few prepare prompts, and each upload or download takes one.
 const BLOCKING_THREADS: usize = 128;
 /// How long an idle one is kept; its memory is freed with it.
 const IDLE_THREAD: Duration = Duration::from_secs(2);
 
-pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outcome> {
+pub(crate) fn run(args: &ServeArgs, resolved: Option<&Resolved>, out: &mut impl Write) -> anyhow::Result<Outcome> {
     limits::raise_open_files();
     if let Some(socket) = engine_process::socket() {
-        let folder = cache_folder(args.cache_dir.as_deref())?;
-        let cache = cache_config(args, &folder)?;
-        engine_process::serve_engine(
-            &runtime()?,
-            &socket,
-            cache,
-            chat_settings(args, Some(replay_file(&folder))),
-            args.drain_limit,
-        )?;
+        engine_process::compute(args, &runtime()?, &socket)?;
         return Ok(Outcome::Good);
     }
     let address = address(args)?;
@@ -68,10 +60,6 @@ pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outc
         )
     })?;
     let folder = cache_folder(args.cache_dir.as_deref())?;
-    let shape = ModelShape::of(args, prober(args.probe_models, Some(&folder)));
-    let asked = Asked { models: &args.model, name: args.name.as_deref(), models_dir: args.models_dir.as_deref() };
-    let models = ServedModels::find(asked, &shape)?;
-    let aliases = aliases(&args.alias)?;
     let mut config = ServerConfig {
         keys,
         admin_keys: args.admin_key.clone(),
@@ -79,63 +67,121 @@ pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outc
         any_model: true,
         memory: args.memory.unwrap_or_default(),
         keep_alive: args.keep_alive,
-        aliases,
+        aliases: aliases(&args.alias)?,
+        records_file: Some(records_file(&folder)),
         ..ServerConfig::default()
     };
     observe(args, &mut config);
+    config.savings_file = Some(beside(&folder, ".savings"));
+    config.settings = resolved.map(shown_settings).unwrap_or_default();
+    config.recent_warnings = recent_warnings();
     // Fail before a model is loaded.
     config.check()?;
+    shared_tier::check(&args.shared_tier)?;
     let runtime = runtime()?;
-    // The port first: if it is taken, no time is lost for loading a model.
-    let listener = runtime.block_on(TcpListener::bind(address)).map_err(|error| {
-        let why = port::why_not(address, &error);
-        anyhow::Error::new(error).context(format!("cannot listen on {address}: {why}"))
-    })?;
+    if !args.nodes.node.is_empty() {
+        return front(args, &runtime, address, config, out);
+    }
+    let start = Start::find(args)?;
+    let listener = listen(&runtime, address)?;
     let address = listener.local_addr()?;
-    let start = Start::look(args, &models, cache_config(args, &folder)?)?;
-    let engine = if args.in_process {
-        devices::load(start.looked.sources.clone())?;
-        EngineProcess::own(start.cache.clone(), chat_settings(args, Some(replay_file(&folder))))?
-    } else {
-        EngineProcess::child(&runtime, &folder, &start.looked.sources)?
-    };
-    warn_of_little_space(&folder);
-    if let Some(note) = &models.note {
-        writeln!(out, "{}", printable_line(note))?;
-    }
-    for name in &models.named {
-        let model = models.get(name)?;
-        writeln!(out, "loading {}", printable_line(name))?;
-        out.flush()?;
-        let progress = Progress::on_stderr();
-        engine.load(&runtime, model.load(), show_fingerprint(&progress))?;
-        progress.clear();
-        if let Some(loaded) = engine.node().model(name) {
-            names::record(&folder, name, &loaded.report().fingerprint);
-        }
-    }
-    let id = models.named.first().context("no model is named")?.clone();
-    let signals = {
-        let _inside = runtime.enter();
-        StopSignals::install().context("cannot listen for signals")?
-    };
-    greet(args, address, &id, &start, out)?;
+    let mut start = start.look(args)?;
+    let engine = start.engine(args, &runtime)?;
+    start.load(&engine, &runtime, out)?;
+    let id = start.models.named.first().context("no model is named")?.clone();
+    let signals = install(&runtime)?;
+    greet(args, address, &id, &start.report(), out)?;
     config.default_model = Some(id);
     config.library = Some(Arc::new(
-        models.library.with_client_templates(args.client_templates).with_template_check(usable_template),
+        start.models.library.with_client_templates(args.client_templates).with_template_check(usable_template),
     ));
+    serve(Serving { runtime: &runtime, listener, engine: &engine, config, signals }, out)?;
+    let limit = args.drain_limit;
+    writeln!(out, "saving the states of the models, for at most {} s", limit.as_secs_f64())?;
+    out.flush()?;
+    end(engine, &runtime, limit, &start.folder, out)?;
+    // A load that is still running must not delay the end.
+    runtime.shutdown_background();
+    Ok(Outcome::Good)
+}
+
+/// Serves the models of nodes on other machines. Nothing is computed or stored here.
+fn front(
+    args: &ServeArgs,
+    runtime: &Runtime,
+    address: SocketAddr,
+    config: ServerConfig,
+    out: &mut impl Write,
+) -> anyhow::Result<Outcome> {
+    if let Some(model) = args.model.first() {
+        bail!("--model {model} and --node exclude each other; nodes load their models themselves");
+    }
+    let listener = listen(runtime, address)?;
+    let address = listener.local_addr()?;
+    let engine = EngineProcess::fleet(runtime, &args.nodes)?;
+    if let EngineProcess::Fleet(fleet) = &engine {
+        for (node, reason) in fleet.absent() {
+            writeln!(out, "waiting for the node {node}: {}", printable_line(&reason))?;
+        }
+    }
+    let signals = install(runtime)?;
+    let models = engine.node().models();
+    let nodes = args.nodes.node.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    let id = models.first().map_or_else(|| "any model".to_owned(), |model| model.report().id.clone());
+    greet(args, address, &id, &format!("  computed by {nodes}\n"), out)?;
+    serve(Serving { runtime, listener, engine: &engine, config, signals }, out)?;
+    Ok(Outcome::Good)
+}
+
+/// The port first: if it is taken, no time is lost for loading a model.
+fn listen(runtime: &Runtime, address: SocketAddr) -> anyhow::Result<TcpListener> {
+    runtime.block_on(TcpListener::bind(address)).map_err(|error| {
+        let why = port::why_not(address, &error);
+        anyhow::Error::new(error).context(format!("cannot listen on {address}: {why}"))
+    })
+}
+
+fn install(runtime: &Runtime) -> anyhow::Result<StopSignals> {
+    let _inside = runtime.enter();
+    StopSignals::install().context("cannot listen for signals")
+}
+
+/// What serving takes.
+struct Serving<'a> {
+    runtime: &'a Runtime,
+    listener: TcpListener,
+    engine: &'a EngineProcess,
+    config: ServerConfig,
+    signals: StopSignals,
+}
+
+/// Serves until a signal, and lets replies finish.
+fn serve(serving: Serving<'_>, out: &mut impl Write) -> anyhow::Result<()> {
+    let Serving { runtime, listener, engine, config, signals } = serving;
     let ending = Ending {
-        shutdown: signals.first(),
+        shutdown: async {
+            signals.first().await;
+            manager::is_stopping();
+        },
         hurry: signals.second(),
         // A line that cannot be written is ignored: the server must end all the same.
         notice: |draining| drop(writeln!(out, "{}", Waiting(draining)).and_then(|()| out.flush())),
     };
+    manager::is_ready(runtime);
     runtime.block_on(poncho_server::serve_until(listener, engine.node(), config, ending))?;
     signals.served();
-    let limit = args.drain_limit;
-    writeln!(out, "saving the states of the models, for at most {} s", limit.as_secs_f64())?;
-    out.flush()?;
-    if engine.end(&runtime, limit)? == Drained::GaveUp {
+    Ok(())
+}
+
+/// Saves what the models hold, and says if that took too long.
+fn end(
+    engine: EngineProcess,
+    runtime: &Runtime,
+    limit: Duration,
+    folder: &Path,
+    out: &mut impl Write,
+) -> anyhow::Result<()> {
+    if engine.end(runtime, limit)? == Drained::GaveUp {
         let seconds = limit.as_secs_f64();
         writeln!(
             out,
@@ -144,9 +190,7 @@ pub(crate) fn run(args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Outc
         )?;
         out.flush()?;
     }
-    // A load that is still running must not delay the end.
-    runtime.shutdown_background();
-    Ok(Outcome::Good)
+    Ok(())
 }
 
 fn runtime() -> anyhow::Result<Runtime> {
@@ -156,18 +200,6 @@ fn runtime() -> anyhow::Result<Runtime> {
         .enable_all()
         .build()
         .context("cannot start the runtime")
-}
-
-/// Without space nothing fails, but prompts are computed again; a warning says why.
-fn warn_of_little_space(folder: &Path) {
-    let existing = folder.ancestors().find(|folder| folder.is_dir());
-    if let Some(free) = existing.and_then(free_bytes).filter(|free| *free < LITTLE_SPACE) {
-        tracing::warn!(
-            folder = %folder.display(),
-            free = show_bytes(free),
-            "little space for the cache; free some, or name a folder on another disk with --cache-dir"
-        );
-    }
 }
 
 /// Browser access, timeouts, uploads and traces.
@@ -189,46 +221,9 @@ fn address(args: &ServeArgs) -> anyhow::Result<SocketAddr> {
     found.next().with_context(|| format!("the host {} has no address", args.host))
 }
 
-/// What is known before the models are loaded.
-struct Start {
-    models: Vec<(ModelConfig, Sizing)>,
-    looked: Looked,
-    available: Option<u64>,
-    cache: CacheConfig,
-}
-
-impl Start {
-    /// Looks at the models and the machine. Fails if the memory is too little, unless it has no limit.
-    fn look(args: &ServeArgs, models: &ServedModels, cache: CacheConfig) -> anyhow::Result<Self> {
-        let mut sized = Vec::new();
-        for name in &models.named {
-            let config = models.get(name)?.load().config;
-            let sizing = sizing(&config);
-            sized.push((config, sizing));
-        }
-        let looked = devices::look(&args.devices);
-        let available = sized.first().and_then(|(config, _)| memory::available_for(config, &looked.devices));
-        let all: Vec<_> = sized.iter().map(|(config, sizing)| (config, *sizing)).collect();
-        if let Some(available) = available.filter(|_| args.memory != Some(MemoryBudget::Unlimited))
-            && let Fit::TooLittle(shortage) = Demand::of_sized(&all).fit(available)
-        {
-            bail!("{shortage}; --memory none skips this check");
-        }
-        Ok(Self { models: sized, looked, available, cache })
-    }
-
-    fn report(&self) -> String {
-        Report { models: &self.models, available: self.available, looked: &self.looked, cache: &self.cache }.text()
-    }
-}
-
-fn greet(args: &ServeArgs, address: SocketAddr, id: &str, start: &Start, out: &mut impl Write) -> anyhow::Result<()> {
-    let greeting = Greeting {
-        address,
-        model: id,
-        report: &start.report(),
-        needs_key: !args.api_key.is_empty() || !args.admin_key.is_empty(),
-    };
+fn greet(args: &ServeArgs, address: SocketAddr, id: &str, report: &str, out: &mut impl Write) -> anyhow::Result<()> {
+    let greeting =
+        Greeting { address, model: id, report, needs_key: !args.api_key.is_empty() || !args.admin_key.is_empty() };
     out.write_all(greeting.text().as_bytes())?;
     out.flush()?;
     Ok(())

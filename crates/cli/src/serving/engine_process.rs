@@ -1,6 +1,7 @@
-//! Where the engine of a server runs: in a child process, which may end without taking the server along, or in this one.
+//! Where the engine of a server runs: in a child process, which may end without taking the server along, in this one, or on
+//! other machines.
 //!
-//! Used by `serve`. The child is this program with the same arguments and a variable that names the socket to serve, so
+//! Used by `serve` and `node`. The child is this program with the same arguments and a variable that names the socket to serve, so
 //! both read the same settings. It must never print.
 
 use std::path::{Path, PathBuf};
@@ -13,13 +14,18 @@ use poncho_api::{ChatSettings, LoadEvent, LoadModel, Node};
 use poncho_cache::{Cache, CacheConfig};
 use poncho_engine::backend::llama::{DeviceSources, LlamaBackend};
 use poncho_engine::{Engine, Host};
-use poncho_node::{ChildNode, Ended, Launch, parent_is_gone, serve_parent};
+use poncho_node::{ChildNode, Ended, Fleet, FleetSettings, Launch, parent_is_gone, serve_parent};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::serving::devices;
 use crate::serving::draining::{Drained, drain};
-use crate::serving::shape::beside;
+use crate::serving::shape::{beside, chat_settings, replay_file};
+use crate::serving::shared_tier::with_shared_tier;
+use crate::serving::tiers::cache_config;
+use crate::settings::args::ServeArgs;
+use crate::settings::cache_folder::cache_folder;
+use crate::settings::node_args::NodeArgs;
 
 /// Names the socket that a child serves. Users never set it.
 const SOCKET: &str = "__PONCHO_NODE_SOCKET";
@@ -27,6 +33,8 @@ const SOCKET: &str = "__PONCHO_NODE_SOCKET";
 const START_WITHIN: Duration = Duration::from_secs(600);
 /// A large model on a slow disk takes a while to load again.
 const RESTART_WITHIN: Duration = Duration::from_secs(600);
+/// A node that is started again loads its models first.
+const NODE_WITHIN: Duration = Duration::from_secs(300);
 
 /// The socket to serve, in a process that was started to compute.
 pub(crate) fn socket() -> Option<PathBuf> {
@@ -37,11 +45,17 @@ pub(crate) fn socket() -> Option<PathBuf> {
 pub(crate) enum EngineProcess {
     Child(ChildNode),
     Own(Arc<Engine>, Arc<Host>),
+    Fleet(Fleet),
 }
 
 impl EngineProcess {
     /// Starts a child that opens the cache in this folder and computes on these devices.
-    pub(crate) fn child(runtime: &Runtime, folder: &Path, devices: &DeviceSources) -> anyhow::Result<Self> {
+    pub(crate) fn child(
+        runtime: &Runtime,
+        folder: &Path,
+        devices: &DeviceSources,
+        crash_limit: u32,
+    ) -> anyhow::Result<Self> {
         let (name, value) = devices::for_child(devices)?;
         let launch = Launch {
             program: std::env::current_exe().context("cannot find this program to start it again")?,
@@ -50,6 +64,7 @@ impl EngineProcess {
             socket_variable: SOCKET,
             start_within: START_WITHIN,
             call_wait: RESTART_WITHIN,
+            crash_limit,
             crashes: beside(folder, ".crashes"),
         };
         Ok(Self::Child(runtime.block_on(ChildNode::start(launch))?))
@@ -62,11 +77,19 @@ impl EngineProcess {
         Ok(Self::Own(engine, host))
     }
 
+    /// Connects to engines on other machines.
+    pub(crate) fn fleet(runtime: &Runtime, args: &NodeArgs) -> anyhow::Result<Self> {
+        let settings =
+            FleetSettings { nodes: args.node.clone(), credentials: args.credentials()?, call_wait: NODE_WITHIN };
+        Ok(Self::Fleet(runtime.block_on(Fleet::connect(settings))?))
+    }
+
     /// The engine as the server sees it.
     pub(crate) fn node(&self) -> Arc<dyn Node> {
         match self {
             Self::Child(child) => Arc::new(child.clone()),
             Self::Own(_, host) => Arc::clone(host) as Arc<dyn Node>,
+            Self::Fleet(fleet) => Arc::new(fleet.clone()),
         }
     }
 
@@ -100,13 +123,23 @@ impl EngineProcess {
                 drop(host);
                 drain(engine, limit)
             }
+            // They go on without this server.
+            Self::Fleet(_) => Ok(Drained::Saved),
         }
     }
 }
 
+/// The whole work of a process that was started to compute.
+pub(crate) fn compute(args: &ServeArgs, runtime: &Runtime, socket: &Path) -> anyhow::Result<()> {
+    let folder = cache_folder(args.cache_dir.as_deref())?;
+    let chat = chat_settings(args, Some(replay_file(&folder)));
+    let cache = with_shared_tier(cache_config(args, &folder)?, &args.shared_tier)?;
+    serve_engine(runtime, socket, cache, chat, args.drain_limit)
+}
+
 /// The work of a child: serves an engine to the process that started it, saves its states when that process wants it to
 /// end, and ends at once when that process is gone.
-pub(crate) fn serve_engine(
+fn serve_engine(
     runtime: &Runtime,
     socket: &Path,
     cache: CacheConfig,

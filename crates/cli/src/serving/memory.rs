@@ -74,6 +74,11 @@ pub(crate) struct Shortage {
 }
 
 impl Demand {
+    /// Bytes of the state of one token.
+    pub(crate) fn bytes_per_token(&self) -> u64 {
+        self.bytes_per_token
+    }
+
     /// The demand of models with these configurations, of which the first one's context counts. Reads the files' heads.
     pub(crate) fn of(configs: &[ModelConfig]) -> Self {
         let sized: Vec<(&ModelConfig, Sizing)> = configs.iter().map(|config| (config, sizing(config))).collect();

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use poncho_api::{ChatSettings, HygieneRule, SigningKey};
 use poncho_engine::backend::{ContextOptions, KvLayout};
-use poncho_engine::{Exactness, ModelConfig, Prober};
+use poncho_engine::{Drafts, Exactness, ModelConfig, Prober};
 use poncho_terminal::{Progress, Unit};
 
 use crate::settings::args::{ExactArg, ServeArgs};
@@ -25,6 +25,8 @@ pub(crate) struct ModelShape {
     pub(crate) threads: Option<u32>,
     /// Whether replies are exact.
     pub(crate) exactness: Exactness,
+    /// Which tokens replies are guessed from.
+    pub(crate) drafts: Drafts,
     /// The shortest state that is saved; `None` for the engine's own gate.
     pub(crate) save_min_tokens: Option<u32>,
     /// Tries models before they are loaded.
@@ -51,6 +53,7 @@ impl ModelShape {
             kv: args.kv_layout.layout(args.parallel),
             threads: args.threads,
             exactness,
+            drafts: args.drafts.sources(),
             save_min_tokens: args.save_min_tokens,
             prober,
             backend: args.backend.clone(),
@@ -71,7 +74,8 @@ impl ModelShape {
             ..ContextOptions::default()
         };
         self.backend.set_context(&mut context);
-        let mut config = ModelConfig { context, exactness: self.exactness, ..ModelConfig::new(id, model) };
+        let (exactness, drafts) = (self.exactness, self.drafts);
+        let mut config = ModelConfig { context, exactness, drafts, ..ModelConfig::new(id, model) };
         self.backend.set_model(&mut config.model);
         config.queue_limit = self.queue_limit.unwrap_or(config.queue_limit);
         config.signing_key.clone_from(&self.signing_key);
@@ -110,6 +114,11 @@ pub(crate) fn show_fingerprint(progress: &Progress) -> impl FnMut(u64, u64) {
 /// Beside the cache folder, under its name: every file inside the folder belongs to the cache.
 pub(crate) fn replay_file(folder: &Path) -> PathBuf {
     beside(folder, ".replay")
+}
+
+/// Hashes of requests that ask for cache diagnostics.
+pub(crate) fn records_file(folder: &Path) -> PathBuf {
+    beside(folder, ".requests")
 }
 
 /// The folder's path with an ending.

@@ -9,6 +9,7 @@ use clap::ValueEnum;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use poncho_api::ReplayScope;
 use poncho_cache::{PressureConfig, PressureSourceKind};
+use poncho_engine::Drafts;
 use poncho_engine::backend::KvLayout;
 use poncho_server::{KeepAlive, MemoryBudget};
 use poncho_terminal::parse_bytes;
@@ -16,6 +17,8 @@ use poncho_terminal::parse_bytes;
 use crate::settings::backend_args::BackendArgs;
 use crate::settings::device_args::DeviceArgs;
 use crate::settings::limit_args::LimitArgs;
+use crate::settings::node_args::NodeArgs;
+use crate::settings::shared_args::SharedArgs;
 
 /// The flags of every command.
 #[derive(Debug, Clone, Copy, clap::Args)]
@@ -70,6 +73,9 @@ pub(crate) struct ServeArgs {
     /// Run the engine in the server's own process, where a crash of llama.cpp ends the server and every reply
     #[arg(long)]
     pub(crate) in_process: bool,
+
+    #[command(flatten)]
+    pub(crate) nodes: NodeArgs,
 
     /// How long a model that was loaded by a request stays loaded when idle: 5m, 1h30m, seconds, 0, or -1 for no limit
     #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = KeepAlive::parse, allow_hyphen_values = true)]
@@ -127,6 +133,9 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "SOURCE", default_value = "off", value_parser = pressure_parser())]
     pub(crate) pressure: PressureArg,
 
+    #[command(flatten)]
+    pub(crate) shared_tier: SharedArgs,
+
     /// Maximum number of tokens of one request, prompt and reply together
     #[arg(long, value_name = "TOKENS", default_value_t = 8192, value_parser = clap::value_parser!(u32).range(64..))]
     pub(crate) ctx_size: u32,
@@ -152,6 +161,10 @@ pub(crate) struct ServeArgs {
     /// Make replies byte-identical to those of a server without a cache and without other requests: always, or on request [default: off]
     #[arg(long, value_name = "WHEN", num_args = 0..=1, require_equals = true, default_missing_value = "always")]
     pub(crate) exact: Option<ExactArg>,
+
+    /// Guess replies ahead from tokens seen before, where that is faster; replies do not change
+    #[arg(long, value_name = "SOURCE", value_enum, default_value_t = DraftsArg::Auto)]
+    pub(crate) drafts: DraftsArg,
 
     /// Key that clients must send; may be repeated
     #[arg(long, value_name = "KEY")]
@@ -318,6 +331,31 @@ impl KvArg {
             // One request has the pool to itself, and rows from disk are set while the next ones are read.
             Self::Auto if parallel == 1 => KvLayout::Unified,
             Self::Auto => KvLayout::Split,
+        }
+    }
+}
+
+/// Where drafts come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DraftsArg {
+    /// Like `stored`
+    Auto,
+    /// None
+    Off,
+    /// The conversation of the request
+    Context,
+    /// The conversation of the request, and all stored ones of the same key
+    Stored,
+}
+
+impl DraftsArg {
+    /// The setting of a model.
+    pub(crate) fn sources(self) -> Drafts {
+        match self {
+            Self::Auto => Drafts::Auto,
+            Self::Off => Drafts::Off,
+            Self::Context => Drafts::Context,
+            Self::Stored => Drafts::Stored,
         }
     }
 }

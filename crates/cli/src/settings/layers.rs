@@ -51,6 +51,11 @@ pub(crate) enum Refused {
     Settings(anyhow::Error),
 }
 
+/// A command below another one has flags of its own.
+fn has_settings((name, matches): &(&str, &ArgMatches)) -> bool {
+    COMMANDS.contains(name) && matches.subcommand().is_none()
+}
+
 /// The arguments of a command line, and the settings of the command if it has them.
 pub(crate) fn parse(
     command: &Command,
@@ -58,7 +63,7 @@ pub(crate) fn parse(
     environment: &Environment,
 ) -> Result<(ArgMatches, Option<Resolved>), Refused> {
     let typed = command.clone().try_get_matches_from(&words).map_err(Refused::Usage)?;
-    let Some((name, sub)) = typed.subcommand().filter(|(name, _)| COMMANDS.contains(name)) else {
+    let Some((name, sub)) = typed.subcommand().filter(has_settings) else {
         return Ok((typed, None));
     };
     let flags = flags();

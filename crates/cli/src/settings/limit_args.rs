@@ -37,6 +37,10 @@ pub(crate) struct LimitArgs {
     #[arg(long, value_name = "COUNT", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub(crate) queue_limit: u32,
 
+    /// How many of the last requests the console and /api/requests show; 0 keeps none
+    #[arg(long, value_name = "COUNT", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(..=100_000))]
+    pub(crate) console_requests: u32,
+
     /// How long running requests may continue after a signal to stop
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = parse_wait)]
     pub(crate) shutdown_grace: Duration,
@@ -51,6 +55,7 @@ impl LimitArgs {
         config.request_timeout = self.request_timeout;
         config.max_connections = usize::try_from(self.max_connections).unwrap_or(usize::MAX);
         config.shutdown_grace = self.shutdown_grace;
+        config.requests_kept = usize::try_from(self.console_requests).unwrap_or(usize::MAX);
     }
 
     /// Requests of a model that may wait.

@@ -5,10 +5,11 @@
 //! file: control characters are escaped here, so that an event is always one line and harmless for a terminal.
 
 use std::io::{self, Write};
+use std::sync::{Arc, OnceLock};
 
 use anyhow::{Context, bail};
 use clap::ValueEnum;
-use poncho_server::REPLY_TARGET;
+use poncho_server::{REPLY_TARGET, RecentLines};
 use poncho_terminal::is_obeyed;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Subscriber};
@@ -68,8 +69,30 @@ pub(crate) fn start(args: LogArgs, replies: ReplyLines) -> anyhow::Result<()> {
         LogFormat::Text => lines.event_format(TextLines(fmt::format().with_target(false))).boxed(),
         LogFormat::Json => lines.json().flatten_event(true).with_span_list(false).boxed(),
     };
-    tracing_subscriber::registry().with(lines.with_filter(filter)).init();
+    let kept = fmt::layer().with_ansi(false).with_writer(|| EscapingWriter { format: LogFormat::Text, to: Kept });
+    let kept = kept.event_format(fmt::format().with_target(false)).with_filter(level.min(LevelFilter::WARN));
+    tracing_subscriber::registry().with(lines.with_filter(filter)).with(kept).init();
     Ok(())
+}
+
+/// The last lines at warn and above, for the console.
+pub(crate) fn recent_warnings() -> Arc<RecentLines> {
+    static LINES: OnceLock<Arc<RecentLines>> = OnceLock::new();
+    Arc::clone(LINES.get_or_init(Arc::default))
+}
+
+/// Keeps a line in memory.
+struct Kept;
+
+impl Write for Kept {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        recent_warnings().add(&String::from_utf8_lossy(line));
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// Events as text. Those of replies are a sentence for people, without the fields that JSON has.
@@ -166,7 +189,7 @@ fn chosen<T: ValueEnum>(flag: Option<T>, variable: &str, known: &str) -> anyhow:
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Arc, Mutex};
+    use std::sync::Mutex;
 
     use super::*;
 

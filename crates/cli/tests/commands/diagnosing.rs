@@ -118,3 +118,20 @@ fn a_model_that_shares_its_file_is_reported_and_verifying_repairs_it() {
     assert_eq!(verified.code, Some(0), "{}", verified.stderr);
     assert!(examine(&kv, &words, "models folder").1.is_null(), "it has a file of its own now");
 }
+
+#[test]
+fn an_object_store_is_measured_and_left_as_it_was() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = folder.path().join("store");
+    let url = format!("file://{}", store.display());
+    let (_, finding) = examine(&folder.path().join("kv"), &["--shared", &url], "shared");
+    assert_eq!(finding["level"], "ok", "{finding}");
+    let fact = finding["fact"].as_str().unwrap();
+    for word in ["round trip", "reads", "writes", "conditional writes yes", "tokens/s"] {
+        assert!(fact.contains(word), "{fact}");
+    }
+    let left: Vec<String> = contents(&store).into_iter().map(|(path, _)| path.display().to_string()).collect();
+    assert!(left.iter().all(|name| !name.contains("doctor")), "{left:?}");
+    let (code, finding) = examine(&folder.path().join("kv"), &["--shared", "ftp://host/x"], "shared");
+    assert_eq!((code, &finding["level"]), (Some(1), &"broken".into()), "{finding}");
+}

@@ -253,3 +253,17 @@ fn a_memory_folder_is_told_from_a_disk() {
     assert_eq!(both(&["verify"]).code, Some(0), "the chains go on in the other folder");
     assert_eq!(both(&["stat", "--json"]).json()["folders"].as_array().unwrap().len(), 2);
 }
+
+#[test]
+fn an_object_store_is_listed_and_collected_by_its_address_or_by_the_setting() {
+    let folder = tempfile::tempdir().unwrap();
+    let url = format!("file://{}", folder.path().join("store").display());
+    let listing = cache(folder.path(), &["ls", "--json", "--shared", &url]).json();
+    assert_eq!(listing, json!({"location": url, "bytes": 0, "tenants": []}));
+    let text = run(poncho().args(["cache", "ls", "--shared"]).env("PONCHO_SHARED", &url));
+    assert_eq!((text.code, text.stdout.trim_end()), (Some(0), format!("no rows in {url}").as_str()), "{}", text.stderr);
+    let collected = cache(folder.path(), &["gc", "--json", "--shared", &url, "--shared-quota", "1GiB"]).json();
+    assert_eq!((&collected["rows"], &collected["removed_rows"]), (&json!(0), &json!(0)));
+    let none = run(poncho().args(["cache", "ls", "--shared"]));
+    assert!(none.code != Some(0) && none.stderr.contains("--shared s3://BUCKET/PREFIX"), "{}", none.stderr);
+}

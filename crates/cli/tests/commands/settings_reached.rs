@@ -59,6 +59,47 @@ fn rows_in_memory_files_outlive_the_process() {
     assert_eq!(code, Some(0), "{last}");
 }
 
+/// Two servers with a cache folder each, one after the other: the second finds what the first uploaded as it ended.
+#[test]
+fn a_second_machine_restores_what_the_first_has_computed() {
+    let folder = tempfile::tempdir().unwrap();
+    let url = format!("file://{}", folder.path().join("store").display());
+    let ask = |served: &Served| {
+        let body = json!({"model": "m", "max_tokens": 4, "temperature": 0, "poncho": true,
+            "messages": [{"role": "user", "content": QUESTION.repeat(30)}]});
+        let reply = served.post("/v1/chat/completions", &body);
+        (reply["choices"][0]["message"]["content"].clone(), reply["poncho"].clone())
+    };
+    let shared =
+        |served: &Served| serde_json::from_str::<Value>(&served.ask("GET", "/api/cache").1).unwrap()["shared"].clone();
+    let machine = |name: &str| {
+        let own = folder.path().join(name);
+        std::fs::create_dir(&own).unwrap();
+        start(&own, &["--shared", &url])
+    };
+    let first = machine("first");
+    crate::serving::stopping::until("the store is measured", || shared(&first)["on"] == true);
+    let (text, facts) = ask(&first);
+    assert_eq!(facts["cached_tokens"], 0);
+    assert_eq!(first.terminate().0, Some(0));
+    let listing = run(poncho().args(["cache", "ls", "--json", "--shared", &url])).json();
+    assert!(listing["tenants"][0]["rows"][0]["tokens"].as_u64().unwrap() > 500, "{listing:#}");
+
+    // A machine that computes faster than it fetches does not fetch; one of three finds it worth it.
+    let mut restored = false;
+    for number in 0..3 {
+        let second = machine(&format!("second-{number}"));
+        crate::serving::stopping::until("the store is measured", || shared(&second)["on"] == true);
+        let (again, facts) = ask(&second);
+        assert_eq!(again, text, "{facts}");
+        restored |= facts["tier"] == "shared";
+        if restored {
+            break;
+        }
+    }
+    assert!(restored, "no server fetched the row");
+}
+
 #[test]
 fn a_memory_folder_that_is_a_file_is_refused() {
     let folder = tempfile::tempdir().unwrap();

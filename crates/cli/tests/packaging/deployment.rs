@@ -36,16 +36,47 @@ fn ask(command: &mut Command) -> Option<(bool, String)> {
 
 /// Hardening 22: without `systemd-analyze` next to nothing was checked, and the test passed.
 #[test]
-fn the_unit_is_one_that_systemd_takes() {
-    let unit = read("poncho.service");
-    assert_eq!(unit_problems(&unit), Vec::<String>::new());
-    let folder = tempfile::tempdir().unwrap();
-    let copy = folder.path().join("poncho.service");
-    // It asks for the program to be there; the one of this build is.
-    std::fs::write(&copy, unit.replace("/usr/local/bin/poncho", env!("CARGO_BIN_EXE_poncho"))).unwrap();
-    if let Some((_, said)) = ask(Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&copy)) {
-        let about_ours: Vec<&str> = said.lines().filter(|line| line.contains("poncho.service")).collect();
-        assert!(about_ours.is_empty(), "{said}");
+fn the_units_are_ones_that_systemd_takes() {
+    for name in ["poncho.service", "poncho-node.service", "poncho-front.service"] {
+        let unit = read(name);
+        assert_eq!(unit_problems(&unit), Vec::<String>::new(), "{name}");
+        let folder = tempfile::tempdir().unwrap();
+        let copy = folder.path().join(name);
+        // It asks for the program to be there; the one of this build is.
+        std::fs::write(&copy, unit.replace("/usr/local/bin/poncho", env!("CARGO_BIN_EXE_poncho"))).unwrap();
+        if let Some((_, said)) = ask(Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&copy)) {
+            let about_ours: Vec<&str> = said.lines().filter(|line| line.contains(name)).collect();
+            assert!(about_ours.is_empty(), "{said}");
+        }
+    }
+}
+
+/// Each variable and flag of the units and containers for nodes is one that the program takes.
+#[test]
+fn the_files_for_nodes_name_settings_that_exist() {
+    let (mut names, mut commands) = (Vec::new(), Vec::new());
+    for name in ["poncho-node.service", "poncho-front.service"] {
+        let unit = read(name);
+        names.extend(values(&unit, "Environment").iter().map(|pair| pair.split_once('=').unwrap().0.to_owned()));
+        commands.extend(values(&unit, "ExecStart").iter().map(|line| line.to_string()));
+    }
+    let compose = yaml_rust2::YamlLoader::load_from_str(&read("nodes.compose.yaml")).unwrap().remove(0);
+    for service in ["node", "front"] {
+        let service = &compose["services"][service];
+        names.extend(service["environment"].as_hash().unwrap().keys().map(|name| name.as_str().unwrap().to_owned()));
+        let words = service["command"].as_vec().unwrap().iter().map(|word| word.as_str().unwrap());
+        commands.push(format!("poncho {}", words.collect::<Vec<_>>().join(" ")));
+    }
+    let reference = std::fs::read_to_string(root().join("docs/configuration.md")).unwrap();
+    for name in names {
+        assert!(reference.contains(&format!("`{name}`")), "{name} is a setting");
+    }
+    for command in commands {
+        let words: Vec<&str> = command.split_whitespace().skip(1).collect();
+        let help = run(poncho().args([words[0], "--help"])).good().to_owned();
+        for flag in words.iter().filter(|word| word.starts_with("--")) {
+            assert!(help.contains(flag), "{command}: {flag}");
+        }
     }
 }
 
@@ -61,7 +92,7 @@ fn mistakes_in_the_packaged_files_are_found_without_their_programs() {
         ("UMask=0077", "UMask=77", "UMask"),
         ("RestartSec=2", "RestartSec=soon", "RestartSec"),
         ("RestartSec=2", "RestartSec=2\nRestartSec=3", "stands twice"),
-        ("Type=exec", "Type exec", "neither a section nor a directive"),
+        ("Type=notify", "Type notify", "neither a section nor a directive"),
         ("[Service]", "[Servce]", "[Servce] has no directive"),
         ("ExecStart=/usr", "ExecStart=usr", "ExecStart"),
         ("AF_UNIX", "AF_UNX", "RestrictAddressFamilies"),

@@ -49,7 +49,10 @@ const UNIT: &[(&str, &str, Value)] = &[
     ("Service", "Restart", Value::OneOf(&["no", "always", "on-failure", "on-abnormal"])),
     ("Service", "RestartSec", Value::Number),
     ("Service", "RestartPreventExitStatus", Value::Number),
+    ("Service", "TimeoutStartSec", Value::Number),
     ("Service", "TimeoutStopSec", Value::Number),
+    ("Service", "WatchdogSec", Value::Number),
+    ("Service", "LoadCredential", Value::Text),
     ("Service", "LimitNOFILE", Value::Number),
     ("Service", "NoNewPrivileges", Value::Switch),
     ("Service", "CapabilityBoundingSet", Value::Nothing),
@@ -108,7 +111,8 @@ const HARDENED: &[&str] = &[
 ];
 
 /// Directives that may come several times.
-const REPEATED: &[&str] = &["Environment", "EnvironmentFile", "SystemCallFilter", "Documentation", "After"];
+const REPEATED: &[&str] =
+    &["Environment", "EnvironmentFile", "LoadCredential", "SystemCallFilter", "Documentation", "After"];
 
 fn fits(kind: Value, value: &str) -> bool {
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());

@@ -14,7 +14,7 @@ use crate::served::{Served, serve_without_model};
 use crate::serving::stopping::until;
 
 /// The process that computes for a server.
-fn engine_of(served: &Served) -> Option<u32> {
+pub(crate) fn engine_of(served: &Served) -> Option<u32> {
     let server = served.pid();
     let children = std::fs::read_to_string(format!("/proc/{server}/task/{server}/children")).unwrap_or_default();
     // Threads other than the first may have started it.
@@ -24,7 +24,7 @@ fn engine_of(served: &Served) -> Option<u32> {
     all.iter().flat_map(|line| line.split_whitespace()).find_map(|word| word.parse().ok())
 }
 
-fn kill(process: u32, signal: rustix::process::Signal) {
+pub(crate) fn kill(process: u32, signal: rustix::process::Signal) {
     let process = rustix::process::Pid::from_raw(i32::try_from(process).unwrap()).unwrap();
     rustix::process::kill_process(process, signal).unwrap();
 }

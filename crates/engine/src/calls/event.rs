@@ -17,6 +17,15 @@ pub enum StreamEvent {
         /// Prompt tokens from the cache, which need not be computed.
         cached_tokens: usize,
     },
+    /// A part of the prompt was computed, and some of it is left.
+    Progress {
+        /// Tokens of the prompt.
+        prompt: usize,
+        /// Prompt tokens from the cache.
+        cached_tokens: usize,
+        /// Prompt tokens that are cached or computed.
+        processed_tokens: usize,
+    },
     /// More of the reply.
     Text(String),
     /// A token was drawn; sent for every token, also for those that yield no text yet.

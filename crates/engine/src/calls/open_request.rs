@@ -15,6 +15,7 @@ pub(crate) struct OpenRequest {
     submitted: Instant,
     session: Option<String>,
     tenant: Option<OwnerId>,
+    label: Option<u64>,
     pub(crate) progress: RequestProgress,
 }
 
@@ -25,6 +26,7 @@ impl OpenRequest {
             submitted,
             session: request.session_id.clone(),
             tenant: request.tenant.map(|tenant| tenant.id),
+            label: request.label,
             progress: RequestProgress {
                 stage: RequestStage::Queued,
                 prompt_tokens: request.tokens.len(),
@@ -40,6 +42,7 @@ impl OpenRequest {
         RequestReport {
             tenant: self.tenant,
             session: self.session.clone(),
+            label: self.label,
             age: self.submitted.elapsed(),
             progress: self.progress,
         }

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use poncho_api::{
-    ChatOutput, Completion, Delta, EngineError, Finish, FinishReason, Finished, ReplyEvent, Started, TokenLogprob,
+    ChatOutput, Completion, Delta, EngineError, Finish, FinishReason, Finished, Progress, ReplyEvent, Started,
+    TokenLogprob,
 };
 
 use crate::calls::event::StreamEvent;
@@ -95,7 +96,8 @@ impl Reply {
         }
     }
 
-    /// Takes an event in; returns what the reader must hear of at once: the start and the end.
+    /// Takes an event in; returns what the reader must hear of at once: the start, how far the prompt is read, and the
+    /// end.
     fn absorb(&mut self, event: StreamEvent) -> Option<ReplyEvent> {
         match event {
             StreamEvent::Error(error) => return Some(ReplyEvent::Failed(error)),
@@ -103,6 +105,10 @@ impl Reply {
             StreamEvent::Started { prompt, cached_tokens } => {
                 return Some(ReplyEvent::Started(Started { prompt, cached_tokens }));
             }
+            StreamEvent::Progress { prompt, cached_tokens, processed_tokens } if self.form.in_pieces => {
+                return Some(ReplyEvent::Progress(Progress { prompt, cached_tokens, processed_tokens }));
+            }
+            StreamEvent::Progress { .. } => {}
             StreamEvent::Token { id, logprob, draws } => {
                 self.tokens.push(id);
                 self.draws = draws;
@@ -220,8 +226,10 @@ impl futures_core::Stream for Reply {
             // What has piled up meanwhile becomes one piece: a slow reader does not make more work.
             loop {
                 match reply.absorb(event) {
-                    // The worker's first event: nothing was taken in before it.
-                    Some(started @ ReplyEvent::Started(_)) => return Poll::Ready(Some(started)),
+                    // They come before any token: nothing waits to be sent.
+                    Some(early @ (ReplyEvent::Started(_) | ReplyEvent::Progress(_))) => {
+                        return Poll::Ready(Some(early));
+                    }
                     Some(last) => {
                         reply.ended = true;
                         return Poll::Ready(Some(last));

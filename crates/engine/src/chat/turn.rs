@@ -116,7 +116,7 @@ fn rendered(
         model.apply_chat_template(&request).ok()
     };
     let settings = settings(model, turn, asked, short_ids.get());
-    let boundaries = message_ends::hints(model, &settings, &turn.messages, &tokens, |head| {
+    let boundaries = message_ends::hints(model, &settings, &turn.messages, &turn.marked, &tokens, |head| {
         let normal = ChatPrompt { generation_prompt: prompt.generation_prompt.clone(), ..closed(head)? };
         let scene = Scene { model, messages: head, normal: &normal, render: &closed };
         let spliced = is_spliced.then(|| splice(&scene, Check::Done)).flatten();

@@ -9,10 +9,10 @@ mod diagnosis;
 mod message;
 
 use poncho_api::{
-    Around, Cause, ChatTurn, Divergence, Explained, ExplainedRow, MessagePlace, Prompt, Request, Resumption,
-    SpecialText,
+    Around, Cause, ChatTurn, Divergence, Explained, ExplainedRow, MessagePlace, PastLookup, Prompt, Request,
+    Resumption, SpecialText,
 };
-use poncho_cache::{Alignment, Cut, Explanation, Similar, Verdict};
+use poncho_cache::{Alignment, Cut, Explanation, Similar, Then, Verdict};
 
 use self::diagnosis::{Compared, Vocabulary, diagnose};
 use crate::chat::model::ChatModel;
@@ -37,15 +37,21 @@ pub(super) struct Asked<'a> {
     pub(super) request: &'a Request,
     /// The prompt as the model reads it.
     pub(super) tokens: &'a [u32],
+    /// How it was looked up when it was computed, if it was.
+    pub(super) past: Option<PastLookup>,
 }
 
 /// The answer for one prompt. Where keys tell callers apart it is that of a cache which holds the caller's rows alone.
 pub(super) fn explain(model: &ChatModel, asked: &Asked<'_>) -> Explained {
     let cut = if model.info().memory.can_cut() { Cut::AnyToken } else { Cut::SavedBoundary };
     let namespace = model.namespace_for(asked.request.exact, model.tenant());
-    let found = match model.private_to() {
-        Some(owner) => model.cache().explain_for(owner, &namespace, asked.tokens, cut),
-        None => model.cache().explain(&namespace, asked.tokens, cut),
+    let found = match (asked.past, model.private_to()) {
+        (Some(then), owner) => {
+            let then = Then { found: then.cached_tokens, at: then.at };
+            model.cache().explain_past(owner, &namespace, asked.tokens, cut, then)
+        }
+        (None, Some(owner)) => model.cache().explain_for(owner, &namespace, asked.tokens, cut),
+        (None, None) => model.cache().explain(&namespace, asked.tokens, cut),
     };
     match &found.similar {
         Some(similar) => compared(model, asked, &found, similar),

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use poncho_api::{
     AdapterId, AdapterInfo, Capabilities, ChatTurn, EngineError, Explained, Footprint, Generate, Input, ModelFiles,
-    ModelReport, NodeModel, Prompt, Rendered, ReplyStream, Request, RequestReport, SessionInfo, SpecialText,
-    StatusReport, Tenant, TokenizeMode, Verified,
+    ModelReport, NodeModel, PastLookup, Prompt, Rendered, ReplyStream, Request, RequestReport, SessionInfo,
+    SpecialText, StatusReport, Tenant, TokenizeMode, Verified,
 };
 
 use super::capabilities::capabilities;
@@ -164,7 +164,7 @@ impl NodeModel for Hosted {
         preparing("rendered a prompt", move || hosted.rendered(&prompt)).await
     }
 
-    async fn explain(&self, prompt: Generate) -> Result<Explained, EngineError> {
+    async fn explain(&self, prompt: Generate, past: Option<PastLookup>) -> Result<Explained, EngineError> {
         let hosted = self.clone();
         preparing("explained a prompt", move || {
             let tokens = hosted.rendered(&prompt)?.tokens;
@@ -177,7 +177,8 @@ impl NodeModel for Hosted {
                 _ => None,
             };
             let model = hosted.for_call(template, request.tenant);
-            Ok(explain(&model, &Asked { prompt: &prompt.prompt, request: &request, tokens: &request.tokens }))
+            let asked = Asked { prompt: &prompt.prompt, request: &request, tokens: &request.tokens, past };
+            Ok(explain(&model, &asked))
         })
         .await
     }

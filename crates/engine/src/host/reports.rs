@@ -5,13 +5,15 @@
 use std::path::Path;
 
 use poncho_api::{
-    CacheReport, Counter, ModelFile, ModelFiles, ModelOptions, OwnerId, PressureReport, RowPage, RowReport, TierHealth,
-    TierReport,
+    CacheReport, Counter, ModelFile, ModelFiles, ModelOptions, OwnerId, PressureReport, RowPage, RowReport,
+    SharedTierReport, TierHealth, TierReport,
 };
-use poncho_cache::{Cache, RowInfo};
+use poncho_cache::{Cache, Key, RemoteStatus, RowInfo};
 use poncho_gguf::{self as gguf, Keep, Metadata};
 use serde_json::{Number, Value};
 
+/// Tokens of a row by which a person recognises it: the first words of a system prompt.
+const FIRST_TOKENS: usize = 64;
 /// Has a place of its own in the report.
 const CHAT_TEMPLATE: &str = "tokenizer.chat_template";
 
@@ -34,6 +36,23 @@ pub(super) fn cache(cache: &Cache) -> CacheReport {
         write_queue: cache.queue_depth(),
         index_bytes: cache.index_bytes(),
         pressure: pressure(cache),
+        shared: cache.remote().map(|remote| shared_tier(remote.status())),
+    }
+}
+
+fn shared_tier(status: RemoteStatus) -> SharedTierReport {
+    SharedTierReport {
+        location: status.location,
+        on: status.available,
+        last_error: status.last_error,
+        found: status.found,
+        missed: status.missed,
+        fetched_bytes: status.fetched_bytes,
+        failures: status.failures,
+        uploaded_rows: status.uploaded_rows,
+        uploaded_bytes: status.uploaded_bytes,
+        dropped_offers: status.dropped_offers,
+        queued_offers: status.queued_offers,
     }
 }
 
@@ -53,10 +72,15 @@ fn pressure(cache: &Cache) -> PressureReport {
 /// Some rows by key, of all owners or of one.
 pub(super) fn rows(cache: &Cache, owner: Option<OwnerId>, offset: usize, limit: usize) -> RowPage {
     let all = owner.map_or_else(|| cache.rows(), |owner| cache.rows_of(owner));
-    RowPage { total: all.len(), rows: all.into_iter().skip(offset).take(limit).map(row).collect() }
+    let first = |key: &Key| cache.tokens_of(key).map(|tokens| tokens.into_iter().take(FIRST_TOKENS).collect());
+    let page = all.iter().skip(offset).take(limit).map(|one| {
+        let first = if one.meta.start == 0 { first(&one.key) } else { None };
+        row(one, first.unwrap_or_default())
+    });
+    RowPage { total: all.len(), rows: page.collect() }
 }
 
-fn row(row: RowInfo) -> RowReport {
+fn row(row: &RowInfo, first: Vec<u32>) -> RowReport {
     RowReport {
         key: row.key,
         parent: row.meta.parent,
@@ -64,13 +88,14 @@ fn row(row: RowInfo) -> RowReport {
         tokens: row.meta.token_count,
         start: row.meta.start,
         children: row.children,
-        tiers: row.tiers,
+        tiers: row.tiers.clone(),
         pending: row.pending,
         bytes: row.bytes,
         hits: row.meta.hits,
         created: row.meta.created,
         last_used: row.meta.last_used,
         reason: row.meta.reason,
+        first,
     }
 }
 

@@ -5,6 +5,8 @@
 //! before it or ran beside it. States are saved and resumed at those multiples only, and generated tokens are computed again
 //! on the grid before they are saved. Nothing here may ever split a chunk.
 
+use std::ops::Range;
+
 use crate::backend::{Batch, BatchRow, Context, DecodeOutcome};
 use crate::error::EngineError;
 use crate::schedule::grid::Grid;
@@ -77,6 +79,49 @@ fn probe_decodes(context: &mut dyn Context, n_vocab: u32) -> Result<bool, Engine
         }
     }
     context.clear();
+    Ok(same)
+}
+
+/// The numbers of rows of one sequence that may be computed together, as bits: those that give, for each row and for the
+/// row after them, the bits of rows computed one by one. The context is empty afterwards.
+pub(crate) fn rows_like_one(context: &mut dyn Context, n_vocab: u32) -> Result<u32, EngineError> {
+    const PREFIX: u32 = 9;
+    const TRIED: [u32; 6] = [2, 3, 4, 5, 6, 8];
+    let token = |position: u32| (position * 104_729 + 17) % n_vocab.max(1);
+    let read = |context: &mut dyn Context, range: Range<u32>| -> Result<Vec<Option<Vec<u32>>>, EngineError> {
+        let rows = range.map(|pos| BatchRow { token: token(pos), pos, seq: 0, want_logits: true });
+        let rows: Vec<BatchRow> = rows.collect();
+        let count = rows.len();
+        match context.decode(&Batch { rows }) {
+            DecodeOutcome::Done => Ok((0..count).map(|row| bits(context.logits(row))).collect()),
+            outcome => Err(EngineError::Backend {
+                call: "testing exact drafts".to_owned(),
+                reason: format!("a decode call ended with {outcome:?}"),
+            }),
+        }
+    };
+    let info = context.info();
+    let fits = |rows: &u32| *rows <= info.n_batch.min(info.n_ubatch) && PREFIX + rows < info.n_ctx;
+    let tried: Vec<u32> = TRIED.into_iter().filter(fits).collect();
+    let longest = tried.last().copied().unwrap_or(0);
+    context.clear();
+    read(context, 0..PREFIX)?;
+    let mut alone = Vec::new();
+    for position in PREFIX..=PREFIX + longest {
+        alone.extend(read(context, position..position + 1)?);
+    }
+    let mut same = 0;
+    for rows in tried {
+        context.clear();
+        read(context, 0..PREFIX)?;
+        let mut together = read(context, PREFIX..PREFIX + rows)?;
+        together.extend(read(context, PREFIX + rows..PREFIX + rows + 1)?);
+        if together.iter().zip(&alone).all(|(one, two)| one.is_some() && one == two) {
+            same |= 1 << rows;
+        }
+    }
+    context.clear();
+    tracing::debug!(row_counts = format!("{same:b}"), "drafts of exact replies");
     Ok(same)
 }
 

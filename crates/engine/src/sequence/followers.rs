@@ -3,7 +3,7 @@
 //! Called at admission and after every tick; `schedule/prefix_sharing.rs` decides. Whatever happens to the leader, its
 //! followers go on in the same tick: a request must never wait for one that does not move.
 
-use poncho_cache::HitKind;
+use poncho_cache::{HitKind, HitTier};
 
 use crate::calls::request::Mode;
 use crate::schedule::prefix_sharing::{Verdict, WaitsFor, is_worth_waiting, shared_tokens, verdict};
@@ -100,6 +100,7 @@ fn copy(slots: &mut Slots, tasks: &mut Tasks, shared: &Shared, id: TaskId, leade
         (true, false) => HitKind::Partial,
         (true, true) => HitKind::Exact,
     };
+    task.tier = is_copied.then_some(HitTier::Sequence);
     if let Some(logits) = logits.filter(|_| is_copied) {
         task.keep_logits(logits);
     }

@@ -5,6 +5,7 @@
 
 use std::time::{Duration, Instant};
 
+use poncho_api::DraftReport;
 use poncho_cache::{HitKind, SaveReason};
 
 use crate::backend::SeqId;
@@ -27,12 +28,8 @@ const SHUTDOWN_SAVES: Duration = Duration::from_secs(20);
 /// The prompt of a request is restored as far as it is known: from here on the request runs.
 pub(crate) fn settle(slots: &mut Slots, tasks: &mut Tasks, shared: &Shared, mut task: Task, restored: Restored) {
     debug_assert_eq!(task.n_past(), restored.n_past, "invariant: the lease describes the sequence");
-    if task.hit == HitKind::Cold {
-        task.hit = restored.hit();
-    }
+    task.restored(&restored);
     task.restore_time = task.admitted().elapsed();
-    task.read = restored.n_past;
-    task.last_save = restored.n_past;
     task.set_generation_limit(task.request.generation_limit(&shared.limits, task.prompt_len));
     task.waits_for = if restored.logits.is_none() { find_leader(slots, tasks, shared, &task) } else { None };
     let waits_for = task.waits_for;
@@ -67,6 +64,11 @@ pub(crate) fn begin(slots: &Slots, tasks: &mut Tasks, shared: &Shared, id: TaskI
     );
     task.events.send(StreamEvent::Started { prompt: task.prompt_len, cached_tokens: task.reported_hit().1 });
     task.replay(&*shared.model);
+    draw_known(shared, task, logits);
+}
+
+/// With the logits after its prompt, a request has its first token without computing.
+pub(crate) fn draw_known(shared: &Shared, task: &mut Task, logits: Option<Vec<f32>>) {
     if let Some(logits) = logits {
         // Where a reply is resumed, they may be those after the prompt.
         if task.end.is_none() && task.n_past() == task.tokens.len() {
@@ -109,6 +111,9 @@ fn end(slots: &mut Slots, tasks: &mut Tasks, shared: &Shared, id: TaskId) {
             let (lease, left) = left_by(task);
             slots.release(lease, left);
             slots.publish_sessions(shared);
+            if let Some(library) = &shared.library {
+                library.nudge();
+            }
             shared.end(id, StreamEvent::Done(Box::new(completion)));
         }
     }
@@ -160,6 +165,7 @@ pub(crate) fn never_started(request: Request, waited: Duration) -> Completion {
         committed_tokens: 0,
         finish_key: None,
         hit: HitKind::Cold,
+        hit_tier: None,
         cached_tokens: 0,
         new_tokens: 0,
         finish_reason: FinishReason::Cancelled,
@@ -169,6 +175,7 @@ pub(crate) fn never_started(request: Request, waited: Duration) -> Completion {
         prefill_time: waited,
         generation_time: Duration::ZERO,
         completion_tokens: 0,
+        drafts: DraftReport::default(),
         logprobs: Vec::new(),
     }
 }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use poncho_cache::RestorePlan;
 
+use crate::calls::tenant::Tenant;
 use crate::sequence::idle;
 use crate::sequence::lifecycle::settle;
 use crate::sequence::pending_read::{PendingRead, ReadLimits};
@@ -45,7 +46,7 @@ fn restore_within(
     plan: Option<Arc<RestorePlan>>,
     mut limits: ReadLimits,
 ) {
-    let grid = shared.grid_of(&task.request);
+    let (grid, tenant) = (shared.grid_of(&task.request), task.request.tenant);
     let mut next = plan;
     while let Some(plan) = next.take().filter(|_| limits.attempts > 0) {
         limits.attempts -= 1;
@@ -60,7 +61,7 @@ fn restore_within(
             tasks.reading.push(PendingRead { task, chosen, missing, bytes, reading: None, limits });
             return start_reads(slots, tasks, shared);
         }
-        let filled = fill(slots, shared, &mut task.lease, &chosen, &Parts::default(), Duration::ZERO);
+        let filled = fill(slots, shared, &mut task.lease, tenant, &chosen, &Parts::default(), Duration::ZERO);
         // Rows are not kept longer than they are needed.
         drop(chosen);
         match filled {
@@ -82,12 +83,16 @@ fn fill(
     slots: &mut Slots,
     shared: &Shared,
     lease: &mut Lease,
+    tenant: Option<Tenant>,
     chosen: &Chosen,
     parts: &Parts,
     reading: Duration,
 ) -> Result<Restored, Failure> {
     loop {
         let filled = slots.fill(lease, chosen, parts, reading);
+        if filled.is_ok() {
+            slots.used(chosen, tenant);
+        }
         if !matches!(filled, Err(Failure::NoRoom)) {
             return filled;
         }
@@ -155,10 +160,10 @@ fn finish(slots: &mut Slots, tasks: &mut Tasks, shared: &Shared, pending: Pendin
     let PendingRead { mut task, chosen, missing, reading, limits, .. } = pending;
     let reading = reading.expect("invariant: only a read that was started can be over");
     let wanted = Wanted { namespace: &task.namespace, prompt: &task.tokens, grid: shared.grid_of(&task.request) };
-    let is_late = !reading.is_over();
+    let (is_late, tenant) = (!reading.is_over(), task.request.tenant);
     let collected = slots.restorer().collect(&wanted, chosen, &missing, reading);
     let restored =
-        collected.and_then(|(chosen, parts, took)| fill(slots, shared, &mut task.lease, &chosen, &parts, took));
+        collected.and_then(|(chosen, parts, took)| fill(slots, shared, &mut task.lease, tenant, &chosen, &parts, took));
     match restored {
         Ok(restored) => settle(slots, tasks, shared, task, restored),
         Err(Failure::Unusable) => {

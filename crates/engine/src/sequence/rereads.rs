@@ -43,7 +43,11 @@ pub(crate) fn next_reread(slots: &mut Slots, tasks: &mut Tasks) -> Option<(Reque
         Submitted::Admitted(place @ Place::Fresh(_)) => {
             let request = Request { mode: Mode::PrefillOnly, exact: true, tenant, ..Request::new(tokens) };
             let events = EventSender::detached();
-            Some((id, Waiting { request: Box::new(request), grammar: None, events, submitted: Instant::now() }, place))
+            Some((
+                id,
+                Waiting { request: Box::new(request), grammar: None, events, submitted: Instant::now(), fetched: None },
+                place,
+            ))
         }
         Submitted::Queued(_) => {
             slots.cancel_queued(id);

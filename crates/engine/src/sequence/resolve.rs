@@ -3,7 +3,7 @@
 //! Called by `start.rs`. The order: the session's own sequence, the named parent row, then the longest prefix among the cache
 //! and the sequences at rest. It must never leave a sequence in a state that its lease does not describe.
 
-use poncho_cache::{HitKind, PartKind, RestorePlan};
+use poncho_cache::{HitKind, HitTier, PartKind, RestorePlan};
 
 use crate::backend::{KvLayout, SeqId};
 use crate::calls::request::Mode;
@@ -21,6 +21,9 @@ use crate::state::save::logits_from_bytes;
 
 /// With split cells a copy is two passes over the bytes; computing fewer tokens than this may be as fast.
 const WORTH_COPYING: usize = 16;
+
+/// The tier of what is found in a sequence.
+const LIVE: Option<HitTier> = Some(HitTier::Sequence);
 
 /// Where the state of a prompt was found.
 pub(crate) enum Resolved {
@@ -156,7 +159,7 @@ fn use_in_place(
             keep -= 1;
         }
     }
-    slots.adopt(&mut task.lease, found.seq, keep).then_some(Restored { n_past: keep, logits })
+    slots.adopt(&mut task.lease, found.seq, keep).then_some(Restored { n_past: keep, logits, tier: LIVE })
 }
 
 /// Copies a prefix of what an idle sequence holds.
@@ -173,7 +176,7 @@ fn copy_from(slots: &mut Slots, shared: &Shared, task: &mut Task, found: PrefixM
     }
     slots.forget(&task.lease);
     let is_copied = slots.copy_prefix(found.seq, held, &mut task.lease, keep);
-    is_copied.then_some(Restored { n_past: keep, logits: None })
+    is_copied.then_some(Restored { n_past: keep, logits: None, tier: LIVE })
 }
 
 /// The stored logits after a plan's last token, unless they have to be read from a disk: computing one token is as fast.
@@ -200,5 +203,5 @@ fn continue_session(slots: &mut Slots, shared: &Shared, task: &mut Task) -> Resu
     task.tokens.splice(0..0, held.tokens);
     task.prompt_len = task.tokens.len();
     task.hit = HitKind::Continuation;
-    Ok(Restored { n_past: held.n_past, logits: None })
+    Ok(Restored { n_past: held.n_past, logits: None, tier: LIVE })
 }

@@ -79,7 +79,13 @@ fn save_prompt(slots: &mut Slots, tasks: &mut Tasks, shared: &Shared, id: TaskId
     }
     // An exact state can be resumed at every boundary of the grid before its end.
     if slots.can_cut() && !task.request.exact {
-        let boundaries = slots.policy().cold_boundaries(prompt);
+        let mut boundaries = slots.policy().cold_boundaries(prompt);
+        if slots.has_remote() {
+            // Other machines can ask for a prefix only by the name of a row that ends there.
+            boundaries.extend(slots.policy().resumable_boundaries(prompt, &task.request.boundary_hints));
+            boundaries.sort_unstable();
+            boundaries.dedup();
+        }
         for boundary in boundaries.into_iter().filter(|boundary| *boundary > read && *boundary < prompt) {
             save(slots, task, shared, boundary, SaveReason::Cold);
         }

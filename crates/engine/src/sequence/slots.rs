@@ -11,17 +11,19 @@ mod sessions;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use poncho_api::{DraftObstacle, Drafts};
 use poncho_cache::{Key, Policy, RestorePlan, SaveReason};
 
 use crate::backend::{
     Batch, Context, ContextError, ContextInfo, DecodeOutcome, KvLayout, MemoryKind, Restore, SeqId, StateError,
 };
 use crate::calls::request::RequestId;
-use crate::config::Checked as _;
+use crate::calls::tenant::Tenant;
+use crate::config::{Checked as _, Exactness};
 use crate::error::EngineError;
 use crate::schedule::admission::{Admission, After, EndedSession, Next, Submitted, Ticket};
 use crate::schedule::grid::Grid;
-use crate::sequence::exact::decodes_may_share;
+use crate::sequence::exact::{decodes_may_share, rows_like_one};
 use crate::sequence::held::{Held, HeldTable};
 use crate::shared::Shared;
 use crate::shared::adapters::{AdapterSet, Adapters, ContextHashes, LoadedAdapter};
@@ -33,9 +35,11 @@ use crate::state::cost::Estimates;
 use crate::state::failure::Failure;
 use crate::state::identity::{context_hash, exact_context_hash};
 use crate::state::position::position;
+use crate::state::remote_fetch::{FetchRequest, Fetching, RemoteFetcher};
 use crate::state::restore::{ATTEMPTS, Restored, Restorer, Wanted};
 use crate::state::save::{Boundary, Saver};
 use crate::state::segment_reader::{Buffers, Parts, Wake};
+use crate::state::sharing::Sharing;
 
 /// The end of a range of positions that reaches to the end of its sequence, as the backend spells it.
 const TO_END: u32 = u32::MAX;
@@ -76,8 +80,16 @@ pub(crate) struct Slots {
     restorer: Restorer,
     saver: Saver,
     compactor: Compactor,
+    /// Fetches from the shared tier, if there is one.
+    fetcher: Option<RemoteFetcher>,
+    /// Offers rows to the shared tier, if there is one.
+    sharing: Option<Sharing>,
     /// Whether decode rows of exact requests may share a call. Tested when the context is created.
     shares_decodes: bool,
+    /// Numbers of rows of one sequence that give the bits of rows computed one by one, as bits. Tested likewise.
+    exact_rows: u32,
+    /// Why no request is guessed ahead.
+    draft_obstacle: Option<DraftObstacle>,
     /// Whether the idle sessions may differ from the published ones.
     sessions_changed: bool,
 }
@@ -94,6 +106,18 @@ impl Slots {
             Some(grid) => decodes_may_share(&mut *context, grid, shared.limits.vocab)?,
             None => false,
         };
+        let can_draft = matches!(context.info().memory, MemoryKind::Attention | MemoryKind::Window { .. });
+        let exact_rows = match config.grid().filter(|_| can_draft && config.drafts != Drafts::Off) {
+            Some(_) => rows_like_one(&mut *context, shared.limits.vocab)?,
+            None => 0,
+        };
+        let draft_obstacle = if config.drafts == Drafts::Off {
+            Some(DraftObstacle::Setting)
+        } else if !can_draft {
+            Some(DraftObstacle::Memory)
+        } else {
+            (config.exactness == Exactness::Always && exact_rows == 0).then_some(DraftObstacle::Exact)
+        };
         let info = context.info();
         let memory = info.memory;
         let plain = context_hash(options, info, shared.model.info());
@@ -104,6 +128,8 @@ impl Slots {
         shared.context_hash.get_or_init(|| plain);
         let bounds = ChainBounds { links: config.chain_limit, partials: config.partial_limit };
         let neighbours = info.kv == KvLayout::Split;
+        let joiner = context.joiner();
+        let fetcher = RemoteFetcher::new(&shared.cache, joiner.clone(), Arc::clone(&wake));
         Ok(Self {
             admission: Admission::new(info.n_seq_max, config.queue_limit).with_neighbours(neighbours),
             held: HeldTable::new(info.n_seq_max),
@@ -129,8 +155,12 @@ impl Slots {
                 n_ctx: info.n_ctx,
                 model: Arc::clone(&shared.model),
             },
-            compactor: Compactor::new(Arc::clone(&shared.cache), memory, context.joiner(), bounds),
+            compactor: Compactor::new(Arc::clone(&shared.cache), memory, joiner, bounds),
+            fetcher,
+            sharing: Sharing::new(&shared.cache),
             shares_decodes,
+            exact_rows,
+            draft_obstacle,
             sessions_changed: true,
             abort,
             context,
@@ -171,6 +201,34 @@ impl Slots {
 
     pub(crate) fn shares_decodes(&self) -> bool {
         self.shares_decodes
+    }
+
+    /// Why no request is guessed ahead; `None` if some are.
+    pub(crate) fn draft_obstacle(&self) -> Option<DraftObstacle> {
+        self.draft_obstacle
+    }
+
+    /// The most draft rows of an exact request, up to `rows`, that change no bit.
+    pub(crate) fn exact_draft_rows(&self, rows: usize) -> usize {
+        let is_same = |drafts: &usize| {
+            u32::try_from(drafts + 1).is_ok_and(|rows| self.exact_rows & 1_u32.unbounded_shl(rows) != 0)
+        };
+        (1..=rows).rev().find(is_same).unwrap_or(0)
+    }
+
+    /// How many of `rows` rows after the next one can be taken back from a sequence.
+    pub(crate) fn revocable(&self, lease: &Lease, rows: usize) -> usize {
+        match self.memory() {
+            MemoryKind::Attention => rows,
+            // While nothing has left the window, nothing is missing from it afterwards.
+            MemoryKind::Window { size } => rows.min((size as usize).saturating_sub(lease.n_past + 1)),
+            MemoryKind::Recurrent | MemoryKind::Hybrid | MemoryKind::None => 0,
+        }
+    }
+
+    /// Drops the draft rows that the lease does not count. Returns false if that failed; the sequence then has to be restored.
+    pub(crate) fn take_back(&mut self, lease: &Lease) -> bool {
+        self.context.remove(lease.seq, position(lease.n_past)..TO_END)
     }
 
     /// Allocates the buffers that the first restore will need. On a machine that has to create the pages first, filling
@@ -458,7 +516,9 @@ impl Slots {
     pub(crate) fn save(&mut self, boundary: &Boundary<'_>) -> Option<Key> {
         let Self { context, saver, restorer, compactor, .. } = self;
         let key = saver.save(boundary, |range| pack::pack(&mut **context, &*restorer.buffers.backend, boundary, range));
-        key.inspect(|key| compactor.saved(*key))
+        let key = key.inspect(|key| compactor.saved(*key));
+        self.saved(key, boundary);
+        key
     }
 
     /// Saves what an idle sequence holds. Returns the key of the row if the cache has all of it that may be used again.
@@ -485,7 +545,37 @@ impl Slots {
         if !saver.policy.should_save(reason, count) {
             return None;
         }
-        saver.save(&boundary, |range| pack::pack(&mut **context, &*restorer.buffers.backend, &boundary, range))
+        let key =
+            saver.save(&boundary, |range| pack::pack(&mut **context, &*restorer.buffers.backend, &boundary, range));
+        if let (Some(key), Some(sharing)) = (key, &mut self.sharing) {
+            sharing.saved(key, held.tenant.map(|tenant| tenant.id), reason);
+        }
+        key
+    }
+
+    // What other machines share.
+
+    /// Whether there is a shared tier.
+    pub(crate) fn has_remote(&self) -> bool {
+        self.fetcher.is_some()
+    }
+
+    /// Starts a fetch from the shared tier, if it can pay.
+    pub(crate) fn fetch(&mut self, request: FetchRequest) -> Option<Fetching> {
+        self.fetcher.as_mut()?.start(request)
+    }
+
+    /// A request was restored from stored rows: others may want them too.
+    pub(crate) fn used(&mut self, chosen: &Chosen, tenant: Option<Tenant>) {
+        if let (Some(sharing), Some(key)) = (&mut self.sharing, chosen.whole_row()) {
+            sharing.used(key, tenant.map(|tenant| tenant.id));
+        }
+    }
+
+    fn saved(&mut self, key: Option<Key>, boundary: &Boundary<'_>) {
+        if let (Some(sharing), Some(key)) = (&mut self.sharing, key) {
+            sharing.saved(key, boundary.tenant.map(|tenant| tenant.id), boundary.reason);
+        }
     }
 
     // The computation.

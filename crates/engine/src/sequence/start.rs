@@ -9,6 +9,7 @@ use std::time::Instant;
 use crate::calls::event::StreamEvent;
 use crate::calls::request::{Mode, RequestId};
 use crate::config::Checked as _;
+use crate::draft::request::RequestDrafts;
 use crate::reply::output::Output;
 use crate::reply::sampler::Sampler;
 use crate::schedule::admission::Place;
@@ -30,7 +31,7 @@ pub(crate) fn start(
     waiting: Waiting,
     place: Place,
 ) {
-    let Waiting { request, grammar, events, submitted } = waiting;
+    let Waiting { request, grammar, events, submitted, fetched } = waiting;
     let admitted = Instant::now();
     let seq = match place {
         Place::Fresh(seq) | Place::Session(seq) => seq,
@@ -39,6 +40,7 @@ pub(crate) fn start(
     let sampler = Sampler::new(&request.sampling, fresh_seed(), grammar, &[held, &request.tokens].concat());
     let output = Output::new(&request, &shared.config.markers, shared.config.signing_key.clone());
     let namespace = slots.adapters().namespace_of(&request);
+    let drafts = RequestDrafts::new(request.drafts.within(shared.config.drafts), namespace, request.tenant);
     let mut task = Task::new(NewTask {
         id,
         lease: slots.lease(seq),
@@ -48,8 +50,10 @@ pub(crate) fn start(
         adapters: Arc::clone(slots.adapters()),
         sampler,
         output,
+        drafts,
         submitted,
         admitted,
+        fetched,
     });
     task.own_reach = own_reach(slots, tasks, shared, &task);
     match resolve(slots, shared, &mut task, place) {

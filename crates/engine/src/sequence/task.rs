@@ -7,12 +7,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use poncho_api::{RequestProgress, RequestStage};
-use poncho_cache::{HitKind, Namespace};
+use poncho_cache::{HitKind, HitTier, Namespace};
 
 use crate::backend::{Grammar, GrammarError, Model, SeqId, SpecialText};
 use crate::calls::event::{Completion, FinishReason, StreamEvent, TokenLogprob, TokenProbability};
 use crate::calls::request::{Mode, Request, RequestId};
 use crate::calls::stream::EventSender;
+use crate::draft::request::RequestDrafts;
 use crate::error::EngineError;
 use crate::reply::logprobs::logprobs;
 use crate::reply::markers::SamplingMode;
@@ -25,6 +26,8 @@ use crate::schedule::prefix_sharing::{LeaderState, Progress, WaitsFor};
 use crate::sequence::held::Held;
 use crate::sequence::slots::Lease;
 use crate::shared::adapters::AdapterSet;
+use crate::state::remote_fetch::Fetching;
+use crate::state::restore::Restored;
 
 /// Why a request is over.
 #[derive(Debug, Clone, PartialEq)]
@@ -50,6 +53,15 @@ pub(crate) struct Waiting {
     pub(crate) grammar: Option<Box<dyn Grammar>>,
     pub(crate) events: EventSender,
     pub(crate) submitted: Instant,
+    /// What is being fetched for it from the shared tier.
+    pub(crate) fetched: Option<Fetched>,
+}
+
+/// A fetch from the shared tier for a request. Dropping it cancels the fetch.
+pub(crate) struct Fetched {
+    pub(crate) fetching: Fetching,
+    /// Tokens that were known without it.
+    pub(crate) known: usize,
 }
 
 /// See the module.
@@ -69,6 +81,10 @@ pub(crate) struct Task {
     pub(crate) namespace: Namespace,
     pub(crate) adapters: Arc<AdapterSet>,
     pub(crate) hit: HitKind,
+    /// Where what was there already was found.
+    pub(crate) tier: Option<HitTier>,
+    /// A fetch that runs beside it.
+    pub(crate) fetched: Option<Fetched>,
     /// Tokens that were there already.
     pub(crate) read: usize,
     /// How much of the prompt its tenant has sent before, for a tenant that may learn of nothing else.
@@ -82,6 +98,8 @@ pub(crate) struct Task {
     /// The request that computes a prefix of the prompt for this one; nothing is computed meanwhile.
     pub(crate) waits_for: Option<WaitsFor>,
     pub(crate) end: Option<End>,
+    /// Its guesses at what comes next.
+    pub(crate) drafts: RequestDrafts,
     generation_limit: usize,
     sampler: Sampler,
     output: Output,
@@ -103,9 +121,11 @@ pub(crate) struct NewTask {
     pub(crate) adapters: Arc<AdapterSet>,
     pub(crate) sampler: Sampler,
     pub(crate) output: Output,
+    pub(crate) drafts: RequestDrafts,
     pub(crate) submitted: Instant,
     /// When it got its sequence.
     pub(crate) admitted: Instant,
+    pub(crate) fetched: Option<Fetched>,
 }
 
 impl Task {
@@ -121,6 +141,8 @@ impl Task {
             namespace: new.namespace,
             adapters: new.adapters,
             hit: HitKind::Cold,
+            tier: None,
+            fetched: new.fetched,
             read: 0,
             own_reach: None,
             stops: Vec::new(),
@@ -128,6 +150,7 @@ impl Task {
             prompt_saved: false,
             waits_for: None,
             end: None,
+            drafts: new.drafts,
             generation_limit: 0,
             sampler: new.sampler,
             output: new.output,
@@ -171,8 +194,25 @@ impl Task {
         self.tokens.get(..end).unwrap_or(&self.tokens)
     }
 
+    /// Its sequence was filled with what is known of its prompt.
+    pub(crate) fn restored(&mut self, restored: &Restored) {
+        if self.hit == HitKind::Cold {
+            self.hit = restored.hit();
+        }
+        (self.read, self.last_save) = (restored.n_past, restored.n_past);
+        let is_fetched = |fetched: &Fetched| fetched.fetching.imported().is_some() && restored.n_past > fetched.known;
+        let is_stored = restored.tier.is_some_and(|tier| tier != HitTier::Sequence);
+        let is_shared = is_stored && self.fetched.as_ref().is_some_and(is_fetched);
+        self.tier = if is_shared { Some(HitTier::Shared) } else { restored.tier };
+    }
+
     pub(crate) fn set_generation_limit(&mut self, limit: usize) {
         self.generation_limit = limit;
+    }
+
+    /// Tokens that may follow the one that the next step draws.
+    pub(crate) fn tokens_left(&self) -> usize {
+        self.generation_limit.saturating_sub(self.generated() + 1)
     }
 
     /// When it got its sequence.
@@ -341,6 +381,19 @@ impl Task {
         (hit.reported(cached, self.prompt_len), cached)
     }
 
+    /// Reports to the caller how much of the prompt is read.
+    pub(crate) fn report_progress(&self) {
+        let (_, cached_tokens) = self.reported_hit();
+        let processed_tokens = self.processed(cached_tokens);
+        self.events.send(StreamEvent::Progress { prompt: self.prompt_len, cached_tokens, processed_tokens });
+    }
+
+    /// Prompt tokens that need no more work, where the caller may know of `cached` of them.
+    fn processed(&self, cached: usize) -> usize {
+        let computed = self.n_past().saturating_sub(self.read);
+        cached.saturating_add(computed).min(self.prompt_len)
+    }
+
     /// How far it is, as status answers show it.
     pub(crate) fn report(&self, now: Instant) -> RequestProgress {
         let (_, cached) = self.reported_hit();
@@ -354,11 +407,7 @@ impl Task {
             stage,
             prompt_tokens: self.prompt_len,
             cached_tokens: cached,
-            processed_tokens: if is_read {
-                self.prompt_len
-            } else {
-                cached.saturating_add(computed).min(self.prompt_len)
-            },
+            processed_tokens: if is_read { self.prompt_len } else { self.processed(cached) },
             generated_tokens: self.generated(),
             tokens_per_second: rate(count, now.saturating_duration_since(since)),
         }
@@ -388,6 +437,7 @@ impl Task {
             committed_tokens: self.n_past(),
             finish_key,
             hit,
+            hit_tier: self.tier.filter(|_| cached_tokens > 0),
             cached_tokens,
             new_tokens: self.n_past().min(self.prompt_len).saturating_sub(cached_tokens),
             finish_reason: reason,
@@ -397,6 +447,7 @@ impl Task {
             prefill_time: first.duration_since(self.submitted),
             generation_time: now.duration_since(first),
             prompt_tokens: self.prompt_len,
+            drafts: self.drafts.report,
             logprobs: std::mem::take(&mut self.logprobs),
             context_tokens: self.tokens.clone(),
         }

@@ -5,8 +5,11 @@
 
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
+use poncho_api::{DraftObstacle, DraftStatus};
 pub use poncho_api::{LastHit, Phase, StatusReport};
 use poncho_cache::HitKind;
+
+const OBSTACLES: [DraftObstacle; 3] = [DraftObstacle::Setting, DraftObstacle::Memory, DraftObstacle::Exact];
 
 /// See the module.
 #[derive(Debug)]
@@ -25,6 +28,10 @@ pub(crate) struct Status {
     pub(crate) decode_nanos: AtomicU64,
     pub(crate) overhead_nanos: AtomicU64,
     pub(crate) starts: AtomicU64,
+    pub(crate) drafted: AtomicU64,
+    pub(crate) accepted: AtomicU64,
+    pub(crate) steps: AtomicU64,
+    draft_obstacle: AtomicU8,
 }
 
 impl Default for Status {
@@ -44,6 +51,10 @@ impl Default for Status {
             decode_nanos: AtomicU64::new(0),
             overhead_nanos: AtomicU64::new(0),
             starts: AtomicU64::new(0),
+            drafted: AtomicU64::new(0),
+            accepted: AtomicU64::new(0),
+            steps: AtomicU64::new(0),
+            draft_obstacle: AtomicU8::new(u8::MAX),
         }
     }
 }
@@ -76,9 +87,16 @@ impl Status {
         Some(LastHit { kind, cached_tokens, prompt })
     }
 
-    /// A copy of all facts.
+    /// Notes why there are no drafts; `None` where they are on.
+    pub(crate) fn set_draft_obstacle(&self, obstacle: Option<DraftObstacle>) {
+        let place = OBSTACLES.iter().position(|candidate| Some(*candidate) == obstacle);
+        let place = place.and_then(|place| u8::try_from(place).ok()).unwrap_or(u8::MAX);
+        self.draft_obstacle.store(place, Ordering::Relaxed);
+    }
+
+    /// A copy of all facts; `index` is the size of the index of stored drafts, in tokens and bytes.
     #[must_use]
-    pub(crate) fn report(&self) -> StatusReport {
+    pub(crate) fn report(&self, index: (usize, usize)) -> StatusReport {
         let load = |value: &AtomicU64| value.load(Ordering::Relaxed);
         let load_size = |value: &AtomicUsize| value.load(Ordering::Relaxed);
         StatusReport {
@@ -94,6 +112,14 @@ impl Status {
             decode_nanos: load(&self.decode_nanos),
             overhead_nanos: load(&self.overhead_nanos),
             starts: load(&self.starts),
+            drafts: DraftStatus {
+                drafted: load(&self.drafted),
+                accepted: load(&self.accepted),
+                steps: load(&self.steps),
+                index_tokens: index.0 as u64,
+                index_bytes: index.1 as u64,
+                off: OBSTACLES.get(usize::from(self.draft_obstacle.load(Ordering::Relaxed))).copied(),
+            },
         }
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use poncho_cache::{Cache, PartKind, Readable, RestorePlan, Tier};
+use poncho_cache::{Cache, HitTier, Key, PartKind, PinnedRow, Readable, RestorePlan, Tier};
 
 use crate::state::failure::Failure;
 use crate::state::segment_reader::{PartId, Parts};
@@ -69,6 +69,17 @@ impl Chosen {
                 .any(|(row, kind)| self.plan.rows().get(*row).and_then(|segment| segment.tier_of(*kind)) == Some(tier))
         };
         [Tier::RamFile, Tier::Disk].into_iter().filter(move |tier| is_among(*tier))
+    }
+
+    /// The slowest tier that it is read from.
+    pub(crate) fn hit_tier(&self) -> HitTier {
+        self.tiers_of(&self.missing()).last().map_or(HitTier::Ram, HitTier::from)
+    }
+
+    /// The longest of its rows that is restored whole.
+    pub(crate) fn whole_row(&self) -> Option<Key> {
+        let ends_inside = |row: &&PinnedRow| row.stored_range().end as usize <= self.n_past;
+        self.plan.rows().iter().rfind(ends_inside).map(PinnedRow::key)
     }
 
     /// A part: from memory, or from what was read.

@@ -5,11 +5,15 @@
 //! is left alone, but one segment of it is tried again after a number of choices, so that it can come back. It must never
 //! look at a clock: time comes in as measured durations, so the same reports give the same choices.
 
+mod remote;
+
 use std::time::Duration;
 
 use poncho_cache::Tier;
 
 use crate::config::RestoreRule;
+
+pub use remote::FetchCost;
 
 /// How far one whole measurement moves an estimate, on a logarithmic scale: fast enough to follow a disk that turns
 /// slow within a few reads, slow enough that one hiccup does not condemn it.

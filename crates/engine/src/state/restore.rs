@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use poncho_cache::{Cache, HitKind, Key, Namespace, Needs, PartKind, PinnedRow, RestorePlan, Tier};
+use poncho_cache::{Cache, HitKind, HitTier, Key, Namespace, Needs, PartKind, PinnedRow, RestorePlan, Tier};
 
 use crate::backend::MemoryKind;
 use crate::schedule::grid::Grid;
@@ -45,6 +45,8 @@ pub(crate) struct Restored {
     pub(crate) n_past: usize,
     /// The logits after all of the prompt, if they were stored: nothing has to be decoded.
     pub(crate) logits: Option<Vec<f32>>,
+    /// Where it was; `None` if nothing was found.
+    pub(crate) tier: Option<HitTier>,
 }
 
 impl Restored {

@@ -1,4 +1,4 @@
-//! Requests that have no sequence yet: those in the queue, and those that wait for their parent row.
+//! Requests that have no sequence yet: those in the queue, and those that wait for their parent row or the shared tier.
 //!
 //! Owned by the worker. `Admission`, inside the slots, decides who is next; this file keeps the requests themselves and starts
 //! them. A request must leave it exactly once: by starting, by a refusal, or by its cancellation.
@@ -12,6 +12,7 @@ use crate::config::Checked as _;
 use crate::schedule::admission::{Next, Place, Submitted, Ticket};
 use crate::schedule::awaiting_parent::ParentWaits;
 use crate::sequence::lifecycle::never_started;
+use crate::sequence::remote::begin_fetch;
 use crate::sequence::slots::Slots;
 use crate::sequence::start::{start, stop_rereads};
 use crate::sequence::task::Waiting;
@@ -23,12 +24,20 @@ use crate::shared::Shared;
 pub(crate) struct Queue {
     waiting: HashMap<RequestId, Waiting>,
     parent_waits: ParentWaits<Waiting>,
+    /// Requests that wait a little for the shared tier, in the order of their arrival.
+    fetch_waits: Vec<FetchWait>,
+}
+
+struct FetchWait {
+    id: RequestId,
+    waiting: Waiting,
+    until: Instant,
 }
 
 impl Queue {
     /// All requests that it holds.
     pub(crate) fn len(&self) -> usize {
-        self.waiting.len() + self.parent_waits.len()
+        self.waiting.len() + self.parent_waits.len() + self.fetch_waits.len()
     }
 
     /// Whether a request waits for a sequence.
@@ -44,6 +53,7 @@ impl Queue {
     pub(crate) fn clear(&mut self) {
         self.waiting.clear();
         self.parent_waits.clear();
+        self.fetch_waits.clear();
     }
 
     /// Takes a request: sets it aside if its parent row may still come, else lets it enter.
@@ -60,7 +70,7 @@ impl Queue {
         match parent.filter(|parent| !patience.is_zero() && !shared.cache.contains(parent)) {
             // From now, not from its submission: a worker that was busy has not looked yet.
             Some(parent) => self.parent_waits.push(id, waiting, parent, Instant::now() + patience),
-            None => self.enter(slots, tasks, shared, id, waiting),
+            None => self.fetch(slots, tasks, shared, id, waiting),
         }
     }
 
@@ -70,8 +80,36 @@ impl Queue {
             return;
         }
         for due in self.parent_waits.take_due(Instant::now(), |parent| shared.cache.contains(parent)) {
-            self.enter(slots, tasks, shared, due.id, due.waiting);
+            self.fetch(slots, tasks, shared, due.id, due.waiting);
         }
+    }
+
+    /// Sets a request aside for a moment if the shared tier may have its prompt, else lets it enter.
+    fn fetch(&mut self, slots: &mut Slots, tasks: &mut Tasks, shared: &Shared, id: RequestId, mut waiting: Waiting) {
+        match begin_fetch(slots, tasks, shared, &mut waiting) {
+            Some(until) => self.fetch_waits.push(FetchWait { id, waiting, until }),
+            None => self.enter(slots, tasks, shared, id, waiting),
+        }
+    }
+
+    /// Lets requests enter with a fetch that is over, and those that have waited long enough: they compute beside it.
+    pub(crate) fn look_for_fetched(&mut self, slots: &mut Slots, tasks: &mut Tasks, shared: &Shared) {
+        if self.fetch_waits.is_empty() {
+            return;
+        }
+        let now = Instant::now();
+        let is_due = |wait: &mut FetchWait| {
+            wait.until <= now || wait.waiting.fetched.as_ref().is_none_or(|fetched| fetched.fetching.is_over())
+        };
+        let due: Vec<FetchWait> = self.fetch_waits.extract_if(.., is_due).collect();
+        for FetchWait { id, waiting, .. } in due {
+            self.enter(slots, tasks, shared, id, waiting);
+        }
+    }
+
+    /// When the next request has waited long enough for the shared tier.
+    pub(crate) fn fetch_deadline(&self) -> Option<Instant> {
+        self.fetch_waits.iter().map(|wait| wait.until).min()
     }
 
     /// Admission: a request gets a sequence, waits for one, or is refused.
@@ -115,6 +153,10 @@ impl Queue {
     pub(crate) fn sweep_cancelled(&mut self, slots: &mut Slots, shared: &Shared) {
         for gone in self.parent_waits.take_if(|waiting| waiting.events.is_cancelled()) {
             end_unstarted(shared, gone.id, gone.waiting);
+        }
+        let gone = self.fetch_waits.extract_if(.., |wait| wait.waiting.events.is_cancelled());
+        for FetchWait { id, waiting, .. } in gone.collect::<Vec<_>>() {
+            end_unstarted(shared, id, waiting);
         }
         // Checked first: most rounds find none.
         if self.waiting.values().any(|waiting| waiting.events.is_cancelled()) {

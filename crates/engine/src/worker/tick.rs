@@ -20,6 +20,7 @@ use crate::shared::Shared;
 use crate::shared::status::add;
 use crate::state::position::position;
 use crate::state::restore::Wanted;
+use crate::worker::drafting::Drafting;
 use crate::worker::group::Group;
 
 /// Decode calls that may fail one after the other before the context is considered broken.
@@ -44,6 +45,7 @@ pub(crate) struct Ticker {
     work: Vec<Work>,
     /// The requests in `work`.
     members: Vec<TaskId>,
+    drafting: Drafting,
     /// The place of the request that chose the last group, when groups take turns.
     turn: usize,
     /// The place of the short request that went last before its turn.
@@ -64,6 +66,7 @@ impl Ticker {
             plan: Plan::default(),
             work: Vec::new(),
             members: Vec::new(),
+            drafting: Drafting::default(),
             turn: 0,
             short_turn: 0,
             was_short: false,
@@ -109,16 +112,21 @@ impl Ticker {
             return Ok(());
         }
         self.order_decodes(tasks);
+        let Self { plan, members, drafting, budget, .. } = self;
+        let decodes = plan.decodes.iter().map(|place| member(members, *place));
+        drafting.choose(decodes, plan.prefill_rows(), budget.n_batch, slots, tasks, shared);
         self.fill_batch(tasks);
         if let Err(error) = slots.attach(&group.adapters) {
             self.fail_members(tasks, &error);
             return Ok(());
         }
+        let began = Instant::now();
         match self.decode(slots, tasks, shared, given_up)? {
             DecodeOutcome::Done => {
                 self.failures = 0;
                 self.budget.prefill_rows = self.budget.n_batch.min(self.budget.prefill_rows.saturating_mul(2));
                 self.take_results(slots, tasks, shared);
+                self.drafting.record(began.elapsed());
                 Ok(())
             }
             DecodeOutcome::NoRoom => {
@@ -166,7 +174,9 @@ impl Ticker {
         let Self { batch, plan, members, .. } = self;
         batch.rows.clear();
         for place in &plan.decodes {
-            push_rows(&mut batch.rows, tasks.get(member(members, *place)), 1);
+            let task = tasks.get(member(members, *place));
+            push_rows(&mut batch.rows, task, 1);
+            push_draft(&mut batch.rows, task);
         }
         for slice in &plan.prefills {
             push_rows(&mut batch.rows, tasks.get(member(members, slice.index)), slice.len);
@@ -211,40 +221,40 @@ impl Ticker {
     }
 
     /// Moves every request of the batch on and draws from the logits that are there.
-    fn take_results(&self, slots: &Slots, tasks: &mut Tasks, shared: &Shared) {
+    fn take_results(&mut self, slots: &mut Slots, tasks: &mut Tasks, shared: &Shared) {
         let mut row = 0;
         let mut drawn = 0;
-        let decodes = self.plan.decodes.iter().map(|place| (*place, 1));
-        let prefills = self.plan.prefills.iter().map(|slice| (slice.index, slice.len));
-        for (place, rows) in decodes.chain(prefills) {
-            row += rows;
-            let task = tasks.get_mut(member(&self.members, place));
-            task.lease.advance(rows);
-            if !task.wants_logits_at(task.n_past()) {
-                continue;
-            }
-            let Some(logits) = slots.logits(row - 1) else {
-                let reason = "the backend returned no logits; load the model again".to_owned();
-                task.end = Some(End::Failed(EngineError::Backend { call: "decode".to_owned(), reason }));
-                continue;
-            };
-            let at_end = task.n_past() == task.tokens.len();
-            let prompt_end = task.n_past() == task.prompt_len;
-            if at_end {
-                task.draw(logits, &*shared.model);
-                drawn += 1;
-            }
-            let since = task.n_past().saturating_sub(task.last_save.max(task.prompt_len));
-            if task.end.is_some() || prompt_end || !at_end || slots.policy().continued_due(since) {
-                task.copy_logits(logits);
+        for place in &self.plan.decodes {
+            let task = tasks.get_mut(member(&self.members, *place));
+            let drafted = task.drafts.next().len();
+            let tokens = take_decode(slots, task, row, shared);
+            drawn += tokens;
+            row += 1 + drafted;
+            self.drafting.settle(task, tokens.saturating_sub(1), shared);
+            if tokens <= drafted && drafted > 0 && !slots.take_back(&task.lease) {
+                tracing::warn!(model = shared.config.id, "a draft could not be taken back; its sequence is restored");
+                restore(slots, task, shared);
             }
         }
-        add(&shared.status.generated, drawn);
+        for slice in &self.plan.prefills {
+            row += slice.len;
+            let task = tasks.get_mut(member(&self.members, slice.index));
+            task.lease.advance(slice.len);
+            if task.is_prefilling() {
+                task.report_progress();
+            }
+            drawn += usize::from(take_row(slots, task, row - 1, shared));
+        }
+        add(&shared.status.generated, drawn as u64);
     }
 
     /// The context has no cells for the batch: idle sequences go first, then steps become smaller, and at last the youngest
     /// request fails.
     fn make_room(&mut self, slots: &mut Slots, tasks: &mut Tasks, shared: &Shared) {
+        if self.drafting.rows() > 0 {
+            self.drafting.pause();
+            return;
+        }
         if idle::make_room(slots, shared) {
             return;
         }
@@ -309,6 +319,45 @@ impl Ticker {
     }
 }
 
+/// Takes the row of a request with all its tokens but the last computed, and the draft rows after it as long as they are what
+/// is drawn. Returns the number of tokens drawn.
+fn take_decode(slots: &Slots, task: &mut Task, row: usize, shared: &Shared) -> usize {
+    let mut drawn = 0;
+    loop {
+        task.lease.advance(1);
+        if !take_row(slots, task, row + drawn, shared) {
+            return drawn;
+        }
+        let guessed = task.drafts.next().get(drawn);
+        drawn += 1;
+        if task.end.is_some() || guessed.is_none() || guessed != task.tokens.last() {
+            return drawn;
+        }
+    }
+}
+
+/// Takes the logits of a row, if its request wants them. Returns whether a token was drawn.
+fn take_row(slots: &Slots, task: &mut Task, row: usize, shared: &Shared) -> bool {
+    if !task.wants_logits_at(task.n_past()) {
+        return false;
+    }
+    let Some(logits) = slots.logits(row) else {
+        let reason = "the backend returned no logits; load the model again".to_owned();
+        task.end = Some(End::Failed(EngineError::Backend { call: "decode".to_owned(), reason }));
+        return false;
+    };
+    let at_end = task.n_past() == task.tokens.len();
+    let prompt_end = task.n_past() == task.prompt_len;
+    if at_end {
+        task.draw(logits, &*shared.model);
+    }
+    let since = task.n_past().saturating_sub(task.last_save.max(task.prompt_len));
+    if task.end.is_some() || prompt_end || !at_end || slots.policy().continued_due(since) {
+        task.copy_logits(logits);
+    }
+    at_end
+}
+
 /// The request behind a place of the plan.
 #[expect(clippy::expect_used, reason = "a broken invariant must be loud; the supervisor contains it")]
 fn member(members: &[TaskId], place: usize) -> TaskId {
@@ -337,6 +386,18 @@ fn push_rows(rows: &mut Vec<BatchRow>, task: &Task, count: usize) {
         pos: position(place),
         seq: task.seq(),
         want_logits: place + 1 == last && task.wants_logits_at(last),
+    }));
+}
+
+/// Adds the rows of a draft, after the decode row of its request.
+fn push_draft(rows: &mut Vec<BatchRow>, task: &Task) {
+    let first = task.n_past() + 1;
+    debug_assert!(task.drafts.next().is_empty() || first == task.tokens.len(), "invariant: a draft follows all tokens");
+    rows.extend((first..).zip(task.drafts.next()).map(|(place, token)| BatchRow {
+        token: *token,
+        pos: position(place),
+        seq: task.seq(),
+        want_logits: true,
     }));
 }
 

@@ -19,6 +19,8 @@ pub struct Launch {
     pub start_within: Duration,
     /// How long a call waits for a process that is being started again, its models included.
     pub call_wait: Duration,
+    /// Crashes of one model in a minute after which it is set aside; 0 for never.
+    pub crash_limit: u32,
     /// Where crashes are written down.
     pub crashes: PathBuf,
 }

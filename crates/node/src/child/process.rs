@@ -15,16 +15,19 @@ use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, ChildStderr, ChildStdin, Command};
 use tokio::sync::{Mutex, watch};
 
+use super::crash::{self, CrashedModel, LastLines};
 use super::supervised::{State, Supervised, Wanted, lock};
-use crate::crash::{self, CrashedModel, LastLines};
+use crate::link::Place;
 use crate::remote::RemoteNode;
 
 /// The pause before a process that ended soon after its start is started again, doubled each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// The longest pause before a process that cannot be started is tried again.
+const LONGEST_FAILING_PAUSE: Duration = Duration::from_secs(30);
 /// A process that ran for longer was well.
 const RAN_WELL: Duration = Duration::from_secs(2);
-/// Starts that fail one after the other before callers get an error.
+/// Starts that fail one after the other before callers get an error; the process is tried again all the same.
 const FAILED_STARTS: u32 = 3;
 /// How long a process may live on after its connection is closed.
 const LAST_WORDS: Duration = Duration::from_secs(2);
@@ -37,39 +40,43 @@ pub(super) async fn supervise(supervised: Arc<Supervised>) {
         let began = Instant::now();
         let lines = Arc::new(Mutex::new(LastLines::default()));
         let (mut child, _stdin, node) = match start(&supervised, &lines).await {
-            Ok((child, stdin, node)) => {
-                failed_starts = 0;
-                let is_whole = load_again(&supervised, &node).await;
-                if is_ended(&supervised) {
-                    return;
-                }
-                // One that ended meanwhile is noticed below, and the next one loads the models.
-                if is_whole {
-                    supervised.state.send_replace(State::Up(node.clone()));
-                }
-                (child, stdin, node)
-            }
+            Ok(started) => started,
             Err(reason) => {
+                supervised.process_id.store(0, Ordering::Relaxed);
                 failed_starts += 1;
                 // A first start that fails is an error of the one who wanted it.
                 if supervised.models_are_new() {
-                    supervised.state.send_replace(State::Ended(reason));
+                    supervised.state.send_replace(State::Ended(reason.clone()));
+                }
+                if is_ended(&supervised) {
                     return;
                 }
-                tracing::error!(reason, "the engine's process did not start");
+                tracing::error!(reason, "the engine's process did not start; it is tried again");
                 if failed_starts >= FAILED_STARTS {
-                    supervised.state.send_replace(State::Ended(reason));
-                    return;
+                    supervised.state.send_replace(State::Failing(reason));
                 }
                 tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(LONGEST_PAUSE);
+                pause = (pause * 2).min(LONGEST_FAILING_PAUSE);
                 continue;
             }
         };
-        let status = tokio::select! {
-            status = child.wait() => status,
-            // It lives and no longer speaks. One that is being stopped gets its time from `stop`.
-            () = node.closed() => end_of(&supervised, &mut child).await,
+        failed_starts = 0;
+        let mut loading = None;
+        let is_whole = load_again(&supervised, &node, &mut loading).await;
+        if is_ended(&supervised) {
+            return;
+        }
+        // One that ended meanwhile is noticed below, and the next one loads the models.
+        if is_whole {
+            supervised.state.send_replace(State::Up(node.clone()));
+        }
+        let status = loop {
+            tokio::select! {
+                status = child.wait() => break status,
+                // It lives and no longer speaks. One that is being stopped gets its time from `stop`.
+                () = node.closed() => break end_of(&supervised, &mut child).await,
+                id = due(&supervised), if is_whole => try_again(&supervised, &node, &id, &mut loading).await,
+            }
         };
         supervised.process_id.store(0, Ordering::Relaxed);
         let models = crashed_models(&supervised);
@@ -79,9 +86,11 @@ pub(super) async fn supervise(supervised: Arc<Supervised>) {
         supervised.state.send_replace(State::Starting);
         let ran_for = began.elapsed();
         if let Ok(status) = status {
-            // SIGHUP, SIGINT, SIGKILL, SIGTERM.
+            // SIGHUP, SIGINT, SIGKILL, SIGTERM: a person, a service manager, or the kernel for want of memory.
             let is_killed = status.signal().is_some_and(|signal| [1, 2, 9, 15].contains(&signal));
-            supervised.was_killed.store(is_killed, Ordering::Relaxed);
+            if !is_killed {
+                node.note_crash();
+            }
             let ended_by = crash::ended_by(status);
             let mut lines = lines.lock().await;
             match crash::record(&supervised.launch.crashes, status, ran_for, models, &mut lines) {
@@ -91,6 +100,12 @@ pub(super) async fn supervise(supervised: Arc<Supervised>) {
                 ),
                 Err(error) => tracing::error!(ended_by, %error, "the engine's process ended; it is started again"),
             }
+            if !is_killed {
+                let suspects = loading.map_or_else(|| node.suspects(), |model| vec![model]);
+                for model in supervised.aside.crashed(&suspects, tokio::time::Instant::now()) {
+                    tracing::error!(model, "the model ended the engine's process again and again, and is set aside");
+                }
+            }
         }
         // A process that ran for a while is started again at once: somebody is waiting for a reply.
         if ran_for > RAN_WELL {
@@ -99,6 +114,28 @@ pub(super) async fn supervise(supervised: Arc<Supervised>) {
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
+    }
+}
+
+/// Waits until a model has rested long enough.
+async fn due(supervised: &Supervised) -> String {
+    match supervised.aside.next() {
+        Some((model, until)) => {
+            tokio::time::sleep_until(until).await;
+            model
+        }
+        // The process has to end before another one rests.
+        None => std::future::pending().await,
+    }
+}
+
+/// Loads a model that has rested.
+async fn try_again(supervised: &Arc<Supervised>, node: &RemoteNode, id: &str, loading: &mut Option<String>) {
+    let wanted = lock(&supervised.wanted).get(id).cloned();
+    let Some(wanted) = wanted else { return supervised.aside.forget(id) };
+    tracing::info!(model = id, "a model that was set aside is loaded again");
+    if load_one(supervised, node, id, wanted, loading).await {
+        supervised.aside.is_back(id);
     }
 }
 
@@ -144,10 +181,15 @@ async fn start(supervised: &Supervised, lines: &Arc<Mutex<LastLines>>) -> Result
     let folder = tempfile::Builder::new().prefix("poncho-node-").tempdir();
     let folder = folder.map_err(|error| format!("no folder for its socket: {error}"))?;
     let socket = folder.path().join("socket");
+    let place = Place::Socket(socket.clone());
     let mut child = Command::new(&launch.program)
         .args(&launch.arguments)
         .envs(launch.variables.iter().map(|(name, value)| (name, value)))
         .env(launch.socket_variable, &socket)
+        // The service manager hears from this process only.
+        .env_remove("NOTIFY_SOCKET")
+        .env_remove("WATCHDOG_USEC")
+        .env_remove("WATCHDOG_PID")
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
@@ -159,7 +201,7 @@ async fn start(supervised: &Supervised, lines: &Arc<Mutex<LastLines>>) -> Result
     let (serves, is_serving) = watch::channel(false);
     let log = child.stderr.take().map(|stderr| tokio::spawn(pass_on(stderr, Arc::clone(lines), is_serving)));
     let connected = tokio::select! {
-        connected = RemoteNode::connect(&socket, launch.start_within) => connected.map_err(|error| error.to_string()),
+        connected = RemoteNode::connect(&place, launch.start_within) => connected.map_err(|error| error.to_string()),
         status = child.wait() => Err(match status {
             Ok(status) => format!("it ended with {} before it served", crash::ended_by(status)),
             Err(error) => error.to_string(),
@@ -209,40 +251,59 @@ fn show(text: &str) {
     eprint!("{text}");
 }
 
-/// Loads the models that the last process had. Says whether the process lived to the end of it.
-async fn load_again(supervised: &Arc<Supervised>, node: &RemoteNode) -> bool {
+/// Loads the models that the last process had, without those that rest. Says whether the process lived to the end of it.
+async fn load_again(supervised: &Arc<Supervised>, node: &RemoteNode, loading: &mut Option<String>) -> bool {
     let wanted: Vec<(String, Wanted)> = lock(&supervised.wanted).clone().into_iter().collect();
-    for (id, Wanted { mut model, adapters }) in wanted {
-        // It was tried in a process of its own when it was loaded first.
-        model.config.prober = None;
-        let mut events = node.load(model);
-        let mut last = None;
-        while let Some(event) = events.next().await {
-            last = Some(event);
-        }
-        if matches!(last, Some(LoadEvent::Failed(EngineError::NodeLost { .. }))) {
-            return false;
-        }
-        if last != Some(LoadEvent::Loaded) {
-            tracing::error!(model = id, ?last, "the model was not loaded again");
-            supervised.forget_model(&id);
+    for (id, wanted) in wanted {
+        if supervised.aside.rest(&id, tokio::time::Instant::now()).is_some() {
             continue;
         }
-        let Some(loaded) = node.remote_model(&id) else { continue };
-        let mut again = Vec::new();
-        for (known, path, scale) in adapters {
-            match loaded.load_adapter(&path, scale).await {
-                Ok(attached) if attached == known => again.push((known, path, scale)),
-                Ok(attached) => {
-                    tracing::warn!(model = id, adapter = attached.0, "an adapter has another number after the restart");
-                    again.push((attached, path, scale));
-                }
-                Err(error) => tracing::error!(model = id, %error, "an adapter was not loaded again"),
+        if !load_one(supervised, node, &id, wanted, loading).await {
+            return false;
+        }
+    }
+    true
+}
+
+/// Loads one of them. Says whether the process lived to the end of it; `loading` names the model if not.
+async fn load_one(
+    supervised: &Arc<Supervised>,
+    node: &RemoteNode,
+    id: &str,
+    wanted: Wanted,
+    loading: &mut Option<String>,
+) -> bool {
+    let Wanted { mut model, adapters } = wanted;
+    // It was tried in a process of its own when it was loaded first.
+    model.config.prober = None;
+    let mut events = node.load(model);
+    let mut last = None;
+    while let Some(event) = events.next().await {
+        last = Some(event);
+    }
+    if matches!(last, Some(LoadEvent::Failed(EngineError::NodeLost { .. }))) {
+        *loading = Some(id.to_owned());
+        return false;
+    }
+    if last != Some(LoadEvent::Loaded) {
+        tracing::error!(model = id, ?last, "the model was not loaded again");
+        supervised.forget_model(id);
+        return true;
+    }
+    let Some(loaded) = node.remote_model(id) else { return true };
+    let mut again = Vec::new();
+    for (known, path, scale) in adapters {
+        match loaded.load_adapter(&path, scale).await {
+            Ok(attached) if attached == known => again.push((known, path, scale)),
+            Ok(attached) => {
+                tracing::warn!(model = id, adapter = attached.0, "an adapter has another number after the restart");
+                again.push((attached, path, scale));
             }
+            Err(error) => tracing::error!(model = id, %error, "an adapter was not loaded again"),
         }
-        if let Some(wanted) = lock(&supervised.wanted).get_mut(&id) {
-            wanted.adapters = again;
-        }
+    }
+    if let Some(wanted) = lock(&supervised.wanted).get_mut(id) {
+        wanted.adapters = again;
     }
     true
 }

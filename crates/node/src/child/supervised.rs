@@ -1,24 +1,29 @@
-//! The child as its models and replies see it: what it is doing, what it has to load again, and who is set aside.
+//! The child as its models and replies see it: what it is doing, what it has to load again, and which model or request
+//! ended it.
 //!
 //! Shared by all parts of `child.rs`; only `process.rs` starts and ends processes. It must never block.
 
-use std::collections::{BTreeMap, HashSet, VecDeque};
-use std::hash::{BuildHasher as _, RandomState};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Duration;
 
-use poncho_api::{AdapterId, CacheReport, EngineError, Generate, HygieneRule, LoadModel, NodeModel};
-use tokio::sync::watch;
+use async_trait::async_trait;
+use poncho_api::{AdapterId, CacheReport, EngineError, Generate, HygieneRule, LoadModel, ModelReport, NodeModel};
+use tokio::sync::{OwnedMutexGuard, watch};
+use tokio::time::Instant;
 
+use super::aside::Aside;
 use super::launch::Launch;
+use crate::lasting::{AdapterChange, Keeper, Poison, Trial, Verdict};
 use crate::remote::{RemoteModel, RemoteNode};
 
-/// Prompts that ended a process are remembered, that many of them.
-const MOST_POISON: usize = 256;
 /// Processes that may be killed from outside while a request is alone in them, before it is to blame: it may need more
 /// memory than there is.
-const MOST_TRIES: u32 = 8;
+const MOST_LOSSES: u32 = 9;
+/// How long a request waits for its trial; then it goes on without one.
+const PROBATION_WAIT: Duration = Duration::from_secs(60);
 
 /// What the process is doing.
 #[derive(Clone)]
@@ -27,7 +32,9 @@ pub(super) enum State {
     Starting,
     /// It serves.
     Up(RemoteNode),
-    /// It was stopped on purpose, or cannot be started.
+    /// It could not be started for some time; it is tried again, and calls are refused meanwhile.
+    Failing(String),
+    /// It was stopped on purpose, or could never be started.
     Ended(String),
 }
 
@@ -43,9 +50,8 @@ pub(super) struct Supervised {
     pub(super) hygiene: RwLock<Vec<HygieneRule>>,
     /// Held by a reply that comes back after a crash, until it has made progress.
     pub(super) probation: Arc<tokio::sync::Mutex<()>>,
-    poison: Mutex<Poison>,
-    /// Whether somebody else ended the last process: a person, a service manager, or the kernel for want of memory.
-    pub(super) was_killed: AtomicBool,
+    poison: Poison,
+    pub(super) aside: Aside,
     /// The process that runs now; 0 while there is none.
     pub(super) process_id: AtomicU32,
 }
@@ -58,40 +64,6 @@ pub(super) struct Wanted {
     pub(super) adapters: Vec<(AdapterId, PathBuf, f32)>,
 }
 
-/// Hashes of requests that ended a process twice.
-#[derive(Default)]
-struct Poison {
-    state: RandomState,
-    order: VecDeque<u64>,
-    known: HashSet<u64>,
-}
-
-impl Poison {
-    fn hash(&self, generate: &Generate) -> u64 {
-        let Generate { prompt, request, .. } = generate;
-        // The same prompt with other settings may be as bad, and another reply to it as well.
-        let text = serde_json::to_string(&(prompt, &request.tokens)).unwrap_or_default();
-        self.state.hash_one(text)
-    }
-
-    fn add(&mut self, generate: &Generate) {
-        let hash = self.hash(generate);
-        if !self.known.insert(hash) {
-            return;
-        }
-        self.order.push_back(hash);
-        if self.order.len() > MOST_POISON
-            && let Some(oldest) = self.order.pop_front()
-        {
-            self.known.remove(&oldest);
-        }
-    }
-
-    fn has(&self, generate: &Generate) -> bool {
-        !self.known.is_empty() && self.known.contains(&self.hash(generate))
-    }
-}
-
 /// Locks it.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Nothing that holds it can panic halfway.
@@ -102,6 +74,7 @@ impl Supervised {
     /// No process yet.
     pub(super) fn new(launch: Launch) -> Self {
         Self {
+            aside: Aside::new(launch.crash_limit),
             launch,
             state: watch::Sender::new(State::Starting),
             models: RwLock::default(),
@@ -109,8 +82,7 @@ impl Supervised {
             cache: RwLock::default(),
             hygiene: RwLock::default(),
             probation: Arc::default(),
-            poison: Mutex::default(),
-            was_killed: AtomicBool::new(false),
+            poison: Poison::default(),
             process_id: AtomicU32::new(0),
         }
     }
@@ -123,22 +95,58 @@ impl Supervised {
         let state = ready.ok().and_then(Result::ok).map(|state| state.clone());
         match state {
             Some(State::Up(node)) => Ok(node),
-            Some(State::Ended(reason)) => Err(EngineError::NodeLost { reason }),
+            Some(State::Ended(reason) | State::Failing(reason)) => Err(EngineError::NodeLost { reason }),
             Some(State::Starting) | None => {
                 Err(EngineError::NodeLost { reason: "the engine takes too long to start again".to_owned() })
             }
         }
     }
 
-    /// A model, once there is a node that has it, and that node.
-    pub(super) async fn up_model(&self, id: &str) -> Result<(RemoteNode, Arc<RemoteModel>), EngineError> {
+    /// The node, if it serves at this moment.
+    pub(super) fn now(&self) -> Option<RemoteNode> {
+        match &*self.state.borrow() {
+            State::Up(node) => Some(node.clone()),
+            State::Starting | State::Failing(_) | State::Ended(_) => None,
+        }
+    }
+
+    /// Waits to be the one request on trial. One that has the place and whose client does not read must not keep it.
+    async fn probation(&self) -> Option<Arc<OwnedMutexGuard<()>>> {
+        let place = Arc::clone(&self.probation).lock_owned();
+        tokio::time::timeout(PROBATION_WAIT, place).await.ok().map(Arc::new)
+    }
+
+    pub(super) fn forget_model(&self, id: &str) {
+        self.aside.forget(id);
+        lock(&self.wanted).remove(id);
+        self.models.write().unwrap_or_else(PoisonError::into_inner).remove(id);
+    }
+}
+
+#[async_trait]
+impl Keeper for Supervised {
+    async fn up_model(
+        &self,
+        model: &ModelReport,
+        _: Option<&Generate>,
+    ) -> Result<(RemoteNode, Arc<RemoteModel>), EngineError> {
+        let id = &model.id;
+        let rests = || {
+            let rest = self.aside.rest(id, Instant::now())?;
+            Some(EngineError::SetAside { model: id.clone(), seconds: rest.as_secs() })
+        };
+        rests().map_or(Ok(()), Err)?;
         let node = self.up().await?;
-        let model = node.remote_model(id).ok_or_else(|| EngineError::UnknownModel { model: id.to_owned() })?;
+        let unknown = || rests().unwrap_or_else(|| EngineError::UnknownModel { model: id.clone() });
+        let model = node.remote_model(id).ok_or_else(unknown)?;
         Ok((node, model))
     }
 
-    /// A call to this node was lost: nobody else calls it, also before its end is noticed.
-    pub(super) fn is_lost(&self, node: &RemoteNode) {
+    fn models_now(&self, model: &ModelReport) -> Vec<Arc<RemoteModel>> {
+        self.now().and_then(|node| node.remote_model(&model.id)).into_iter().collect()
+    }
+
+    fn is_lost(&self, node: &RemoteNode) {
         self.state.send_if_modified(|state| {
             let is_current = matches!(state, State::Up(current) if current.is(node));
             if is_current {
@@ -148,32 +156,47 @@ impl Supervised {
         });
     }
 
-    /// The node, if it serves at this moment.
-    pub(super) fn now(&self) -> Option<RemoteNode> {
-        match &*self.state.borrow() {
-            State::Up(node) => Some(node.clone()),
-            State::Starting | State::Ended(_) => None,
+    /// While replies come back one at a time, new requests stand in line with them; so do those of a model that ended a
+    /// process a while ago, if there are others.
+    async fn admit(&self, model: &ModelReport) -> Trial {
+        let has_others = lock(&self.wanted).len() > 1;
+        let is_suspect = has_others && self.aside.is_suspect(&model.id, Instant::now());
+        if !is_suspect && self.probation.try_lock().is_ok() {
+            return Trial::default();
         }
+        Trial { alone: self.probation().await, ..Trial::default() }
     }
 
-    /// Whether a request that was alone in a process is to blame for its end. Waits for the next process, which starts
-    /// when it is known how the last one ended.
-    pub(super) async fn is_to_blame(&self, tries: u32) -> Result<bool, EngineError> {
+    async fn judge(&self, trial: &mut Trial, lost: &RemoteNode) -> Result<Verdict, EngineError> {
+        trial.losses += 1;
+        // From now on alone, so that one that ends the process is known.
+        if trial.alone.is_none() {
+            trial.alone = self.probation().await;
+        }
+        // The next process starts when it is known how the last one ended.
         self.up().await?;
-        Ok(tries >= MOST_TRIES || !self.was_killed.load(Ordering::Relaxed))
+        trial.crashes += u32::from(lost.has_crashed());
+        let is_to_blame = trial.crashes > 1 || trial.losses > MOST_LOSSES;
+        Ok(if is_to_blame { Verdict::Blamed } else { Verdict::Again })
     }
 
-    /// Remembers a request that ended a process twice.
-    pub(super) fn set_aside(&self, generate: &Generate) {
-        lock(&self.poison).add(generate);
+    fn poison(&self) -> &Poison {
+        &self.poison
     }
 
-    pub(super) fn is_set_aside(&self, generate: &Generate) -> bool {
-        lock(&self.poison).has(generate)
+    fn check_adapters(&self, _: &ModelReport) -> Result<(), EngineError> {
+        Ok(())
     }
 
-    pub(super) fn forget_model(&self, id: &str) {
-        lock(&self.wanted).remove(id);
-        self.models.write().unwrap_or_else(PoisonError::into_inner).remove(id);
+    fn keep_adapter(&self, model: &str, change: AdapterChange) {
+        let mut wanted = lock(&self.wanted);
+        let Some(Wanted { adapters, .. }) = wanted.get_mut(model) else { return };
+        match change {
+            AdapterChange::Attached(id, path, scale) => adapters.push((id, path, scale)),
+            AdapterChange::Scaled(id, scale) => {
+                adapters.iter_mut().filter(|(known, ..)| *known == id).for_each(|(_, _, kept)| *kept = scale);
+            }
+            AdapterChange::Detached(id) => adapters.retain(|(known, ..)| *known != id),
+        }
     }
 }

@@ -5,20 +5,23 @@
 
 use std::fmt;
 
-use poncho_api::{Key, Mode, Request};
+use poncho_api::{Drafts, Key, Mode, Request};
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
 
 use crate::error::ApiError;
 
 /// See the module.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct PonchoOptions {
     /// Whether the answer has the `poncho` object.
     pub(crate) reports: bool,
     prefill_only: bool,
     parent_key: Option<Key>,
     continues: bool,
+    drafts: Option<Drafts>,
+    /// Asks for cache diagnostics: the id of an earlier reply, or `None` for a first turn.
+    pub(crate) previous_id: Option<Option<String>>,
 }
 
 /// Where a prompt comes from.
@@ -32,7 +35,7 @@ pub(crate) enum PromptOrigin {
 
 impl PonchoOptions {
     /// Changes a request as the object says.
-    pub(crate) fn apply(self, request: &mut Request, origin: PromptOrigin) -> Result<(), ApiError> {
+    pub(crate) fn apply(&self, request: &mut Request, origin: PromptOrigin) -> Result<(), ApiError> {
         if self.continues {
             self.check_continues(origin)?;
             request.mode = Mode::Continue;
@@ -41,10 +44,11 @@ impl PonchoOptions {
             request.mode = Mode::PrefillOnly;
         }
         request.parent_key = self.parent_key;
+        request.drafts = self.drafts.unwrap_or(request.drafts);
         Ok(())
     }
 
-    fn check_continues(self, origin: PromptOrigin) -> Result<(), ApiError> {
+    fn check_continues(&self, origin: PromptOrigin) -> Result<(), ApiError> {
         let reason = match (origin, self.prefill_only, self.parent_key) {
             (PromptOrigin::Composed, ..) => {
                 "only a prompt that is used as written can be appended to a session; send it to /v1/completions without \
@@ -68,6 +72,14 @@ struct Fields {
     parent_key: Option<Key>,
     #[serde(rename = "continue")]
     continues: Option<bool>,
+    drafts: Option<Drafts>,
+    #[serde(default, deserialize_with = "present")]
+    previous_id: Option<Option<String>>,
+}
+
+/// A field that is there, `null` or not.
+fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Option<String>>, D::Error> {
+    Option::deserialize(deserializer).map(Some)
 }
 
 impl<'de> Deserialize<'de> for PonchoOptions {
@@ -82,7 +94,7 @@ impl<'de> Visitor<'de> for OptionsVisitor {
     type Value = PonchoOptions;
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("a boolean or an object with prefill_only, parent_key or continue")
+        formatter.write_str("a boolean or an object with prefill_only, parent_key, continue or previous_id")
     }
 
     fn visit_bool<E: de::Error>(self, reports: bool) -> Result<PonchoOptions, E> {
@@ -90,12 +102,15 @@ impl<'de> Visitor<'de> for OptionsVisitor {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<PonchoOptions, A::Error> {
-        let Fields { prefill_only, parent_key, continues } = Fields::deserialize(MapAccessDeserializer::new(map))?;
+        let fields = Fields::deserialize(MapAccessDeserializer::new(map))?;
+        let Fields { prefill_only, parent_key, continues, drafts, previous_id } = fields;
         Ok(PonchoOptions {
             reports: true,
             prefill_only: prefill_only.unwrap_or(false),
             parent_key,
             continues: continues.unwrap_or(false),
+            drafts,
+            previous_id,
         })
     }
 }
@@ -119,6 +134,9 @@ mod tests {
         assert_eq!(read("false").unwrap(), PonchoOptions::default());
         assert_eq!(read("true").unwrap(), read("{}").unwrap());
         assert!(read(r#"{"prefill_only": false, "parent_key": null}"#).unwrap().reports);
+        assert_eq!(read("{}").unwrap().previous_id, None);
+        assert_eq!(read(r#"{"previous_id": null}"#).unwrap().previous_id, Some(None));
+        assert_eq!(read(r#"{"previous_id": "a"}"#).unwrap().previous_id, Some(Some("a".to_owned())));
     }
 
     #[test]
@@ -126,6 +144,8 @@ mod tests {
         let key = Key::from_bytes([0xab; 32]);
         let parent = applied(&format!(r#"{{"parent_key": "{key}"}}"#), PromptOrigin::Composed).unwrap();
         assert_eq!((parent.parent_key, parent.mode), (Some(key), Mode::Complete));
+        let drafts = applied(r#"{"drafts": "context"}"#, PromptOrigin::Composed).unwrap();
+        assert_eq!((drafts.drafts, parent.drafts), (Drafts::Context, Drafts::Auto));
         let prefill = applied(r#"{"prefill_only": true}"#, PromptOrigin::Composed).unwrap();
         assert_eq!(prefill.mode, Mode::PrefillOnly);
         assert_eq!(applied(r#"{"continue": true}"#, PromptOrigin::Written).unwrap().mode, Mode::Continue);

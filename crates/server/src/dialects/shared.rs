@@ -2,22 +2,26 @@
 //!
 //! Used by the folders of the dialects and by Poncho's own endpoints. Nothing here knows a field of a dialect.
 
-use std::time::Duration;
-
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
-use poncho_api::{Finished, Generate, Normalised};
+use poncho_api::{Capabilities, DraftReport, Finished, Generate, HitTier, Normalised};
 use serde::Serialize;
 use tokio::time::Instant;
 
+use crate::dialects::diagnosis::{Diagnosis, Diagnostics};
 use crate::error::ApiError;
 use crate::http::app::SharedApp;
+use crate::http::heartbeat::Heartbeat;
 use crate::http::reply::Reply;
 use crate::http::unknown_fields::short;
 use crate::http::warnings::{Code, Warning, Warnings};
 use crate::models::served::ServedModel;
 use crate::owner::Owner;
 use crate::owner::scoped;
-use crate::telemetry::timing::{ReplyTimes, refused};
+use crate::telemetry::metrics::Outcome;
+use crate::telemetry::record::{CancelSignal, Recorded, Submitted};
+use crate::telemetry::timing::{ReplyTimes, Sinks, refused};
+use crate::telemetry::traces::scope::Scope;
+pub(crate) use crate::telemetry::units::milliseconds;
 
 /// The session that the headers name.
 pub(crate) fn session_header(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
@@ -69,11 +73,26 @@ pub(crate) fn warn_of_model(warnings: &mut Warnings, model: &ServedModel) {
     }
 }
 
+/// Ollama's words for what a model can do.
+pub(crate) fn capability_words(can: Capabilities) -> Vec<&'static str> {
+    let all = [
+        ("embedding", can.embedding),
+        ("completion", !can.embedding),
+        ("tools", !can.embedding && can.tools),
+        ("insert", !can.embedding && can.insert),
+        ("thinking", !can.embedding && can.thinking),
+    ];
+    all.into_iter().filter(|(_, can)| *can).map(|(word, _)| word).collect()
+}
+
 /// What the cache did for a request.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 struct PonchoFacts {
     /// How the prompt was found; a tiny overlap is `cold`.
     hit: &'static str,
+    /// Where it was found; absent if nothing was.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tier: Option<&'static str>,
     /// Prompt tokens from the cache.
     cached_tokens: usize,
     /// Prompt tokens that were computed.
@@ -81,9 +100,29 @@ struct PonchoFacts {
     prefill_ms: f64,
     /// The row that was saved at the end.
     finish_key: Option<String>,
+    /// What drafts did for the reply; absent if nothing was drafted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    drafts: Option<DraftFacts>,
     /// What was made equal in the prompt before it was rendered.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     hygiene: Vec<Normalised>,
+}
+
+/// What drafts did for a reply.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+struct DraftFacts {
+    drafted: usize,
+    accepted: usize,
+    /// With at most two decimals.
+    tokens_per_step: f64,
+}
+
+impl DraftFacts {
+    fn of(report: DraftReport) -> Option<Self> {
+        let DraftReport { drafted, accepted, .. } = report;
+        let tokens_per_step = (report.tokens_per_step()? * 100.0).round() / 100.0;
+        (drafted > 0).then_some(Self { drafted, accepted, tokens_per_step })
+    }
 }
 
 impl From<&Finished> for PonchoFacts {
@@ -91,22 +130,40 @@ impl From<&Finished> for PonchoFacts {
         let completion = &finished.completion;
         Self {
             hit: completion.hit.as_str(),
+            tier: completion.hit_tier.map(HitTier::as_str),
             cached_tokens: completion.cached_tokens,
             new_tokens: completion.new_tokens,
             prefill_ms: milliseconds(completion.prefill_time),
             finish_key: completion.finish_key.map(|key| key.to_string()),
+            drafts: DraftFacts::of(completion.drafts),
             hygiene: finished.normalised.clone(),
         }
     }
 }
 
-/// The `poncho` object of an answer: what the cache did, if that is asked for, and the warnings, if there are any.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+/// The `poncho` object of an answer: what the cache did, if that is asked for, and the warnings, if there are any; or how
+/// far a reply is.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub(crate) struct PonchoReport {
     #[serde(flatten)]
     facts: Option<PonchoFacts>,
+    /// How far a reply is, in a stream that has nothing else to say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    progress: Option<Heartbeat>,
+    /// The id that a later request names as its `previous_id`, where it asked for diagnostics.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<String>,
+    /// What changed since the request before, where it was asked for; `null` if nothing did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    diagnostics: Option<Option<Diagnostics>>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     warnings: Vec<Warning>,
+}
+
+impl From<Heartbeat> for PonchoReport {
+    fn from(heartbeat: Heartbeat) -> Self {
+        Self { progress: Some(heartbeat), ..Self::default() }
+    }
 }
 
 /// What the `poncho` object of a call will hold.
@@ -114,23 +171,52 @@ pub(crate) struct PonchoReport {
 pub(crate) struct Reporting {
     wants_facts: bool,
     warnings: Vec<Warning>,
+    diagnosis: Option<Diagnosis>,
+    shows_diagnosis: bool,
 }
 
 impl Reporting {
     /// With the facts, if they are asked for. The warnings are logged.
     pub(crate) fn new(app: &SharedApp, wants_facts: bool, warnings: Warnings) -> Self {
-        Self { wants_facts, warnings: warnings.report(&app.warnings) }
+        Self { wants_facts, warnings: warnings.report(&app.warnings), ..Self::default() }
     }
 
-    /// The object of an answer with a reply; `None` if there is nothing to say.
+    /// With the cache diagnostics of a request, shown in the `poncho` object.
+    pub(crate) fn diagnosing(self, diagnosis: Option<Diagnosis>) -> Self {
+        Self { shows_diagnosis: diagnosis.is_some(), diagnosis, ..self }
+    }
+
+    /// With diagnostics that the dialect has a field of its own for.
+    pub(crate) fn diagnosing_apart(self, diagnosis: Option<Diagnosis>) -> Self {
+        Self { shows_diagnosis: false, diagnosis, ..self }
+    }
+
+    /// The diagnostics of a request, if they were asked for.
+    pub(crate) fn diagnosis(&self) -> Option<&Diagnosis> {
+        self.diagnosis.as_ref()
+    }
+
+    /// The object of an answer with a reply; `None` if there is nothing to say. Called once, when the reply ended.
     pub(crate) fn of(&self, finished: &Finished) -> Option<PonchoReport> {
+        if let Some(diagnosis) = &self.diagnosis {
+            diagnosis.keep(finished);
+        }
         let facts = self.wants_facts.then(|| PonchoFacts::from(finished));
-        (facts.is_some() || !self.warnings.is_empty()).then(|| PonchoReport { facts, warnings: self.warnings.clone() })
+        let told = self.diagnosis.as_ref().filter(|_| self.shows_diagnosis);
+        let report = PonchoReport {
+            facts,
+            progress: None,
+            id: told.map(|diagnosis| diagnosis.id().to_owned()),
+            diagnostics: told.map(|diagnosis| diagnosis.told(finished.completion.cached_tokens)),
+            warnings: self.warnings.clone(),
+        };
+        (report != PonchoReport::default()).then_some(report)
     }
 
     /// The object of an answer without one.
     pub(crate) fn alone(&self) -> Option<PonchoReport> {
-        (!self.warnings.is_empty()).then(|| PonchoReport { facts: None, warnings: self.warnings.clone() })
+        let warnings = self.warnings.clone();
+        (!warnings.is_empty()).then_some(PonchoReport { warnings, ..PonchoReport::default() })
     }
 }
 
@@ -148,12 +234,6 @@ impl<T> WithWarnings<T> {
     pub(crate) fn new(app: &SharedApp, answer: T, warnings: Warnings) -> Self {
         Self { answer, poncho: Reporting::new(app, false, warnings).alone() }
     }
-}
-
-/// A time in milliseconds with at most three decimals.
-pub(crate) fn milliseconds(time: Duration) -> f64 {
-    let micros = (time + Duration::from_nanos(500)).as_micros();
-    micros as f64 / 1000.0
 }
 
 /// Where and when a call came in.
@@ -174,11 +254,28 @@ impl Origin {
             prompt.request.session_id = session.map(|name| scoped(self.owner, &name)).transpose()?;
         }
         let model = self.model.clone().asked_by(self.app.keys.tenant(self.owner));
-        let streams = model.start(prompts).await.inspect_err(|error| refused(self.model.id(), self.arrived, error))?;
+        let scope = Scope::current();
+        let submitted = Submitted {
+            owner: self.owner,
+            model: self.model.id(),
+            request_id: scope.as_ref().map(|scope| scope.id.as_str()),
+            arrived: self.arrived,
+        };
+        let mut recorded: Vec<Recorded> =
+            prompts.iter_mut().flat_map(|prompt| self.app.record.open(prompt, &submitted)).collect();
+        let streams = model.start(prompts).await.inspect_err(|error| {
+            refused(self.model.id(), self.arrived, error);
+            recorded.iter().for_each(|recorded| recorded.cut_short(Outcome::Failed, error.code(), 0));
+        })?;
         let submitted = Instant::now();
+        // A record that keeps fewer requests than there are replies has no entry for the last ones.
+        let mut recorded = recorded.drain(..);
         let reply = |stream| {
-            let times = ReplyTimes::begin(self.app.metrics.clone(), self.model.id(), self.arrived, submitted);
-            Reply::new(stream, times, self.app.config.request_timeout, self.app.life.cut_signal())
+            let recorded = recorded.next();
+            let cancel = recorded.as_ref().map_or(CancelSignal::NEVER, Recorded::cancel_signal);
+            let sinks = Sinks { metrics: self.app.metrics.clone(), savings: self.app.savings.clone(), recorded };
+            let times = ReplyTimes::begin(sinks, self.model.id(), self.arrived, submitted);
+            Reply::new(stream, times, self.app.config.request_timeout, self.app.life.cut_signal()).or_cancelled(cancel)
         };
         Ok(streams.into_iter().map(reply).collect())
     }
@@ -187,13 +284,6 @@ impl Origin {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn times_have_at_most_three_decimals() {
-        for (nanos, written) in [(153_294_651, "153.295"), (1, "0.0"), (1_000_000, "1.0"), (999_500, "1.0")] {
-            assert_eq!(serde_json::json!(milliseconds(Duration::from_nanos(nanos))).to_string(), written);
-        }
-    }
 
     #[test]
     fn the_header_is_1_or_0_and_nothing_else() {

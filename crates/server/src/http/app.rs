@@ -20,8 +20,11 @@ use crate::http::origin::Gate;
 use crate::http::warnings::WarningLog;
 use crate::models::names::Models;
 use crate::models::pulls::Pulls;
+use crate::responses::records::Records;
 use crate::responses::store::ResponseStore;
 use crate::telemetry::metrics::Metrics;
+use crate::telemetry::record::Record;
+use crate::telemetry::savings::Savings;
 use crate::telemetry::traces::export::Exporter;
 
 /// How handlers hold it.
@@ -47,8 +50,14 @@ pub(crate) struct App {
     pub(crate) exporter: Option<Arc<Exporter>>,
     /// Past responses of `/v1/responses`.
     pub(crate) responses: ResponseStore,
+    /// Past requests that asked for diagnostics.
+    pub(crate) records: Arc<Records>,
     /// Warnings that were logged.
     pub(crate) warnings: WarningLog,
+    /// The last requests.
+    pub(crate) record: Arc<Record>,
+    /// What the cache saved.
+    pub(crate) savings: Arc<Savings>,
     /// Shutdown and the requests it waits for.
     pub(crate) life: Life,
 }
@@ -69,7 +78,10 @@ impl App {
             gate: Gate::new(&config, address),
             exporter,
             responses: ResponseStore::default(),
+            records: Arc::new(Records::open(config.records_file.as_deref())),
             warnings: WarningLog::default(),
+            record: Arc::new(Record::new(config.requests_kept)),
+            savings: Arc::new(Savings::open(config.savings_file.clone())),
             life: Life::default(),
             config,
         }

@@ -79,6 +79,16 @@ impl Keys {
         self.get(owner).filter(|_| !self.sees_all(owner)).map(|known| known.tenant)
     }
 
+    /// Whether the rows that an owner may see were all sent by itself, so that it may read their text.
+    pub(crate) fn sees_rows_text(&self, owner: Owner) -> bool {
+        !self.are_several() || !self.sees_all(owner)
+    }
+
+    /// Refuses what belongs to the server itself, such as its settings.
+    pub(crate) fn check_sees_all(&self, owner: Owner) -> Result<(), ApiError> {
+        if self.sees_all(owner) { Ok(()) } else { Err(ApiError::AdminOnly) }
+    }
+
     /// Who the headers belong to, if they carry one of the keys, as `Authorization: Bearer` or as `x-api-key`.
     fn owner(&self, headers: &HeaderMap) -> Option<Owner> {
         if self.known.is_empty() {

@@ -6,7 +6,9 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
-use poncho_api::{Explained, Generate, ModelInfo, ModelLimits, NodeModel, Prompt, Rendered, ReplyStream, Tenant};
+use poncho_api::{
+    Explained, Generate, ModelInfo, ModelLimits, NodeModel, PastLookup, Prompt, Rendered, ReplyStream, Tenant,
+};
 
 use crate::error::ApiError;
 use crate::models::defaults::ServedDefaults;
@@ -89,9 +91,9 @@ impl ServedModel {
         Ok(self.model.render(self.completed(prompt)).await?)
     }
 
-    /// Why a prompt is found in the cache or not.
-    pub(crate) async fn explained(&self, prompt: Generate) -> Result<Explained, ApiError> {
-        Ok(self.model.explain(self.completed(prompt)).await?)
+    /// Why a prompt is found in the cache or not; with `past`, as of the time when it was computed.
+    pub(crate) async fn explained(&self, prompt: Generate, past: Option<PastLookup>) -> Result<Explained, ApiError> {
+        Ok(self.model.explain(self.completed(prompt), past).await?)
     }
 
     /// The prompt with what it leaves out, and with who asks.

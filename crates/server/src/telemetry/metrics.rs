@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use poncho_api::{CacheReport, Completion, NodeModel, Phase, StatusReport, Tier};
+use poncho_api::{CacheReport, Completion, HitTier, NodeModel, Phase, SharedTierReport, StatusReport, Tier};
 
 use self::histogram::Histogram;
 use self::page::{Kind, Page};
@@ -40,6 +40,8 @@ struct ReplySums {
     queue_wait: Histogram,
     duration: Histogram,
     cached_tokens: u64,
+    /// Replies by where their prefix was found.
+    tiers: BTreeMap<&'static str, u64>,
     new_tokens: u64,
 }
 
@@ -104,6 +106,9 @@ impl Metrics {
         sums.duration.observe(measured.total);
         let cached = completion.cached_tokens.min(completion.prompt_tokens);
         sums.cached_tokens += cached as u64;
+        if let Some(tier) = completion.hit_tier.map(HitTier::as_str) {
+            *sums.tiers.entry(tier).or_default() += 1;
+        }
         sums.new_tokens += (completion.prompt_tokens - cached) as u64;
     }
 
@@ -169,6 +174,13 @@ impl Metrics {
                 page.sample("poncho_prompt_tokens_total", &labels, count);
             }
         }
+        page.head("poncho_hit_tier_total", Kind::Counter, "Replies by the tier in which a prefix was found.");
+        for ((model, hit), sums) in &state.replies {
+            for (tier, count) in &sums.tiers {
+                let labels = [("model", model.as_str()), ("hit", *hit), ("tier", *tier)];
+                page.sample("poncho_hit_tier_total", &labels, *count);
+            }
+        }
     }
 }
 
@@ -193,9 +205,29 @@ fn cache_part(page: &mut Page, cache: &CacheReport) {
         };
         page.sample("poncho_cache_tier_on", &[("tier", tier.tier.as_str())], u8::from(is_on));
     }
+    if let Some(shared) = &cache.shared {
+        shared_part(page, shared);
+    }
     page.one("poncho_cache_write_queue", Kind::Gauge, "Saves that wait for a writer.", cache.write_queue as u64);
     page.one("poncho_cache_pinned_rows", Kind::Gauge, "Rows that are being read.", cache.pinned_rows as u64);
     page.one("poncho_cache_index_bytes", Kind::Gauge, "Memory of the index.", cache.index_bytes as u64);
+}
+
+fn shared_part(page: &mut Page, shared: &SharedTierReport) {
+    let on = "1 while the shared tier is used, 0 while it is left alone.";
+    page.one("poncho_shared_on", Kind::Gauge, on, u64::from(shared.on));
+    page.one("poncho_shared_queue", Kind::Gauge, "Rows that wait for their upload.", shared.queued_offers);
+    for (name, help, value) in [
+        ("found", "Lookups in the shared tier that found a row.", shared.found),
+        ("missed", "Lookups in the shared tier that found none.", shared.missed),
+        ("failures", "Calls of the shared tier that failed or came too late.", shared.failures),
+        ("fetched_bytes", "Bytes fetched from the shared tier.", shared.fetched_bytes),
+        ("uploaded_rows", "Rows uploaded to the shared tier.", shared.uploaded_rows),
+        ("uploaded_bytes", "Bytes uploaded to the shared tier.", shared.uploaded_bytes),
+        ("dropped_rows", "Rows that were not uploaded to the shared tier.", shared.dropped_offers),
+    ] {
+        page.one(&format!("poncho_shared_{name}_total"), Kind::Counter, help, value);
+    }
 }
 
 fn model_part(page: &mut Page, models: &[Arc<dyn NodeModel>]) {
@@ -208,7 +240,7 @@ fn model_part(page: &mut Page, models: &[Arc<dyn NodeModel>]) {
         }
     }
     type Read = fn(&StatusReport) -> u64;
-    let numbers: [(&str, Kind, &str, Read); 10] = [
+    let numbers: [(&str, Kind, &str, Read); 15] = [
         ("pending", Kind::Gauge, "Requests that wait for a sequence.", |report| report.pending as u64),
         ("queue_depth", Kind::Gauge, "Requests that have not ended.", |report| report.queue_depth as u64),
         ("active", Kind::Gauge, "Requests that run.", |report| report.active as u64),
@@ -219,12 +251,23 @@ fn model_part(page: &mut Page, models: &[Arc<dyn NodeModel>]) {
         ("decode_nanos_total", Kind::Counter, "Time in decode calls.", |report| report.decode_nanos),
         ("overhead_nanos_total", Kind::Counter, "Time between decode calls.", |report| report.overhead_nanos),
         ("starts_total", Kind::Counter, "Times that the worker was started.", |report| report.starts),
+        ("drafted_tokens_total", Kind::Counter, "Draft tokens computed.", |report| report.drafts.drafted),
+        ("accepted_tokens_total", Kind::Counter, "Draft tokens in replies.", |report| report.drafts.accepted),
+        ("reply_steps_total", Kind::Counter, "Steps that drew tokens, by request.", |report| report.drafts.steps),
+        ("draft_index_tokens", Kind::Gauge, "Stored tokens to draft from.", |report| report.drafts.index_tokens),
+        ("draft_index_bytes", Kind::Gauge, "Memory of the index of drafts.", |report| report.drafts.index_bytes),
     ];
     for (name, kind, help, read) in numbers {
         let name = format!("poncho_model_{name}");
         page.head(&name, kind, help);
         for (id, report) in &reports {
             page.sample(&name, &[("model", id)], read(report));
+        }
+    }
+    page.head("poncho_model_drafts_off", Kind::Gauge, "1 for a model without drafts, by the reason.");
+    for (id, report) in &reports {
+        if let Some(obstacle) = report.drafts.off {
+            page.sample("poncho_model_drafts_off", &[("model", id), ("reason", obstacle.as_str())], 1);
         }
     }
     let hits: Vec<_> = reports.iter().filter_map(|(id, report)| Some((*id, report.last_hit?))).collect();

@@ -7,19 +7,31 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use poncho_api::{Completion, FinishReason, Started};
+use poncho_api::{Completion, FinishReason, Normalised, Started};
 use tokio::time::Instant;
 
 use crate::error::ApiError;
 use crate::telemetry::metrics::histogram::Histogram;
 use crate::telemetry::metrics::{Measured, Metrics, Outcome};
+use crate::telemetry::record::Recorded;
 use crate::telemetry::reply_line::{End, REPLY_TARGET, ReplyLine};
+use crate::telemetry::savings::Savings;
 use crate::telemetry::traces::scope::Scope;
 use crate::telemetry::traces::{Attribute, Step};
+use crate::telemetry::units::micros;
+
+/// Where the figures of a reply go.
+#[derive(Default)]
+pub(crate) struct Sinks {
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) savings: Arc<Savings>,
+    /// Its place in the record of requests, if it has one.
+    pub(crate) recorded: Option<Recorded>,
+}
 
 /// See the module.
 pub(crate) struct ReplyTimes {
-    metrics: Arc<Metrics>,
+    sinks: Sinks,
     scope: Option<Arc<Scope>>,
     model: String,
     /// When the request was there.
@@ -38,9 +50,9 @@ pub(crate) struct ReplyTimes {
 
 impl ReplyTimes {
     /// A reply to a request that arrived and was submitted then.
-    pub(crate) fn begin(metrics: Arc<Metrics>, model: &str, arrived: Instant, submitted: Instant) -> Self {
+    pub(crate) fn begin(sinks: Sinks, model: &str, arrived: Instant, submitted: Instant) -> Self {
         Self {
-            metrics,
+            sinks,
             scope: Scope::current(),
             model: model.to_owned(),
             arrived,
@@ -62,6 +74,9 @@ impl ReplyTimes {
     /// It has its sequence.
     pub(crate) fn started(&mut self, found: Started) {
         self.started = Some((Instant::now(), found));
+        if let Some(recorded) = &self.sinks.recorded {
+            recorded.started(found);
+        }
     }
 
     /// Tokens came.
@@ -74,6 +89,9 @@ impl ReplyTimes {
         let now = Instant::now();
         if self.first_token.is_none() {
             self.first_token = Some(now);
+            if let Some(recorded) = &self.sinks.recorded {
+                recorded.first_token();
+            }
         } else {
             self.gaps.observe(now - self.last_token);
         }
@@ -81,11 +99,12 @@ impl ReplyTimes {
     }
 
     /// The engine's last word was good.
-    pub(crate) fn finished(&mut self, completion: &Completion) {
+    pub(crate) fn finished(&mut self, completion: &Completion, normalised: &[Normalised]) {
         let first_token = self.first_token.map(|first| first - self.arrived);
         let total = self.arrived.elapsed();
         let measured = Measured { completion, first_token, inter_token: &self.gaps, total };
-        self.metrics.reply_finished(&self.model, &measured);
+        self.sinks.metrics.reply_finished(&self.model, &measured);
+        self.sinks.savings.add(&self.model, completion);
         let (outcome, end) = match completion.finish_reason {
             FinishReason::Stop => (Outcome::Stop, End::Finished),
             FinishReason::Length => (Outcome::Length, End::TokenLimit),
@@ -119,14 +138,28 @@ impl ReplyTimes {
             "{line}"
         );
         self.trace_finished(completion);
+        if let Some(recorded) = &self.sinks.recorded {
+            recorded.finished(completion, outcome, normalised);
+        }
         self.over(outcome);
     }
 
     /// It ended with an error.
     pub(crate) fn failed(&mut self, error: &ApiError) {
-        self.log_unfinished(Outcome::Failed, End::Failed(error.code()), error.code());
-        self.trace_unfinished(Outcome::Failed);
-        self.over(Outcome::Failed);
+        let (outcome, end) = match error {
+            ApiError::CancelledByName => (Outcome::Cancelled, End::Cancelled),
+            error => (Outcome::Failed, End::Failed(error.code())),
+        };
+        self.log_unfinished(outcome, end, error.code());
+        self.trace_unfinished(outcome);
+        self.record_unfinished(outcome, error.code());
+        self.over(outcome);
+    }
+
+    fn record_unfinished(&self, outcome: Outcome, code: Option<&str>) {
+        if let Some(recorded) = &self.sinks.recorded {
+            recorded.cut_short(outcome, code, self.seen);
+        }
     }
 
     /// The line of a reply without a last word of the engine: what was seen of it here.
@@ -162,7 +195,7 @@ impl ReplyTimes {
 
     fn over(&mut self, outcome: Outcome) {
         self.is_over = true;
-        self.metrics.reply_over(&self.model, outcome);
+        self.sinks.metrics.reply_over(&self.model, outcome);
     }
 
     /// The steps as the engine measured them.
@@ -221,6 +254,7 @@ impl Drop for ReplyTimes {
         }
         self.log_unfinished(Outcome::Abandoned, End::Disconnected, None);
         self.trace_unfinished(Outcome::Abandoned);
+        self.record_unfinished(Outcome::Abandoned, None);
         self.over(Outcome::Abandoned);
     }
 }
@@ -246,11 +280,6 @@ pub(crate) fn refused(model: &str, arrived: Instant, error: &ApiError) {
         total_us = micros(line.total),
         "{line}"
     );
-}
-
-/// Microseconds as a number that fits everywhere.
-pub(crate) fn micros(time: Duration) -> u64 {
-    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
@@ -302,7 +331,7 @@ mod tests {
         let log = Log::default();
         let now = Instant::now();
         tracing::subscriber::with_default(log.clone(), || {
-            work(ReplyTimes::begin(Arc::default(), "stub", now, now));
+            work(ReplyTimes::begin(Sinks::default(), "stub", now, now));
         });
         let lines = log.0.lock().unwrap();
         lines.clone()
@@ -316,6 +345,7 @@ mod tests {
             committed_tokens: 34,
             finish_key: None,
             hit: HitKind::Partial,
+            hit_tier: None,
             cached_tokens: 31,
             new_tokens: 1,
             finish_reason,
@@ -326,6 +356,7 @@ mod tests {
             generation_time: Duration::from_secs(1),
             prompt_tokens: 32,
             completion_tokens: 3,
+            drafts: poncho_api::DraftReport::default(),
             logprobs: Vec::new(),
         }
     }
@@ -338,7 +369,7 @@ mod tests {
             logged(|mut times| {
                 times.started(found);
                 times.tokens(3);
-                times.finished(&completion(reason));
+                times.finished(&completion(reason), &[]);
             })
         };
         let failed = logged(|mut times| times.failed(&ApiError::field("messages", "secret")));

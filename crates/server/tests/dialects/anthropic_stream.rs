@@ -216,7 +216,7 @@ async fn a_stream_that_waits_is_kept_alive_with_pings() {
     let (response, ()) = tokio::join!(server.open(Method::POST, PATH, &[JSON], body.into()), wait_until_held(&server));
     let mut body = response.into_body();
     let mut text = String::new();
-    while text.matches("event: ping\ndata: {\"type\":\"ping\"}\n\n").count() < 3 {
+    while text.matches("event: ping\ndata: {\"type\":\"ping\"").count() < 4 {
         let frame = tokio::time::timeout(PATIENCE, body.frame()).await.expect("no ping came").unwrap().unwrap();
         text.push_str(std::str::from_utf8(frame.data_ref().unwrap()).unwrap());
     }

@@ -9,11 +9,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::tidy::{Finding, Tree};
 
 /// Lowest first. A crate may use those before it.
-const LAYERS: [&str; 10] = [
+const LAYERS: [&str; 11] = [
     "poncho-kinds",
     "poncho-gguf",
     "poncho-models",
     "poncho-cache",
+    "poncho-shared",
     "poncho-api",
     "poncho-engine",
     "poncho-node",
@@ -23,8 +24,11 @@ const LAYERS: [&str; 10] = [
 ];
 
 /// Crates that may use only these of ours, but for tests: the line between what speaks to clients and what computes.
-const NARROW: [(&str, &[&str]); 2] =
-    [("poncho-api", &["poncho-kinds"]), ("poncho-server", &["poncho-api", "poncho-kinds", "poncho-models"])];
+const NARROW: [(&str, &[&str]); 3] = [
+    ("poncho-api", &["poncho-kinds"]),
+    ("poncho-server", &["poncho-api", "poncho-console", "poncho-kinds", "poncho-models"]),
+    ("poncho-shared", &["poncho-cache"]),
+];
 
 /// The registry of models stands beside cache and engine: of ours it uses the reader of model files, and only these use it.
 const MODELS: &str = "poncho-models";

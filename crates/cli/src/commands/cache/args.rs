@@ -95,6 +95,10 @@ pub(crate) struct LsArgs {
     /// Maximum number of rows
     #[arg(long, value_name = "N")]
     pub(crate) limit: Option<usize>,
+
+    /// List the object store that several machines share, instead of the folder [default: the setting shared]
+    #[arg(long, value_name = "URL", num_args = 0..=1, default_missing_value = "")]
+    pub(crate) shared: Option<String>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -118,8 +122,16 @@ pub(crate) struct VerifyArgs {
 #[derive(Debug, clap::Args)]
 pub(crate) struct GcArgs {
     /// Print what would be removed, and change nothing
-    #[arg(long)]
+    #[arg(long, conflicts_with = "shared")]
     pub(crate) dry_run: bool,
+
+    /// Collect in the object store that several machines share, instead of the folder [default: the setting shared]
+    #[arg(long, value_name = "URL", num_args = 0..=1, default_missing_value = "")]
+    pub(crate) shared: Option<String>,
+
+    /// Maximum size of the object store: the rows that were not used for longest leave it [default: the setting shared_quota]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, requires = "shared")]
+    pub(crate) shared_quota: Option<u64>,
 }
 
 #[derive(Debug, clap::Args)]

@@ -4,6 +4,7 @@
 
 use std::io::Write;
 
+use poncho_server::ShownSetting;
 use poncho_terminal::{Align, Outcome, Table, print_json};
 use serde_json::{Map, Value, json};
 
@@ -39,14 +40,22 @@ pub(crate) fn run(args: &ConfigArgs, resolved: &Resolved, out: &mut impl Write) 
     Ok(Outcome::Good)
 }
 
-fn print(resolved: &Resolved, out: &mut impl Write) -> anyhow::Result<()> {
+/// The settings as people read them; keys are masked.
+pub(crate) fn shown_settings(resolved: &Resolved) -> Vec<ShownSetting> {
     let flags = flags();
-    let mut table = Table::new([("SETTING", Align::Left), ("VALUE", Align::Left), ("FROM", Align::Left)]);
-    for effective in &resolved.settings {
+    let shown = |effective: &Effective| {
         let unset = || flag_of(&flags, effective.setting).and_then(said_default).unwrap_or_else(|| "none".to_owned());
         let values = shown(effective);
         let value = if values.is_empty() { format!("({})", unset()) } else { values.join(", ") };
-        table.row([effective.setting.name.to_owned(), value, effective.origin.to_string()]);
+        ShownSetting { name: effective.setting.name.to_owned(), value, origin: effective.origin.to_string() }
+    };
+    resolved.settings.iter().map(shown).collect()
+}
+
+fn print(resolved: &Resolved, out: &mut impl Write) -> anyhow::Result<()> {
+    let mut table = Table::new([("SETTING", Align::Left), ("VALUE", Align::Left), ("FROM", Align::Left)]);
+    for ShownSetting { name, value, origin } in shown_settings(resolved) {
+        table.row([name, value, origin]);
     }
     table.print(out)?;
     match &resolved.file {

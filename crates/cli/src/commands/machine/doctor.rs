@@ -1,7 +1,8 @@
 //! `poncho doctor`: whether this machine can serve with the effective settings, and what to do if not.
 //!
 //! `facts.rs` looks at the machine, `checks.rs` judges (pure, so that tests can give it bad facts), and this file prints.
-//! It changes nothing: it creates no folder, and the file that measures the disk has no name.
+//! It changes nothing: it creates no folder, and the file that measures the disk has no name. Only an object store that
+//! `--shared` names is written to, and what was written is removed.
 
 mod checks;
 mod facts;

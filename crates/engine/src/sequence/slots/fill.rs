@@ -42,10 +42,11 @@ pub(super) fn fill(
         fill_segments(context, restorer, chosen, parts, reading)?;
     }
     context.restore_finish().map_err(refused)?;
-    let Some(row) = chosen.logits else { return Ok(Restored { n_past, logits: None }) };
+    let tier = (n_past > 0).then(|| chosen.hit_tier());
+    let Some(row) = chosen.logits else { return Ok(Restored { n_past, logits: None, tier }) };
     // Logits of another vocabulary size cannot be of this model; then nothing else of the row is trusted either.
     let logits = logits_from_bytes(&chosen.load((row, PartKind::Logits), parts)?, restorer.n_vocab);
-    Ok(Restored { n_past, logits: Some(logits.ok_or(Failure::Refused)?) })
+    Ok(Restored { n_past, logits: Some(logits.ok_or(Failure::Refused)?), tier })
 }
 
 /// Copies segments into the context in one call, from where they lie.

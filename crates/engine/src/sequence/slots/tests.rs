@@ -26,9 +26,10 @@ fn shared(backend: &StubBackend, kv: KvLayout) -> Shared {
     let config = ModelConfig { fingerprint, context, ..ModelConfig::new("stub", "stub") };
     let model = backend.load_model(&config.model).unwrap();
     Shared {
+        library: None,
         file: FileIdentity::of(&config.model, &config.fingerprint, &mut |_, _| {}).unwrap(),
         watch: Arc::new(FileWatch::new(&config.model)),
-        limits: ModelLimits { context: 64, vocab: model.info().n_vocab, exact: false },
+        limits: ModelLimits { context: 64, vocab: model.info().n_vocab, sequences: 1, exact: false },
         backend: Arc::new(backend.clone()),
         cache: Arc::new(Cache::open(CacheConfig::in_memory(1 << 20)).unwrap()),
         status: Status::default(),

@@ -18,22 +18,31 @@ pub(crate) struct Conversation {
     pub(crate) messages: Vec<Value>,
     /// What the reply begins with.
     pub(crate) reply_start: String,
+    /// Numbers of messages after which the client put a cache breakpoint.
+    pub(crate) marked: Vec<usize>,
 }
 
 /// Reads system prompt and messages. With a key, thinking must carry its signature.
 pub(crate) fn conversation(body: &MessagesBody, key: Option<&SigningKey>) -> Result<Conversation, ApiError> {
     let mut writer = Writer { key, messages: Vec::new(), open: Vec::new(), opened_at: String::new() };
+    let mut marked = Vec::new();
     if let Some(system) = &body.system {
         writer.system("system", system)?;
+        if pieces("system", system).iter().any(Piece::is_marked) {
+            marked.push(writer.messages.len());
+        }
     }
     let mut turns = turns(&body.messages)?;
     let last = turns.pop_if(|turn| turn.role == Role::Assistant);
     for turn in &turns {
         writer.turn(turn)?;
+        if turn.pieces.iter().any(Piece::is_marked) {
+            marked.push(writer.messages.len());
+        }
     }
     let reply_start = last.map(|turn| writer.reply_start(&turn)).transpose()?.unwrap_or_default();
     writer.check_answered()?;
-    Ok(Conversation { messages: writer.messages, reply_start })
+    Ok(Conversation { messages: writer.messages, reply_start, marked })
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,6 +67,13 @@ struct Piece<'b> {
 enum Said<'b> {
     Text(&'b str),
     Block(&'b Block),
+}
+
+impl Piece<'_> {
+    /// Whether it ends with a cache breakpoint.
+    fn is_marked(&self) -> bool {
+        matches!(self.said, Said::Block(Block { cache_control: Some(_), .. }))
+    }
 }
 
 fn turns(messages: &[Object<Message>]) -> Result<Vec<Turn<'_>>, ApiError> {

@@ -32,7 +32,7 @@ pub(crate) struct Asked {
 
 /// Reads a request. With a key, thinking that comes back must carry its signature.
 pub(crate) fn asked(body: &MessagesBody, key: Option<&SigningKey>, base: &Request) -> Result<Asked, ApiError> {
-    let Conversation { messages, reply_start } = conversation(body, key)?;
+    let Conversation { messages, reply_start, marked } = conversation(body, key)?;
     let tools = body.tools.iter().flatten().enumerate().map(|(at, tool)| function(at, tool));
     let tools = tools.collect::<Result<Vec<Tool>, ApiError>>()?;
     let choice = tool_choice(body.tool_choice.as_deref(), &tools)?;
@@ -56,6 +56,7 @@ pub(crate) fn asked(body: &MessagesBody, key: Option<&SigningKey>, base: &Reques
         json_schema,
         template_kwargs: template_kwargs(body)?,
         reply_start,
+        marked,
         ..ChatTurn::default()
     };
     let request = Request { thinking, thinking_budget: budget, ..sampling(body, base)? };

@@ -17,6 +17,9 @@ const TOOL: &str = "tools are only described to the model; leave it out";
 /// The one version that Anthropic's reference has.
 const VERSION: &[u8] = b"2023-06-01";
 
+/// Betas that mean something here: one lifts a limit, the other asks for what every request may ask for.
+const USED_BETAS: [&str; 2] = ["interleaved-thinking", "cache-diagnosis"];
+
 /// Of `/v1/messages`.
 pub(crate) const MESSAGES: [Ignored; 13] = [
     Ignored::new("*.cache_control", "every prompt is cached as far as it repeats; leave it out"),
@@ -90,7 +93,8 @@ pub(crate) fn warn_of_headers(warnings: &mut Warnings, headers: &HeaderMap) {
     let betas = headers.get_all("anthropic-beta").iter();
     let betas = betas.map(|betas| String::from_utf8_lossy(betas.as_bytes()).into_owned()).collect::<Vec<_>>().join(",");
     let names = betas.split(',').map(str::trim);
-    let other: Vec<&str> = names.filter(|beta| !beta.is_empty() && !beta.starts_with("interleaved-thinking")).collect();
+    let other: Vec<&str> =
+        names.filter(|beta| !beta.is_empty() && !USED_BETAS.iter().any(|used| beta.starts_with(used))).collect();
     if !other.is_empty() {
         let advice = format!("{} has no effect on this server; leave it out", short(&other.join(", ")));
         warnings.ignored("anthropic-beta", &advice);

@@ -17,6 +17,7 @@ use super::signature::sign;
 use super::stream::MessageEvents;
 use super::types::{BlockOut, MessageOut, MessagesBody, TokenCount, Usage};
 
+use crate::dialects::diagnosis::{Diagnosis, Diagnostics};
 use crate::dialects::openai::call::{Call, model_name};
 use crate::dialects::poncho_options::PromptOrigin;
 use crate::dialects::shared::{
@@ -44,6 +45,13 @@ pub(crate) struct Style {
     pub(crate) reporting: Reporting,
 }
 
+impl Style {
+    /// The `diagnostics` of a message with this many tokens from the cache.
+    pub(crate) fn diagnostics(&self, cached_tokens: usize) -> Option<Option<Diagnostics>> {
+        self.reporting.diagnosis().map(|diagnosis| diagnosis.told(cached_tokens))
+    }
+}
+
 /// Answers a conversation.
 pub(crate) async fn create(
     State(app): State<SharedApp>,
@@ -62,13 +70,18 @@ pub(crate) async fn create(
     let mut warnings = Warnings::about(unknown, &ignored::MESSAGES);
     ignored::warn_of_messages(&mut warnings, &body, &generate);
     ignored::warn_of_headers(&mut warnings, &headers);
-    let options = body.poncho.unwrap_or_default();
+    let options = body.poncho.take().unwrap_or_default();
     options.apply(&mut generate.request, PromptOrigin::Composed)?;
     warn_of_headers(&mut warnings, &headers);
     warn_of_model(&mut warnings, &model);
     let reporting = Reporting::new(&app, options.reports || poncho_header(&headers)?, warnings);
+    let id = random_id("msg_");
+    let asks = body.diagnostics.as_ref();
+    let previous = asks.and_then(|asks| asks.previous_message_id.as_deref());
+    let diagnosis = asks.and_then(|_| Diagnosis::of(&app, owner, &id, model.id(), &generate, previous));
+    let reporting = reporting.diagnosing_apart(diagnosis);
     let style = Style {
-        id: random_id("msg_"),
+        id,
         model: model.id().to_owned(),
         display,
         stop_sequences: generate.request.stop.clone(),
@@ -133,6 +146,7 @@ fn whole(style: &Style, reply: Finished) -> Response {
         stop_reason: Some(stop_reason),
         stop_sequence: stop_sequence.as_deref(),
         usage: Usage::from(&reply.completion),
+        diagnostics: style.diagnostics(reply.completion.cached_tokens),
         poncho,
     };
     Json(message).into_response()

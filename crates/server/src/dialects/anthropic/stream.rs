@@ -8,6 +8,7 @@ use super::messages::{Style, empty_object, stop_reason};
 use super::signature::sign;
 use super::types::{BlockOut, DeltaOut, EventOut, MessageOut, StopOut, Usage};
 use crate::error::{ApiError, Family};
+use crate::http::heartbeat::Heartbeat;
 use crate::http::sse::{Events, Frame};
 use poncho_api::{CallDelta, Delta, Finished, Started};
 
@@ -36,9 +37,10 @@ impl MessageEvents {
             stop_reason: None,
             stop_sequence: None,
             usage,
+            diagnostics: self.style.diagnostics(usage.cache_read_input_tokens),
             poncho: None,
         };
-        vec![EventOut::MessageStart { message }.into(), EventOut::Ping.into()]
+        vec![EventOut::MessageStart { message }.into(), EventOut::Ping { poncho: None }.into()]
     }
 
     fn grow(&mut self, delta: Delta) -> Vec<Frame> {
@@ -55,8 +57,8 @@ impl MessageEvents {
 }
 
 impl Events for MessageEvents {
-    fn keep_alive() -> Option<Frame> {
-        Some(EventOut::Ping.into())
+    fn waiting(&mut self, heartbeat: Heartbeat) -> Vec<Frame> {
+        vec![EventOut::Ping { poncho: Some(heartbeat.into()) }.into()]
     }
 
     fn started(&mut self, _index: usize, started: Started) -> Vec<Frame> {

@@ -1,16 +1,17 @@
 //! What goes over the wire in Anthropic's dialect, field by field.
 //!
-//! Requests are read leniently: fields that are not listed (`cache_control`, betas) are answered with a warning, `null` is
+//! Requests are read leniently: fields that are not listed (citations, betas) are answered with a warning, `null` is
 //! absent. Blocks are read into one wide struct instead of a tagged enum, so that an error still names the field inside
 //! of a block.
 //! Answers are written exactly. Nothing here decides anything; `convert.rs` and `conversation.rs` do.
 
 use poncho_api::{Completion, Started};
-use serde::de::{Deserialize, Deserializer};
+use serde::de::{Deserialize, Deserializer, IgnoredAny};
 use serde::{Deserialize as DeserializeDerive, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+use crate::dialects::diagnosis::Diagnostics;
 use crate::dialects::openai::types::{Either, TextOrList, Texts};
 use crate::dialects::poncho_options::PonchoOptions;
 use crate::dialects::shared::PonchoReport;
@@ -45,6 +46,15 @@ pub(crate) struct MessagesBody {
     pub(crate) ignore_eos: Option<bool>,
     /// Asks for the `poncho` object, and says how the prompt is read.
     pub(crate) poncho: Option<PonchoOptions>,
+    /// Asks what changed since an earlier request.
+    pub(crate) diagnostics: Option<Object<DiagnosticsBody>>,
+}
+
+/// `diagnostics` of a request.
+#[derive(Debug, DeserializeDerive)]
+pub(crate) struct DiagnosticsBody {
+    /// The id of an earlier reply; absent on the first turn.
+    pub(crate) previous_message_id: Option<String>,
 }
 
 /// Who asks.
@@ -112,6 +122,8 @@ pub(crate) struct Block {
     /// Of thinking that its model hides.
     #[expect(dead_code, reason = "the whole block is answered with a warning; a wrong type is refused")]
     pub(crate) data: Option<String>,
+    /// The prompt up to here is worth keeping.
+    pub(crate) cache_control: Option<IgnoredAny>,
 }
 
 /// A tool that may be called.
@@ -217,6 +229,9 @@ pub(crate) struct MessageOut<'a> {
     pub(crate) stop_reason: Option<&'static str>,
     pub(crate) stop_sequence: Option<&'a str>,
     pub(crate) usage: Usage,
+    /// What changed since an earlier request, where it was asked for; `null` if nothing did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) diagnostics: Option<Option<Diagnostics>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) poncho: Option<PonchoReport>,
 }
@@ -237,7 +252,10 @@ pub(crate) enum EventOut<'a> {
     MessageStart {
         message: MessageOut<'a>,
     },
-    Ping,
+    Ping {
+        #[serde(skip_serializing_if = "Option::is_none")]
+        poncho: Option<PonchoReport>,
+    },
     ContentBlockStart {
         index: usize,
         content_block: BlockOut,
@@ -283,7 +301,7 @@ impl From<EventOut<'_>> for Frame {
     fn from(event: EventOut<'_>) -> Self {
         let name = match event {
             EventOut::MessageStart { .. } => "message_start",
-            EventOut::Ping => "ping",
+            EventOut::Ping { .. } => "ping",
             EventOut::ContentBlockStart { .. } => "content_block_start",
             EventOut::ContentBlockDelta { .. } => "content_block_delta",
             EventOut::ContentBlockStop { .. } => "content_block_stop",
@@ -311,6 +329,7 @@ mod tests {
             committed_tokens: 0,
             finish_key: is_stored.then_some(poncho_api::Key::from_bytes([7; 32])),
             hit: poncho_api::HitKind::Cold,
+            hit_tier: None,
             cached_tokens: read,
             new_tokens: created,
             finish_reason: FinishReason::Stop,
@@ -321,6 +340,7 @@ mod tests {
             generation_time: Duration::ZERO,
             prompt_tokens,
             completion_tokens: 4,
+            drafts: poncho_api::DraftReport::default(),
             logprobs: Vec::new(),
         };
         // Prompt, read, created (with the reply), stored; then input, creation, read.

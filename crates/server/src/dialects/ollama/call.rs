@@ -53,7 +53,8 @@ impl Call {
         })?;
         let reply = replies.pop().ok_or(ApiError::Internal { doing: "started a reply" })?;
         if self.stream {
-            return ndjson::respond(reply, self.lines).await;
+            let keep_alive = self.origin.app.config.stream_keep_alive;
+            return ndjson::respond(reply, self.lines, keep_alive).await;
         }
         let finished = reply.finish().await?;
         Ok(Json(self.lines.whole(finished)).into_response())

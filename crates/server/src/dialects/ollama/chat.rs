@@ -12,6 +12,7 @@ use super::ignored;
 use super::lines::{Endpoint, ReplyLines};
 use super::types::ChatBody;
 use crate::config::KeepAlive;
+use crate::dialects::diagnosis::Diagnosis;
 use crate::dialects::openai::convert::tool_json;
 use crate::dialects::poncho_options::PromptOrigin;
 use crate::dialects::shared::Origin;
@@ -20,6 +21,7 @@ use crate::http::app::SharedApp;
 use crate::http::body::Checked;
 use crate::models::tags;
 use crate::owner::Owner;
+use crate::request_id::random_id;
 use poncho_api::{ChatTurn, Choice, Generate, Request, Tool};
 
 /// Answers a conversation; without messages it only loads or unloads the model.
@@ -43,12 +45,17 @@ pub(crate) async fn create(
     shared.poncho.apply(&mut request, PromptOrigin::Composed)?;
     let mut warnings = ignored::of_reply(unknown);
     ignored::warn_of_messages(&mut warnings, body.messages.as_deref().unwrap_or_default());
-    let reporting = ignored::reporting(&app, &model, &shared, &headers, warnings)?;
+    let generate = Generate::chat(turn, request);
+    let diagnosis = shared.poncho.previous_id.as_ref().and_then(|previous| {
+        Diagnosis::of(&app, owner, &random_id("chat_"), model.id(), &generate, previous.as_deref())
+    });
+    let reporting = ignored::reporting(&app, &model, &shared, &headers, warnings)?.diagnosing(diagnosis);
+    let is_idle = generate.turn().is_none_or(|turn| turn.messages.is_empty());
     let call = Call::new(Origin { app, model, owner, arrived }, &name, Endpoint::Chat, &shared, reporting);
-    if turn.messages.is_empty() {
+    if is_idle {
         return Ok(call.idle());
     }
-    call.answer(Generate::chat(turn, request)).await
+    call.answer(generate).await
 }
 
 /// The prompt of a request, to be looked at.

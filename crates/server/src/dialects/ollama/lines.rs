@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use super::types::{CallOut, CalledOut, Line, LogprobOut, MessageOut, Said, Timings, TokenOut};
 use crate::dialects::openai::convert::{finite, token_text};
 use crate::dialects::shared::{PonchoReport, Reporting};
+use crate::http::heartbeat::Heartbeat;
 use crate::http::ndjson::Lines;
 
 /// The endpoint that replies.
@@ -158,6 +159,11 @@ impl ReplyLines {
 }
 
 impl Lines for ReplyLines {
+    fn waiting(&mut self, heartbeat: Heartbeat) -> String {
+        let line = Line { poncho: Some(heartbeat.into()), ..self.line(Piece::default(), None) };
+        serde_json::to_string(&line).unwrap_or_default()
+    }
+
     fn delta(&mut self, delta: Delta) -> Vec<String> {
         let calls = self.calls.take(delta.calls);
         let logprobs = self.logprobs(&delta.logprobs);

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use super::ignored;
 use super::lines::timestamp;
 use super::types::{Details, ListedOut, LoadedOut, ProgressOut, ShowAnswer, ShowBody};
-use crate::dialects::shared::{WithWarnings, warn_of_name};
+use crate::dialects::shared::{WithWarnings, capability_words, warn_of_name};
 use crate::error::ApiError;
 use crate::http::app::SharedApp;
 use crate::http::body::{Checked, Json};
@@ -176,18 +176,6 @@ async fn describe(model: &ServedModel, file: ModelFile, name: &str, started: u64
         capabilities: capability_words(capabilities),
         modified_at: timestamp(FileFacts::of(&**model, started).await.modified),
     }
-}
-
-/// Ollama's words for what a model can do.
-fn capability_words(can: Capabilities) -> Vec<&'static str> {
-    let all = [
-        ("embedding", can.embedding),
-        ("completion", !can.embedding),
-        ("tools", !can.embedding && can.tools),
-        ("insert", !can.embedding && can.insert),
-        ("thinking", !can.embedding && can.thinking),
-    ];
-    all.into_iter().filter(|(_, can)| *can).map(|(word, _)| word).collect()
 }
 
 /// What is used where a request says nothing.

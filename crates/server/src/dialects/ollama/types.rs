@@ -50,7 +50,7 @@ macro_rules! reply_request {
                     logprobs: self.logprobs.unwrap_or(false),
                     top_logprobs: self.top_logprobs.unwrap_or(0),
                     session_id: self.session_id.as_deref(),
-                    poncho: self.poncho.unwrap_or_default(),
+                    poncho: self.poncho.clone().unwrap_or_default(),
                 }
             }
         }

@@ -16,11 +16,15 @@ use super::types::{
 };
 use poncho_api::{Delta, Finished};
 
+use crate::dialects::diagnosis::Diagnosis;
 use crate::dialects::poncho_options::PromptOrigin;
-use crate::dialects::shared::{Origin, Reporting, poncho_header, session_header, warn_of_headers, warn_of_model};
+use crate::dialects::shared::{
+    Origin, PonchoReport, Reporting, poncho_header, session_header, warn_of_headers, warn_of_model,
+};
 use crate::error::{ApiError, Family};
 use crate::http::app::SharedApp;
 use crate::http::body::{Checked, Json};
+use crate::http::heartbeat::Heartbeat;
 use crate::http::sse::{self, Events, Frame};
 use crate::http::warnings::Warnings;
 use crate::owner::Owner;
@@ -41,26 +45,30 @@ pub(crate) async fn create(
     let mut asked = chat_turn(&body, model.defaults().generation())?;
     let mut warnings = Warnings::about(unknown, &ignored::CHAT);
     ignored::warn_of_chat(&mut warnings, &body);
-    let options = body.poncho.unwrap_or_default();
+    let options = body.poncho.take().unwrap_or_default();
     options.apply(&mut asked.request, PromptOrigin::Composed)?;
     let wants_logprobs = asked.request.logprobs.is_some();
     let include_usage = body.stream_options.as_ref().and_then(|options| options.include_usage).unwrap_or(false);
     warn_of_headers(&mut warnings, &headers);
     warn_of_model(&mut warnings, &model);
     let reporting = Reporting::new(&app, options.reports || poncho_header(&headers)?, warnings);
-    let call = Call { origin: Origin { app, model, owner, arrived }, n, reporting, include_usage };
     let in_pieces = body.stream.unwrap_or(false);
+    let envelope = envelope(&model, "chatcmpl-", if in_pieces { "chat.completion.chunk" } else { "chat.completion" });
+    let diagnosis = options
+        .previous_id
+        .as_ref()
+        .and_then(|previous| Diagnosis::of(&app, owner, &envelope.id, model.id(), &asked, previous.as_deref()));
+    let reporting = reporting.diagnosing(diagnosis);
+    let call = Call { origin: Origin { app, model, owner, arrived }, n, reporting, include_usage };
     let replies = call.start(vec![asked], in_pieces).await?;
     if in_pieces {
         let keep_alive = call.origin.app.config.stream_keep_alive;
-        let envelope = envelope(&call.origin.model, "chatcmpl-", "chat.completion.chunk");
         let left = replies.len();
-        let opened = BTreeSet::new();
-        let events = ChatEvents { call, envelope, wants_logprobs, opened, left, totals: Totals::default() };
+        let (opened, ended) = (BTreeSet::new(), BTreeSet::new());
+        let events = ChatEvents { call, envelope, wants_logprobs, opened, ended, left, totals: Totals::default() };
         return sse::respond(replies, events, keep_alive).await;
     }
     let (finished, totals) = call.collect(replies).await?;
-    let envelope = envelope(&call.origin.model, "chatcmpl-", "chat.completion");
     let choices: Vec<ChatChoice> =
         finished.into_iter().enumerate().map(|(index, reply)| choice(index, reply, wants_logprobs)).collect();
     let answer = Answer {
@@ -104,6 +112,7 @@ struct ChatEvents {
     wants_logprobs: bool,
     /// Replies that have sent their role.
     opened: BTreeSet<usize>,
+    ended: BTreeSet<usize>,
     /// Replies that have not ended.
     left: usize,
     totals: Totals,
@@ -111,21 +120,22 @@ struct ChatEvents {
 
 impl ChatEvents {
     fn chunk(&self, choices: &[ChunkChoice], is_last: bool) -> String {
+        self.chunk_with(choices, self.totals.poncho.as_ref().filter(|_| is_last))
+    }
+
+    fn chunk_with(&self, choices: &[ChunkChoice], poncho: Option<&PonchoReport>) -> String {
         let answer = Answer {
             envelope: &self.envelope,
             choices,
             usage: self.call.include_usage.then_some(Some(self.totals.usage).filter(|_| choices.is_empty())),
-            poncho: self.totals.poncho.as_ref().filter(|_| is_last),
+            poncho,
         };
         serde_json::to_string(&answer).unwrap_or_default()
     }
 
     fn opening(&mut self, index: usize) -> Option<String> {
         let is_new = self.opened.insert(index);
-        is_new.then(|| {
-            let delta = ChunkDelta { role: Some("assistant"), content: Some(String::new()), ..ChunkDelta::default() };
-            self.chunk(&[ChunkChoice { index, delta, logprobs: None, finish_reason: None }], false)
-        })
+        is_new.then(|| self.chunk(&[opening_of(index)], false))
     }
 
     fn piece(&self, index: usize, delta: Delta) -> String {
@@ -141,7 +151,24 @@ impl ChatEvents {
     }
 }
 
+/// The first piece of a reply.
+fn opening_of(index: usize) -> ChunkChoice {
+    let delta = ChunkDelta { role: Some("assistant"), content: Some(String::new()), ..ChunkDelta::default() };
+    ChunkChoice { index, delta, logprobs: None, finish_reason: None }
+}
+
 impl Events for ChatEvents {
+    fn waiting(&mut self, heartbeat: Heartbeat) -> Vec<Frame> {
+        // Of a reply that has not ended: nothing may follow a finish reason.
+        let index = (0..).find(|index| !self.ended.contains(index)).unwrap_or_default();
+        let choice = if self.opened.insert(index) {
+            opening_of(index)
+        } else {
+            ChunkChoice { index, delta: ChunkDelta::default(), logprobs: None, finish_reason: None }
+        };
+        vec![self.chunk_with(&[choice], Some(&heartbeat.into())).into()]
+    }
+
     fn delta(&mut self, index: usize, delta: Delta) -> Vec<Frame> {
         let opening = self.opening(index);
         opening.into_iter().chain([self.piece(index, delta)]).map(Frame::from).collect()
@@ -150,6 +177,7 @@ impl Events for ChatEvents {
     fn done(&mut self, index: usize, finished: Box<Finished>) -> Vec<Frame> {
         self.totals.add(&self.call, index, &finished);
         self.left = self.left.saturating_sub(1);
+        self.ended.insert(index);
         let mut written: Vec<Frame> = self.opening(index).into_iter().map(Frame::from).collect();
         let finish_reason = Some(finish_word(finished.finish));
         if !finished.rest.is_empty() {

@@ -3,7 +3,7 @@
 //! A text prompt is tokenized with special tokens recognised: a client that writes a whole prompt writes its marks too.
 //! With a `suffix` the marks are ours, and the prompt is only text.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use axum::Extension;
 use axum::extract::State;
@@ -19,10 +19,13 @@ use super::prompt::PromptForm;
 use super::types::{Answer, CompletionRequestBody, Envelope, TextChoice, TextLogprobs};
 
 use crate::dialects::poncho_options::PromptOrigin;
-use crate::dialects::shared::{Origin, Reporting, poncho_header, session_header, warn_of_headers, warn_of_model};
+use crate::dialects::shared::{
+    Origin, PonchoReport, Reporting, poncho_header, session_header, warn_of_headers, warn_of_model,
+};
 use crate::error::{ApiError, Family};
 use crate::http::app::SharedApp;
 use crate::http::body::{Checked, Json};
+use crate::http::heartbeat::Heartbeat;
 use crate::http::sse::{self, Events, Frame};
 use crate::http::warnings::Warnings;
 use crate::owner::Owner;
@@ -59,7 +62,7 @@ pub(crate) async fn create(
     let mut generation = generation(&body.shared(), model.defaults().generation())?;
     generation.max_tokens = Some(generation.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS));
     generation.logprobs = body.logprobs;
-    let options = body.poncho.unwrap_or_default();
+    let options = body.poncho.take().unwrap_or_default();
     let origin = if suffix.is_some() { PromptOrigin::Composed } else { PromptOrigin::Written };
     options.apply(&mut generation, origin)?;
     let mut echo = Vec::new();
@@ -86,8 +89,8 @@ pub(crate) async fn create(
     if in_pieces {
         let keep_alive = call.origin.app.config.stream_keep_alive;
         let left = replies.len();
-        let offsets = BTreeMap::new();
-        let events = TextEvents { call, envelope, texts, offsets, left, totals: Totals::default() };
+        let (offsets, ended) = (BTreeMap::new(), BTreeSet::new());
+        let events = TextEvents { call, envelope, texts, offsets, ended, left, totals: Totals::default() };
         return sse::respond(replies, events, keep_alive).await;
     }
     let (finished, totals) = call.collect(replies).await?;
@@ -161,6 +164,7 @@ struct TextEvents {
     texts: Texts,
     /// Characters sent of each reply.
     offsets: BTreeMap<usize, usize>,
+    ended: BTreeSet<usize>,
     /// Replies that have not ended.
     left: usize,
     totals: Totals,
@@ -168,11 +172,15 @@ struct TextEvents {
 
 impl TextEvents {
     fn chunk(&self, choices: &[TextChoice], is_last: bool) -> String {
+        self.chunk_with(choices, self.totals.poncho.as_ref().filter(|_| is_last))
+    }
+
+    fn chunk_with(&self, choices: &[TextChoice], poncho: Option<&PonchoReport>) -> String {
         let answer = Answer {
             envelope: &self.envelope,
             choices,
             usage: self.call.include_usage.then_some(Some(self.totals.usage).filter(|_| choices.is_empty())),
-            poncho: self.totals.poncho.as_ref().filter(|_| is_last),
+            poncho,
         };
         serde_json::to_string(&answer).unwrap_or_default()
     }
@@ -189,6 +197,12 @@ impl TextEvents {
 }
 
 impl Events for TextEvents {
+    fn waiting(&mut self, heartbeat: Heartbeat) -> Vec<Frame> {
+        let index = (0..).find(|index| !self.ended.contains(index)).unwrap_or_default();
+        let choice = TextChoice { index, text: String::new(), logprobs: None, finish_reason: None };
+        vec![self.chunk_with(&[choice], Some(&heartbeat.into())).into()]
+    }
+
     fn delta(&mut self, index: usize, delta: Delta) -> Vec<Frame> {
         let piece = self.piece(index, &delta);
         vec![self.chunk(&[piece], false).into()]
@@ -197,6 +211,7 @@ impl Events for TextEvents {
     fn done(&mut self, index: usize, finished: Box<Finished>) -> Vec<Frame> {
         self.totals.add(&self.call, index, &finished);
         self.left = self.left.saturating_sub(1);
+        self.ended.insert(index);
         let mut last = self.piece(index, &finished.rest);
         last.finish_reason = Some(finish_word(finished.finish));
         vec![self.chunk(&[last], self.left == 0 && !self.call.include_usage).into()]

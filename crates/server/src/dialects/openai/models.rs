@@ -1,12 +1,14 @@
 //! `GET /v1/models` and `GET /v1/models/{id}`.
 
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::extract::{Path, State};
-use poncho_api::EngineError;
+use poncho_api::{Capabilities, EngineError};
 use serde_json::{Value, json};
 
 use super::types::{ModelMeta, ModelOut};
+use crate::dialects::shared::capability_words;
 use crate::error::ApiError;
 use crate::http::app::SharedApp;
 use crate::http::body::Json;
@@ -15,15 +17,57 @@ use crate::models::names::{ListedModel, Source};
 /// Every name that requests may use.
 pub(crate) async fn list(State(app): State<SharedApp>) -> Result<Json<Value>, ApiError> {
     let listed = app.models.list().await?;
-    let data: Vec<ModelOut> = listed.iter().map(|listed| describe(listed, app.models.started())).collect();
-    Ok(Json(json!({"object": "list", "data": data})))
+    let mut data = Vec::with_capacity(listed.len());
+    for listed in &listed {
+        data.push(described(&app, listed).await);
+    }
+    // The last three are Anthropic's: its clients page through lists.
+    let ends = [data.first(), data.last()].map(|model| model.map(|model| model.id.clone()));
+    let [first_id, last_id] = ends;
+    Ok(Json(json!({"object": "list", "data": data, "has_more": false, "first_id": first_id, "last_id": last_id})))
 }
 
 /// One of them.
 pub(crate) async fn get(State(app): State<SharedApp>, Path(id): Path<String>) -> Result<Json<ModelOut>, ApiError> {
     let found = app.models.list().await?.into_iter().find(|listed| listed.id == id);
     let listed = found.ok_or(EngineError::UnknownModel { model: id })?;
-    Ok(Json(describe(&listed, app.models.started())))
+    Ok(Json(described(&app, &listed).await))
+}
+
+async fn described(app: &SharedApp, listed: &ListedModel) -> ModelOut {
+    let mut model = describe(listed, app.models.started());
+    // A model that is not loaded would have to be read for it.
+    if let Source::Loaded(loaded) = &listed.source {
+        let shown = app.models.shown(Arc::clone(loaded));
+        let can = shown.capabilities(shown.defaults().template().map(str::to_owned)).await;
+        model.capabilities = Some(capability_words(can));
+        model.supported_parameters = (!can.embedding).then(|| supported_parameters(can));
+    }
+    model
+}
+
+/// OpenRouter's words for what a request may ask for.
+fn supported_parameters(can: Capabilities) -> Vec<&'static str> {
+    let always = [
+        "max_tokens",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "logit_bias",
+        "logprobs",
+        "top_logprobs",
+        "seed",
+        "stop",
+        "response_format",
+        "structured_outputs",
+    ];
+    let tools = ["tools", "tool_choice"].into_iter().filter(|_| can.tools);
+    let reasoning = ["reasoning", "include_reasoning"].into_iter().filter(|_| can.thinking);
+    always.into_iter().chain(tools).chain(reasoning).collect()
 }
 
 fn describe(listed: &ListedModel, created: u64) -> ModelOut {
@@ -62,5 +106,19 @@ fn describe(listed: &ListedModel, created: u64) -> ModelOut {
         Source::Loaded(_) => created,
         Source::Installed(model) => model.facts.modified.map_or(created, since),
     };
-    ModelOut { id: listed.id.clone(), object: "model", created, owned_by: "poncho", meta }
+    ModelOut {
+        id: listed.id.clone(),
+        object: "model",
+        created,
+        owned_by: "poncho",
+        context_length: meta.n_ctx,
+        max_context_length: meta.n_ctx,
+        max_model_len: meta.n_ctx,
+        max_input_tokens: meta.n_ctx,
+        display_name: listed.id.clone(),
+        kind: "model",
+        capabilities: None,
+        supported_parameters: None,
+        meta,
+    }
 }

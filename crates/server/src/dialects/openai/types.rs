@@ -351,6 +351,25 @@ pub(crate) struct ModelOut {
     pub(crate) object: &'static str,
     pub(crate) created: u64,
     pub(crate) owned_by: &'static str,
+    /// Tokens that one request may use, where clients of OpenRouter and LM Studio look for it.
+    pub(crate) context_length: usize,
+    /// The same for clients of LM Studio.
+    pub(crate) max_context_length: usize,
+    /// The same for clients of vLLM.
+    pub(crate) max_model_len: usize,
+    /// The same for clients of Anthropic's API.
+    pub(crate) max_input_tokens: usize,
+    /// What clients of Anthropic's API show.
+    pub(crate) display_name: String,
+    /// The same as `object`, for clients of Anthropic's API.
+    #[serde(rename = "type")]
+    pub(crate) kind: &'static str,
+    /// What it can do, in Ollama's words; absent for a model that is not loaded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) capabilities: Option<Vec<&'static str>>,
+    /// For clients of OpenRouter, and only for a loaded model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) supported_parameters: Option<Vec<&'static str>>,
     pub(crate) meta: ModelMeta,
 }
 

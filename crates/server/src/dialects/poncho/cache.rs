@@ -1,12 +1,13 @@
 //! The cache over HTTP: its rows, and giving bytes back.
 //!
 //! Handlers of `/api/cache/*`; `explain.rs` has the one that explains a miss. Errors have OpenAI's shape. Whatever frees something takes a JSON body, so that a page
-//! in a browser cannot ask for it unnoticed. No prompt text leaves here.
+//! in a browser cannot ask for it unnoticed. The only prompt text that leaves here is the first words of rows, for the owner
+//! that sent them.
 
 use axum::Extension;
-use axum::extract::State;
+use axum::extract::{Path, State};
 use axum::http::Uri;
-use poncho_api::{RowPage, RowReport, Tier, to_hex};
+use poncho_api::{Key, RowPage, RowReport, SpecialText, Tier, to_hex};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -35,14 +36,19 @@ pub(crate) async fn rows(
     }
     let own = app.keys.narrowed(owner);
     let RowPage { total, rows } = app.models.node().cache_rows(own, offset, limit).await;
-    let rows: Vec<Value> = rows.iter().map(|one| row(one, own.is_some())).collect();
+    let mut shown = Vec::with_capacity(rows.len());
+    for one in &rows {
+        let text = if app.keys.sees_rows_text(owner) { text(&app, one).await } else { None };
+        shown.push(row(one, own.is_some(), text.as_deref()));
+    }
+    let rows = shown;
     let next = offset.saturating_add(rows.len());
     let next = Some(next).filter(|next| *next < total && !rows.is_empty());
     Ok(Json(json!({"total": total, "offset": offset, "rows": rows, "next_offset": next})))
 }
 
 /// A row; a narrowed view leaves out what others' use of it would change.
-fn row(row: &RowReport, is_narrowed: bool) -> Value {
+fn row(row: &RowReport, is_narrowed: bool, text: Option<&str>) -> Value {
     let unless_narrowed = |number: u64| (!is_narrowed).then_some(number);
     json!({
         "key": row.key.to_string(),
@@ -58,7 +64,32 @@ fn row(row: &RowReport, is_narrowed: bool) -> Value {
         "created": row.created,
         "last_used": unless_narrowed(row.last_used),
         "reason": row.reason.as_str(),
+        "text": text,
     })
+}
+
+/// The first words of a row that builds on no other, if a model that can read its tokens is loaded.
+async fn text(app: &SharedApp, row: &RowReport) -> Option<String> {
+    if row.first.is_empty() {
+        return None;
+    }
+    let models = app.models.node().models();
+    let model = models.iter().find(|model| model.report().fingerprint == row.fingerprint)?;
+    let text = model.detokenize(row.first.clone(), SpecialText::Hide).await.ok()?;
+    Some(text.split_whitespace().collect::<Vec<_>>().join(" "))
+}
+
+/// `DELETE /api/cache/rows/{id}`: drops a row that is not in use and that no other row builds on. With several API keys
+/// each drops only rows that are its own alone.
+pub(crate) async fn remove(
+    State(app): State<SharedApp>,
+    Extension(owner): Extension<Owner>,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    let key: Key = Key::from_hex(&id)
+        .ok_or_else(|| ApiError::field("id", "it must be the key of a row, in hexadecimal digits"))?;
+    let removed = app.models.node().remove_row(app.keys.narrowed(owner), key).await;
+    Ok(Json(json!({"key": id, "removed": removed})))
 }
 
 /// Refuses a query that has other parameters.

@@ -87,7 +87,7 @@ pub(crate) async fn cache(
         let is_on = tier.quota > 0 && off.is_none();
         json!({"tier": tier.tier, "bytes": tier.bytes, "quota": tier.quota, "rows": tier.rows, "on": is_on, "off_because": off, "slow_because": slow})
     };
-    Ok(Json(json!({
+    let mut report = json!({
         "counters": counters,
         "tiers": cache.tiers.into_iter().map(tier).collect::<Vec<Value>>(),
         "rows": cache.rows,
@@ -95,7 +95,11 @@ pub(crate) async fn cache(
         "write_queue": cache.write_queue,
         "index_bytes": cache.index_bytes,
         "pressure": pressure(&cache.pressure),
-    })))
+    });
+    if let (Some(report), Some(shared)) = (report.as_object_mut(), cache.shared) {
+        report.insert("shared".to_owned(), json!(shared));
+    }
+    Ok(Json(report))
 }
 
 /// What the pressure watcher has seen and done.

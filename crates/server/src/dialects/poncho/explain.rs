@@ -41,12 +41,12 @@ pub(crate) async fn explain_miss(
     let stored = OwnResponses { store: &app.responses, owner };
     let asked = dialect.prompt(&body.0, &shape, &model, stored)?;
     let model = model.asked_by(app.keys.tenant(owner));
-    Ok(Json(explained(model.id(), model.explained(asked).await?)))
+    Ok(Json(explained(model.id(), model.explained(asked, None).await?)))
 }
 
 /// The dialects of a body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Dialect {
+pub(crate) enum Dialect {
     OpenAi,
     Anthropic,
     Responses,
@@ -69,7 +69,7 @@ fn named(uri: &Uri) -> Result<Option<Dialect>, ApiError> {
 
 /// The fields that show which dialect a body has.
 #[derive(Deserialize)]
-struct Shape {
+pub(crate) struct Shape {
     model: Option<String>,
     messages: Option<Box<RawValue>>,
     prompt: Option<IgnoredAny>,
@@ -145,6 +145,11 @@ impl MessageShape<'_> {
 }
 
 impl Shape {
+    /// The model that the body names.
+    pub(crate) fn model(&self) -> Option<&str> {
+        self.model.as_deref()
+    }
+
     fn dialect(&self) -> Result<Dialect, ApiError> {
         let is_ollama = [&self.options, &self.keep_alive, &self.format, &self.think].into_iter().any(Option::is_some);
         match (&self.messages, &self.prompt) {
@@ -180,7 +185,7 @@ impl Shape {
 
 impl Dialect {
     /// The prompt of a body, made as the dialect's endpoint makes it.
-    fn prompt(
+    pub(crate) fn prompt(
         self,
         body: &[u8],
         shape: &Shape,
@@ -211,7 +216,8 @@ struct Completion {
     prompt: Prompts,
 }
 
-fn explained(model: &str, found: Explained) -> Value {
+/// The JSON of an explanation.
+pub(super) fn explained(model: &str, found: Explained) -> Value {
     let CauseWords { word, reason, fix } = found.cause.words();
     let around = |around: Around| json!({"before": around.before, "after": around.after});
     let row = |row: ExplainedRow| json!({"key": row.key, "tokens": row.tokens, "tier": row.tier});

@@ -3,6 +3,8 @@
 //! Requests load models by themselves; these are for warming one up and for making room. Errors have OpenAI's shape.
 
 use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::response::{IntoResponse, Response};
 use poncho_api::EngineError;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -13,6 +15,7 @@ use crate::dialects::shared::milliseconds;
 use crate::error::ApiError;
 use crate::http::app::SharedApp;
 use crate::http::body::Json;
+use crate::http::console;
 use crate::models::manager::Unloaded;
 
 /// `POST /api/models/load`.
@@ -64,7 +67,7 @@ pub(crate) async fn unload(
     Ok(Json(json!({"model": id, "state": state})))
 }
 
-/// `GET /`: what Ollama's clients look for before they begin.
-pub(crate) async fn running() -> &'static str {
-    "Poncho is running"
+/// `GET /`: the console for a browser, and for others what Ollama's clients look for before they begin.
+pub(crate) async fn running(headers: HeaderMap) -> Response {
+    if console::wants_page(&headers) { console::page(&headers) } else { "Poncho is running".into_response() }
 }

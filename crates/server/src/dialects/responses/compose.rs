@@ -11,6 +11,7 @@ use super::namespace::Grouped;
 use super::object::ResponseOut;
 use crate::dialects::openai::convert::chat_logprobs;
 use crate::dialects::openai::types::TokenOut;
+use crate::dialects::shared::PonchoReport;
 use crate::http::sse::Frame;
 use crate::request_id::random_id;
 use crate::responses::item::{ContentPart, Item, Role, Status, ThinkingPart, opaque};
@@ -47,6 +48,8 @@ struct ResponseEvent<'a> {
     r#type: &'static str,
     sequence_number: u64,
     response: &'a ResponseOut,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    poncho: Option<PonchoReport>,
 }
 
 impl Composer {
@@ -66,7 +69,21 @@ impl Composer {
 
     /// An event about the whole response.
     pub(crate) fn response_event(&mut self, name: &'static str, response: &ResponseOut) -> Frame {
-        let event = ResponseEvent { r#type: name, sequence_number: self.number(), response };
+        self.response_event_with(name, response, None)
+    }
+
+    /// How far a response is that has nothing to say yet.
+    pub(crate) fn waiting(&mut self, response: &ResponseOut, poncho: PonchoReport) -> Frame {
+        self.response_event_with("response.in_progress", response, Some(poncho))
+    }
+
+    fn response_event_with(
+        &mut self,
+        name: &'static str,
+        response: &ResponseOut,
+        poncho: Option<PonchoReport>,
+    ) -> Frame {
+        let event = ResponseEvent { r#type: name, sequence_number: self.number(), response, poncho };
         Frame::named(name, serde_json::to_string(&event).unwrap_or_default())
     }
 

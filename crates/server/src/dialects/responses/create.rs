@@ -15,12 +15,14 @@ use super::object::{self, ResponseOut};
 use super::turn::{self, REASONING, Truncation};
 use super::types::ResponseRequestBody;
 use super::{ignored, input, messages};
+use crate::dialects::diagnosis::Diagnosis;
 use crate::dialects::openai::call::{Call, model_name};
 use crate::dialects::poncho_options::PromptOrigin;
 use crate::dialects::shared::{Origin, Reporting, poncho_header, session_header, warn_of_headers, warn_of_model};
 use crate::error::{ApiError, Family};
 use crate::http::app::SharedApp;
 use crate::http::body::{Checked, Json};
+use crate::http::heartbeat::Heartbeat;
 use crate::http::sse::{self, Events, Frame};
 use crate::http::warnings::Warnings;
 use crate::owner::Owner;
@@ -49,7 +51,7 @@ pub(crate) async fn create(
         model.defaults().generation(),
         truncation,
     )?;
-    let options = body.poncho.unwrap_or_default();
+    let options = body.poncho.take().unwrap_or_default();
     options.apply(&mut asked.request, PromptOrigin::Composed)?;
     let response = object::begin(&body, model.id(), &asked.request.sampling, truncation);
     let summary = body.reasoning.as_ref().and_then(|reasoning| reasoning.summary());
@@ -62,7 +64,11 @@ pub(crate) async fn create(
     ignored::warn_of_response(&mut warnings, &body);
     warn_of_headers(&mut warnings, &headers);
     warn_of_model(&mut warnings, &model);
-    let reporting = Reporting::new(&app, options.reports || poncho_header(&headers)?, warnings);
+    let diagnosis = options
+        .previous_id
+        .as_ref()
+        .and_then(|previous| Diagnosis::of(&app, owner, &response.id, model.id(), &asked, previous.as_deref()));
+    let reporting = Reporting::new(&app, options.reports || poncho_header(&headers)?, warnings).diagnosing(diagnosis);
     let origin = Origin { app, model, owner, arrived };
     let call = Call { origin, n: 1, reporting, include_usage: false };
     let in_pieces = body.stream.unwrap_or(false);
@@ -149,6 +155,10 @@ impl Maker {
 }
 
 impl Events for Maker {
+    fn waiting(&mut self, heartbeat: Heartbeat) -> Vec<Frame> {
+        vec![self.composer.waiting(&self.response, heartbeat.into())]
+    }
+
     fn start(&mut self) -> Vec<Frame> {
         ["response.created", "response.in_progress"]
             .map(|name| self.composer.response_event(name, &self.response))

@@ -9,7 +9,7 @@ use poncho_terminal::show_bytes;
 use super::facts::Facts;
 use crate::serving::devices::Unused;
 use crate::serving::disk::LITTLE_SPACE;
-use crate::serving::memory::Fit;
+use crate::serving::memory::{Demand, Fit};
 use crate::serving::port::PortState;
 
 /// With less free space hardly a row fits.
@@ -18,6 +18,10 @@ const FULL: u64 = 64 << 20;
 const SLOW: u64 = 30 << 20;
 /// The default of containers, which is too small for a folder of the tier ram_file.
 const SMALL_SHARED_MEMORY: u64 = 64 << 20;
+/// A slower object store rarely beats computing.
+const SLOW_STORE: f64 = 10e6;
+/// Llama 3.1 8B with 16 bits.
+const TYPICAL_BYTES_PER_TOKEN: u64 = 128 << 10;
 /// A thousand connections, as many files, and a reserve.
 const FEW_FILES: u64 = 4096;
 
@@ -79,7 +83,52 @@ pub(super) fn check(facts: &Facts) -> Vec<Finding> {
     findings.extend(speed(facts));
     findings.push(shared_memory(facts));
     findings.push(open_files(facts));
+    findings.extend(shared(facts));
     findings
+}
+
+/// The object store: what it does, and for which models that pays.
+fn shared(facts: &Facts) -> Option<Finding> {
+    let measured = match facts.shared.as_ref()? {
+        Ok(measured) => measured,
+        Err(why) => {
+            let advice = "correct --shared or the variables of the store, or serve without it";
+            return Some(Finding::broken("shared", why.clone(), advice));
+        }
+    };
+    let model = facts.model.as_ref().and_then(|model| model.found.as_ref().ok());
+    let (bytes, of) = match model.map(Demand::bytes_per_token) {
+        Some(bytes @ 1..) => (bytes, "this model"),
+        _ => (TYPICAL_BYTES_PER_TOKEN, "a model with 128 KiB per token"),
+    };
+    let restored = measured.get_bytes_per_second / as_f64(bytes);
+    // At half the rate at which states come, which a model that gains from the store may have.
+    let from = measured.break_even_tokens(as_f64(bytes), restored / 2.0).unwrap_or(1);
+    let fact = format!(
+        "{}: round trip {:.1} ms, reads {}/s, writes {}/s, conditional writes {}; restores {restored:.0} tokens/s of \
+         {of}, which is faster than a prefill of {:.0} tokens/s from {from} tokens on",
+        measured.location,
+        measured.round_trip.as_secs_f64() * 1e3,
+        rate(measured.get_bytes_per_second),
+        rate(measured.put_bytes_per_second),
+        if measured.conditional_put { "yes" } else { "no (not needed)" },
+        restored / 2.0,
+    );
+    if measured.get_bytes_per_second < SLOW_STORE {
+        let advice = "a slow store is used for large prompts of slow models only; move it closer, or serve without it";
+        return Some(Finding::warning("shared", fact, advice));
+    }
+    Some(Finding::good("shared", fact))
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a rate")]
+fn as_f64(number: u64) -> f64 {
+    number as f64
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate, which is not negative")]
+fn rate(bytes_per_second: f64) -> String {
+    show_bytes(bytes_per_second as u64)
 }
 
 fn cpu(facts: &Facts) -> Finding {
@@ -294,7 +343,6 @@ mod tests {
     use super::super::facts::{FolderFacts, ModelFacts};
     use super::*;
     use crate::serving::devices::Looked;
-    use crate::serving::memory::Demand;
 
     /// A model of 1 GiB with 100 kB a token, for 4 requests of this many tokens.
     fn demand(ctx_size: u32) -> Demand {
@@ -337,6 +385,7 @@ mod tests {
             open_files: Some(524_288),
             strange_variables: Vec::new(),
             linked_models: Vec::new(),
+            shared: None,
             readable_keys: None,
         }
     }
@@ -359,6 +408,25 @@ mod tests {
         let [(name, how, text)] = found else { panic!("one finding: {found:?}") };
         assert_eq!((*name, *how), (check, level), "{text}");
         assert!(text.contains(said), "{text}");
+    }
+
+    #[test]
+    fn an_object_store_is_reported_with_what_it_restores() {
+        let measured = |rate: f64| poncho_shared::Measurement {
+            location: "s3://bucket/team".to_owned(),
+            round_trip: std::time::Duration::from_millis(2),
+            get_bytes_per_second: rate,
+            put_bytes_per_second: rate / 2.0,
+            conditional_put: true,
+        };
+        let mut facts = healthy();
+        facts.shared = Some(Ok(measured(200e6)));
+        let finding = shared(&facts).unwrap();
+        assert_eq!(finding.level, Level::Good, "{finding:?}");
+        assert!(finding.fact.contains("restores 2000 tokens/s of this model"), "{}", finding.fact);
+        assert!(finding.fact.contains("a prefill of 1000 tokens/s from 8 tokens on"), "{}", finding.fact);
+        only(&bad(|facts| facts.shared = Some(Ok(measured(1e6)))), "shared", Level::Warning, "slow store");
+        only(&bad(|facts| facts.shared = Some(Err("403".to_owned()))), "shared", Level::Broken, "--shared");
     }
 
     #[test]

@@ -15,6 +15,7 @@ use poncho_cache::{Links, open_regular};
 use poncho_engine::backend::llama::missing_cpu_features;
 use poncho_gguf::{Keep, Metadata};
 use poncho_models::Registry;
+use poncho_shared::{Measurement, Settings, SharedStore};
 
 use crate::serving::devices::{self, Looked};
 use crate::serving::disk::{free_bytes, is_in_memory};
@@ -54,6 +55,8 @@ pub(super) struct Facts {
     pub(super) strange_variables: Vec<String>,
     /// Names of models that share their file with the user, who may change it.
     pub(super) linked_models: Vec<String>,
+    /// The object store of the settings, measured, or why it cannot be used; `None` if none is named.
+    pub(super) shared: Option<Result<Measurement, String>>,
     /// The settings file, if keys are set and other users may read it.
     pub(super) readable_keys: Option<PathBuf>,
 }
@@ -106,8 +109,14 @@ pub(super) fn gather(resolved: &Resolved) -> anyhow::Result<Facts> {
         open_files: limits::most_open_files(),
         strange_variables: resolved.strange.clone(),
         linked_models: linked_models(models_dir),
+        shared: serve.shared_tier.settings().map(|settings| measure(&settings)),
         readable_keys: file,
     })
+}
+
+/// Measures an object store with some tens of megabytes, which it removes again.
+fn measure(settings: &Settings) -> Result<Measurement, String> {
+    SharedStore::open(settings).and_then(|store| store.measure()).map_err(|error| error.to_string())
 }
 
 /// Models of the registry that share their file with the user.

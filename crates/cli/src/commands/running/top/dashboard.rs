@@ -89,9 +89,10 @@ impl Dashboard<'_> {
             Constraint::Length(8),
             Constraint::Length(10),
             Constraint::Length(9),
+            Constraint::Length(8),
             Constraint::Length(20),
         ];
-        let heads = ["MODEL", "PHASE", "RUN", "WAIT", "SESSIONS", "PREFILL/S", "DECODE/S", "LAST PROMPT"];
+        let heads = ["MODEL", "PHASE", "RUN", "WAIT", "SESSIONS", "PREFILL/S", "DECODE/S", "TOK/STEP", "LAST PROMPT"];
         let table = Table::new(rows, widths).header(Row::new(heads).style(Style::new().dim()));
         Widget::render(table.block(titled("models")), area, buffer);
     }
@@ -110,6 +111,7 @@ impl Dashboard<'_> {
             format!("{:.0}", model.sessions),
             speed(rate.map(|rate| rate.prefilled).or(known)),
             speed(rate.map(|rate| rate.generated)),
+            model.per_step.map_or_else(|| "-".to_owned(), |tokens| format!("{tokens:.2}")),
             last.unwrap_or_else(|| "-".to_owned()),
         ])
     }

@@ -42,6 +42,8 @@ pub(crate) struct ModelFacts {
     /// Prompt tokens computed and tokens drawn since it was loaded.
     pub(crate) prefilled: f64,
     pub(crate) generated: f64,
+    /// Tokens that a step drew on average since it was loaded; `None` before the first step and without drafts.
+    pub(crate) per_step: Option<f64>,
     pub(crate) size: u64,
     pub(crate) context: u64,
     pub(crate) until: String,
@@ -160,6 +162,8 @@ fn models(page: &Page, loaded: &Loaded) -> Vec<ModelFacts> {
 fn counted(page: &Page, id: &str, phase: &str) -> ModelFacts {
     let value = |name: &str| page.value(&format!("poncho_model_{name}"), "model", id).unwrap_or(0.0);
     let last = page.all("poncho_model_last_hit_cached_tokens").find(|sample| sample.label("model") == Some(id));
+    let steps = value("reply_steps_total");
+    let is_off = page.all("poncho_model_drafts_off").any(|sample| sample.label("model") == Some(id));
     ModelFacts {
         id: printable_line(id),
         phase: printable_line(phase),
@@ -168,6 +172,7 @@ fn counted(page: &Page, id: &str, phase: &str) -> ModelFacts {
         sessions: value("sessions"),
         prefilled: value("prefilled_tokens_total"),
         generated: value("generated_tokens_total"),
+        per_step: (steps > 0.0 && !is_off).then(|| (steps + value("accepted_tokens_total")) / steps),
         last_hit: last.map(|sample| LastHit {
             kind: printable_line(sample.label("hit").unwrap_or_default()),
             cached: sample.value,
@@ -233,6 +238,8 @@ pub(crate) mod tests {
              poncho_model_pending{model=\"a\"} 3\n\
              poncho_model_generated_tokens_total{model=\"a\"} 100\n\
              poncho_model_prefilled_tokens_total{model=\"a\"} 1000\n\
+             poncho_model_reply_steps_total{model=\"a\"} 40\n\
+             poncho_model_accepted_tokens_total{model=\"a\"} 60\n\
              poncho_model_last_hit_cached_tokens{model=\"a\",hit=\"partial\"} 70\n\
              poncho_model_last_hit_prompt_tokens{model=\"a\",hit=\"partial\"} 90\n\
              poncho_request_duration_seconds_count{model=\"a\",hit=\"partial\"} 4\n\

@@ -204,3 +204,15 @@ fn with_a_key_only_signed_thinking_is_believed() {
     assert!(said.starts_with("messages[0].content[0].signature: "), "{said}");
     assert_eq!(read(&messages("", &signature)).unwrap().messages[0].get("reasoning_content"), None);
 }
+
+#[test]
+fn cache_breakpoints_are_the_ends_of_their_messages() {
+    let marked = |text: &str| json!([{"type": "text", "text": text, "cache_control": {"type": "ephemeral"}}]);
+    let messages = json!([
+        {"role": "user", "content": "one"}, {"role": "assistant", "content": "two"},
+        {"role": "user", "content": marked("three")}, {"role": "assistant", "content": "four"},
+        {"role": "user", "content": "five"},
+    ]);
+    let read = conversation(&body(&marked("system"), &messages), None).unwrap();
+    assert_eq!((read.messages.len(), read.marked), (6, vec![1, 4]));
+}

@@ -1,0 +1,3 @@
+//! The commands for coding agents: starting one with its settings.
+
+pub(crate) mod launch;

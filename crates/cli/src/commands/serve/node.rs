@@ -1,0 +1,120 @@
+//! `poncho node`: an engine with its cache for servers on other machines, and `poncho node cert`, which makes certificates.
+//!
+//! Wiring only. It ends as `serve` does: the first SIGINT or SIGTERM lets replies finish and saves states, the second ends
+//! it at once.
+
+mod cert;
+
+use std::io::Write;
+use std::net::{SocketAddr, ToSocketAddrs};
+
+use anyhow::{Context, bail};
+use clap::Subcommand;
+use poncho_node::{HostError, NodeAddress, serve_network};
+use poncho_terminal::{Outcome, printable_line};
+use tokio::net::TcpSocket;
+
+use self::cert::CertArgs;
+use super::start::Start;
+use super::{end, install, manager, runtime};
+use crate::serving::engine_process;
+use crate::serving::{limits, port};
+use crate::settings::args::ServeArgs;
+
+/// Connections that may wait to be taken.
+const BACKLOG: u32 = 1024;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct NodeCommand {
+    #[command(subcommand)]
+    pub(crate) command: Option<NodeSubcommand>,
+
+    /// Address to listen on; other machines need certificates
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:7070")]
+    pub(crate) listen: NodeAddress,
+
+    #[command(flatten)]
+    pub(crate) settings: ServeArgs,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum NodeSubcommand {
+    /// Make certificates for nodes and servers, and an authority that signs them
+    #[command(after_help = "Example:\n  poncho node cert --dir certificates gpu-1.example 10.0.0.7 front")]
+    Cert(CertArgs),
+}
+
+pub(crate) fn run(args: &NodeCommand, out: &mut impl Write) -> anyhow::Result<Outcome> {
+    if let Some(NodeSubcommand::Cert(cert)) = &args.command {
+        return cert::run(cert, out);
+    }
+    let settings = &args.settings;
+    limits::raise_open_files();
+    if let Some(socket) = engine_process::socket() {
+        engine_process::compute(settings, &runtime()?, &socket)?;
+        return Ok(Outcome::Good);
+    }
+    if let Some(node) = settings.nodes.node.first() {
+        bail!("a node computes itself and cannot use the node {node}; remove --node, or use `poncho serve`");
+    }
+    let credentials = settings.nodes.credentials()?;
+    let address = address(&args.listen)?;
+    if credentials.is_none() && !address.ip().is_loopback() {
+        bail!(HostError::NeedsTls { address });
+    }
+    let start = Start::find(settings)?;
+    let runtime = runtime()?;
+    // The port first: if it is taken, no time is lost for loading a model. Nobody is let in before the models are there.
+    let socket = {
+        let _inside = runtime.enter();
+        let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+        socket.set_reuseaddr(true)?;
+        socket.bind(address).map_err(|error| {
+            let why = port::why_not(address, &error);
+            anyhow::Error::new(error).context(format!("cannot listen on {address}: {why}"))
+        })?;
+        socket
+    };
+    let mut start = start.look(settings)?;
+    let engine = start.engine(settings, &runtime)?;
+    start.load(&engine, &runtime, out)?;
+    let signals = install(&runtime)?;
+    let listener = {
+        let _inside = runtime.enter();
+        socket.listen(BACKLOG).with_context(|| format!("cannot listen on {address}"))?
+    };
+    let names = start.models.named.iter().map(|name| printable_line(name).to_string()).collect::<Vec<_>>().join(", ");
+    let tls = if credentials.is_some() { "with certificates" } else { "for this machine only" };
+    writeln!(out, "computing {names} on {} {tls}", listener.local_addr()?)?;
+    out.write_all(start.report().as_bytes())?;
+    writeln!(
+        out,
+        "\nPress Ctrl-C to stop: running replies finish and states are saved. Press it twice to stop at once."
+    )?;
+    out.flush()?;
+    manager::is_ready(&runtime);
+    let stop = async {
+        signals.first().await;
+        manager::is_stopping();
+    };
+    let grace = settings.limits.shutdown_grace;
+    runtime.block_on(async {
+        tokio::select! {
+            served = serve_network(listener, credentials.as_deref(), engine.node(), stop, grace) => served,
+            () = signals.second() => Ok(()),
+        }
+    })?;
+    signals.served();
+    writeln!(out, "saving the states of the models, for at most {} s", settings.drain_limit.as_secs_f64())?;
+    out.flush()?;
+    end(engine, &runtime, settings.drain_limit, &start.folder, out)?;
+    runtime.shutdown_background();
+    Ok(Outcome::Good)
+}
+
+fn address(listen: &NodeAddress) -> anyhow::Result<SocketAddr> {
+    let mut found = (listen.host(), listen.port()).to_socket_addrs().with_context(|| {
+        format!("{} is not an address of this machine; use 0.0.0.0 for all interfaces", listen.host())
+    })?;
+    found.next().with_context(|| format!("the host {} has no address", listen.host()))
+}

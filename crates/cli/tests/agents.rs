@@ -1,0 +1,3 @@
+//! The commands for coding agents.
+
+mod launching;

@@ -1,0 +1,78 @@
+// Numbers, times and sizes as people read them.
+
+const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+
+export function count(n: number | null | undefined): string {
+  return n === null || n === undefined ? "–" : whole.format(n);
+}
+
+/** 12,345 as 12.3k: for places without room. */
+export function short(n: number): string {
+  if (n < 1000) return String(Math.round(n));
+  const [value, unit] = n < 1e6 ? [n / 1e3, "k"] : n < 1e9 ? [n / 1e6, "M"] : [n / 1e9, "G"];
+  return `${value < 10 ? value.toFixed(1) : value.toFixed(0)}${unit}`;
+}
+
+export function ms(n: number | null | undefined): string {
+  if (n === null || n === undefined) return "–";
+  if (n < 1) return "<1 ms";
+  if (n < 1000) return `${Math.round(n)} ms`;
+  if (n < 60_000) return `${(n / 1000).toFixed(n < 10_000 ? 2 : 1)} s`;
+  return span(n / 1000);
+}
+
+export function span(seconds: number): string {
+  if (seconds < 60) return `${seconds < 10 ? seconds.toFixed(1) : Math.round(seconds)} s`;
+  const minutes = seconds / 60;
+  const rest = Math.round(seconds % 60);
+  if (minutes < 60) return `${Math.floor(minutes)} min${rest > 0 ? ` ${rest} s` : ""}`;
+  const hours = minutes / 60;
+  if (hours < 48)
+    return `${Math.floor(hours)} h${Math.round(minutes % 60) > 0 ? ` ${Math.round(minutes % 60)} min` : ""}`;
+  return `${(hours / 24).toFixed(1)} days`;
+}
+
+export function bytes(n: number): string {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let at = 0;
+  let value = n;
+  while (value >= 1024 && at < units.length - 1) {
+    value /= 1024;
+    at += 1;
+  }
+  return `${at === 0 || value >= 100 ? Math.round(value) : value.toFixed(1)} ${units[at]}`;
+}
+
+export function clock(at: number): string {
+  return new Date(at).toLocaleTimeString("en-GB");
+}
+
+export function ago(seconds: number): string {
+  const past = Math.max(0, Date.now() / 1000 - seconds);
+  if (past < 60) return "just now";
+  if (past < 3600) return `${Math.floor(past / 60)} min ago`;
+  if (past < 86_400) return `${Math.floor(past / 3600)} h ago`;
+  return `${Math.floor(past / 86_400)} d ago`;
+}
+
+export function percent(part: number, whole: number): string {
+  return whole > 0 ? `${Math.round((100 * part) / whole)} %` : "–";
+}
+
+/** tool_order as Tool order. */
+export function words(name: string): string {
+  const text = name.replaceAll("_", " ");
+  return text.charAt(0).toUpperCase() + text.slice(1);
+}
+
+const SOURCES: Record<string, string> = {
+  sequence: "live context",
+  ram: "RAM",
+  ram_file: "RAM file",
+  disk: "disk",
+  shared: "shared store",
+};
+
+export function sourceName(source: string | null | undefined): string {
+  return source ? (SOURCES[source] ?? source) : "cache";
+}

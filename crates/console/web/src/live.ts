@@ -1,0 +1,85 @@
+// The requests of the server, kept up to date by its stream of changes.
+import { useEffect, useState } from "preact/hooks";
+import { events, Refused, type RequestRow, send } from "./api";
+
+export interface Live {
+  requests: Map<number, RequestRow>;
+  /** Whether the stream is open. */
+  open: boolean;
+  /** Grows with each change. */
+  version: number;
+}
+
+/** Requests that the page keeps: more than the server does by default. */
+const MOST = 2000;
+
+export function useRequests(onRefused: (refused: Refused) => void): Live {
+  const [live, setLive] = useState<Live>({ requests: new Map(), open: false, version: 0 });
+  useEffect(() => {
+    const stop = new AbortController();
+    const requests = new Map<number, RequestRow>();
+    let pause = 500;
+    const change = (open: boolean) => setLive((old) => ({ requests, open, version: old.version + 1 }));
+    const follow = async () => {
+      while (!stop.signal.aborted) {
+        try {
+          const answer = await send("GET", "/api/requests?follow=1", undefined, stop.signal);
+          requests.clear();
+          for await (const data of events(answer)) {
+            pause = 500;
+            for (const row of (JSON.parse(data) as { requests: RequestRow[] }).requests) requests.set(row.id, row);
+            for (const id of requests.keys()) {
+              if (requests.size <= MOST) break;
+              requests.delete(id);
+            }
+            change(true);
+          }
+        } catch (error) {
+          if (stop.signal.aborted) return;
+          if (error instanceof Refused && (error.status === 401 || error.status === 403)) {
+            requests.clear();
+            change(false);
+            onRefused(error);
+            return;
+          }
+        }
+        if (stop.signal.aborted) return;
+        change(false);
+        await new Promise((wake) => setTimeout(wake, pause));
+        pause = Math.min(pause * 2, 8000);
+      }
+    };
+    void follow();
+    return () => stop.abort();
+  }, [onRefused]);
+  return live;
+}
+
+/** Loads something now and then, and again when asked. */
+export function usePolled<T>(
+  load: (signal: AbortSignal) => Promise<T>,
+  every: number,
+): { value: T | null; error: Error | null; again: () => void } {
+  const [state, setState] = useState<{ value: T | null; error: Error | null }>({ value: null, error: null });
+  const [round, setRound] = useState(0);
+  useEffect(() => {
+    const stop = new AbortController();
+    let timer: ReturnType<typeof setTimeout> | undefined;
+    const step = async () => {
+      try {
+        const value = await load(stop.signal);
+        setState({ value, error: null });
+      } catch (error) {
+        if (stop.signal.aborted) return;
+        setState((old) => ({ value: old.value, error: error as Error }));
+      }
+      if (!stop.signal.aborted && every > 0) timer = setTimeout(step, document.hidden ? every * 4 : every);
+    };
+    void step();
+    return () => {
+      stop.abort();
+      clearTimeout(timer);
+    };
+  }, [round, every]);
+  return { ...state, again: () => setRound((n) => n + 1) };
+}

@@ -1,0 +1,162 @@
+// Small parts that several views share: tiles, bars, badges, notices, a list that draws only what is seen.
+import type { ComponentChildren, JSX } from "preact";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
+import type { RequestRow } from "./api";
+import { count, sourceName } from "./format";
+
+export function Tile(props: { label: string; value: string; hint?: string }): JSX.Element {
+  return (
+    <div class="tile">
+      <div class="tile-label">{props.label}</div>
+      <div class="tile-value">{props.value}</div>
+      {props.hint ? <div class="tile-hint">{props.hint}</div> : null}
+    </div>
+  );
+}
+
+export function Badge(props: { kind: string; children: ComponentChildren }): JSX.Element {
+  return <span class={`badge badge-${props.kind}`}>{props.children}</span>;
+}
+
+export function Notice(props: { kind?: "error" | "empty"; title: string; children?: ComponentChildren }): JSX.Element {
+  return (
+    <div class={`notice ${props.kind ?? ""}`} role={props.kind === "error" ? "alert" : undefined}>
+      <strong>{props.title}</strong>
+      {props.children ? <p>{props.children}</p> : null}
+    </div>
+  );
+}
+
+export function Meter(props: { label: string; part: number; whole: number; kind?: string }): JSX.Element {
+  const share = props.whole > 0 ? Math.min(100, (100 * props.part) / props.whole) : 0;
+  return (
+    <div
+      class="meter"
+      role="progressbar"
+      aria-label={props.label}
+      aria-valuemin={0}
+      aria-valuemax={100}
+      aria-valuenow={Math.round(share)}
+    >
+      <div class={`meter-fill ${props.kind ?? ""}`} style={{ width: `${share}%` }} />
+    </div>
+  );
+}
+
+/** What a prompt was made of: restored, computed, still to compute, generated. */
+export function TokenBar(props: { row: RequestRow; most: number }): JSX.Element {
+  const { row } = props;
+  const cached = row.cached_tokens ?? 0;
+  const fresh = row.new_tokens ?? 0;
+  const done =
+    row.stage === "prefilling" ? Math.max(0, Math.min(fresh, (row.processed_tokens ?? cached) - cached)) : fresh;
+  const waits = row.stage === "queued" || row.stage === "restoring";
+  const parts: [string, number][] = [
+    [`restored source-${row.source ?? "cache"}`, cached],
+    ["computed", waits ? 0 : done],
+    ["to-compute", waits ? fresh : fresh - done],
+    ["generated", row.generated_tokens],
+  ];
+  const most = Math.max(1, props.most);
+  return (
+    <div class="token-bar" aria-hidden="true">
+      {parts.map(([kind, tokens]) =>
+        tokens > 0 ? (
+          <i key={kind} class={`part ${kind}`} style={{ width: `max(2px, ${(100 * tokens) / most}%)` }} />
+        ) : null,
+      )}
+    </div>
+  );
+}
+
+/** The same in words, for screen readers and tooltips. */
+export function tokenWords(row: RequestRow): string {
+  if (row.prompt_tokens === null) return "no figures yet";
+  const cached = row.cached_tokens ?? 0;
+  const from = cached > 0 ? `${count(cached)} tokens from ${sourceName(row.source)}` : "nothing cached";
+  return `${from}, ${count(row.new_tokens)} computed, ${count(row.generated_tokens)} generated`;
+}
+
+export interface Item {
+  key: string;
+  height: number;
+  draw: () => ComponentChildren;
+}
+
+/** A list of any length that draws only what is seen. It scrolls with the nearest pane. */
+export function LongList(props: { items: Item[]; label: string }): JSX.Element {
+  const box = useRef<HTMLDivElement>(null);
+  const [seen, setSeen] = useState<[number, number]>([0, 1200]);
+  useLayoutEffect(() => {
+    const pane = box.current?.closest(".pane");
+    if (!pane) return;
+    const look = () => {
+      const top = pane.getBoundingClientRect().top - box.current!.getBoundingClientRect().top;
+      const next: [number, number] = [Math.floor(top / 200) * 200 - 400, top + pane.clientHeight + 600];
+      setSeen((old) => (old[0] === next[0] && Math.abs(old[1] - next[1]) < 200 ? old : next));
+    };
+    look();
+    pane.addEventListener("scroll", look, { passive: true });
+    window.addEventListener("resize", look);
+    return () => {
+      pane.removeEventListener("scroll", look);
+      window.removeEventListener("resize", look);
+    };
+  }, []);
+  let at = 0;
+  const drawn: JSX.Element[] = [];
+  for (const item of props.items) {
+    if (at + item.height >= seen[0] && at <= seen[1]) {
+      drawn.push(
+        <li key={item.key} class="long-item" style={{ top: `${at}px`, height: `${item.height}px` }}>
+          {item.draw()}
+        </li>,
+      );
+    }
+    at += item.height;
+  }
+  return (
+    <div ref={box} class="long-list" style={{ height: `${at}px` }}>
+      <ul aria-label={props.label}>{drawn}</ul>
+    </div>
+  );
+}
+
+/** A panel beside the view; Escape closes it and the focus goes back. */
+export function Drawer(props: { title: string; onClose: () => void; children: ComponentChildren }): JSX.Element {
+  const heading = useRef<HTMLHeadingElement>(null);
+  const close = useRef(props.onClose);
+  close.current = props.onClose;
+  useEffect(() => {
+    const before = document.activeElement as HTMLElement | null;
+    heading.current?.focus();
+    const leave = (event: KeyboardEvent) => event.key === "Escape" && close.current();
+    document.addEventListener("keydown", leave);
+    return () => {
+      document.removeEventListener("keydown", leave);
+      before?.focus();
+    };
+  }, []);
+  return (
+    <aside class="drawer" aria-label={props.title}>
+      <header class="drawer-head">
+        <h2 ref={heading} tabIndex={-1}>
+          {props.title}
+        </h2>
+        <button type="button" class="quiet" onClick={props.onClose} aria-label="Close">
+          ✕
+        </button>
+      </header>
+      <div class="drawer-body">{props.children}</div>
+    </aside>
+  );
+}
+
+/** Announces something to screen readers. */
+export function Announce(props: { text: string }): JSX.Element {
+  return (
+    <div class="unseen" role="status" aria-live="polite">
+      {props.text}
+    </div>
+  );
+}

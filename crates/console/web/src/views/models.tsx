@@ -1,0 +1,166 @@
+// Models: what is loaded and what is installed; load, unload, pull.
+import type { JSX } from "preact";
+import { useState } from "preact/hooks";
+import { get, lines, post, type Running, type SystemInfo, send, type Tags } from "../api";
+import { bytes, count, short } from "../format";
+import { usePolled } from "../live";
+import { Announce, Badge, Meter, Notice } from "../parts";
+
+interface Pull {
+  name: string;
+  status: string;
+  done: number;
+  total: number;
+  ended: boolean;
+  error: boolean;
+}
+
+const bare = (name: string) => name.replace(/:latest$/, "");
+
+export function ModelsView(): JSX.Element {
+  const tags = usePolled((signal) => get<Tags>("/api/tags", signal), 5000);
+  const running = usePolled((signal) => get<Running>("/api/ps", signal), 2000);
+  const system = usePolled((signal) => get<SystemInfo>("/api/system", signal).catch(() => null), 2000);
+  const [busy, setBusy] = useState<string | null>(null);
+  const [said, setSaid] = useState("");
+  const [pull, setPull] = useState<Pull | null>(null);
+  const [name, setName] = useState("");
+  const act = async (what: "load" | "unload", model: string) => {
+    setBusy(model);
+    try {
+      const answer = await post<{ state: string }>(`/api/models/${what}`, { model });
+      setSaid(`${model}: ${answer.state}`);
+    } catch (error) {
+      setSaid((error as Error).message);
+    }
+    setBusy(null);
+    running.again();
+    system.again();
+  };
+  const fetchModel = async (event: Event) => {
+    event.preventDefault();
+    const wanted = name.trim();
+    if (!wanted) return;
+    setPull({ name: wanted, status: "asking", done: 0, total: 0, ended: false, error: false });
+    try {
+      const answer = await send("POST", "/api/pull", { model: wanted });
+      for await (const line of lines(answer)) {
+        if (!line) continue;
+        const step = JSON.parse(line) as { status?: string; completed?: number; total?: number; error?: string };
+        if (step.error) throw new Error(step.error);
+        setPull((old) => ({
+          name: wanted,
+          status: step.status ?? old?.status ?? "",
+          done: step.completed ?? (step.total ? 0 : (old?.done ?? 0)),
+          total: step.total ?? old?.total ?? 0,
+          ended: step.status === "success",
+          error: false,
+        }));
+      }
+      tags.again();
+    } catch (error) {
+      setPull({ name: wanted, status: (error as Error).message, done: 0, total: 0, ended: true, error: true });
+    }
+  };
+  const loaded = new Map((running.value?.models ?? []).map((model) => [bare(model.name), model]));
+  const facts = new Map((system.value?.models ?? []).map((model) => [bare(model.id), model]));
+  const names = [...new Set([...loaded.keys(), ...(tags.value?.models ?? []).map((model) => bare(model.name))])];
+  const sizes = new Map((tags.value?.models ?? []).map((model) => [bare(model.name), model]));
+  const most = Math.max(1, ...[...facts.values()].map((model) => model.weights_bytes + model.context_bytes));
+  return (
+    <>
+      <header class="head">
+        <h1>Models</h1>
+      </header>
+      <form class="pull" onSubmit={fetchModel}>
+        <label for="pull">Fetch a model</label>
+        <input
+          id="pull"
+          value={name}
+          placeholder="name, or hf.co/owner/repository"
+          onInput={(event) => setName(event.currentTarget.value)}
+        />
+        <button type="submit" disabled={pull !== null && !pull.ended}>
+          Pull
+        </button>
+      </form>
+      {pull ? (
+        <section class={`card ${pull.error ? "card-error" : ""}`} aria-label={`Download of ${pull.name}`}>
+          <div class="spread">
+            <strong>{pull.name}</strong>
+            <span role={pull.error ? "alert" : undefined}>{pull.status}</span>
+          </div>
+          {pull.error ? null : (
+            <>
+              <Meter
+                label={`Download of ${pull.name}`}
+                part={pull.ended ? 1 : pull.done}
+                whole={pull.ended ? 1 : pull.total}
+              />
+              <span class="dim">{pull.total > 0 ? `${bytes(pull.done)} of ${bytes(pull.total)}` : " "}</span>
+            </>
+          )}
+        </section>
+      ) : null}
+      <Announce text={said} />
+      {said ? <p class="said">{said}</p> : null}
+      {names.length === 0 ? (
+        <Notice kind="empty" title="No models">
+          Fetch one above.
+        </Notice>
+      ) : null}
+      <ul class="cards">
+        {names.map((model) => {
+          const fact = facts.get(model);
+          const isLoaded = loaded.has(model);
+          const details = sizes.get(model)?.details;
+          return (
+            <li key={model} class="card">
+              <div class="spread">
+                <h2>{model}</h2>
+                <Badge kind={isLoaded ? "exact" : "none"}>
+                  {isLoaded ? (fact?.status.phase ?? "loaded") : "not loaded"}
+                </Badge>
+              </div>
+              <p class="dim">
+                {[
+                  fact?.architecture,
+                  fact ? `${short(fact.parameters).replace("G", "B")} parameters` : details?.parameter_size,
+                  fact?.quantisation ?? details?.quantization_level,
+                  fact ? `context ${count(fact.context)}` : null,
+                ]
+                  .filter(Boolean)
+                  .join(" · ") || bytes(sizes.get(model)?.size ?? 0)}
+              </p>
+              {fact ? (
+                <>
+                  <div
+                    class="memory"
+                    role="img"
+                    aria-label={`Memory: ${bytes(fact.weights_bytes)} weights, ${bytes(fact.context_bytes)} context`}
+                  >
+                    <i class="part weights" style={{ width: `${(100 * fact.weights_bytes) / most}%` }} />
+                    <i class="part cells" style={{ width: `${(100 * fact.context_bytes) / most}%` }} />
+                  </div>
+                  <p class="dim">
+                    {bytes(fact.weights_bytes)} weights, {bytes(fact.context_bytes)} context ·{" "}
+                    {count(fact.status.active)} running, {count(fact.status.pending)} waiting
+                  </p>
+                  <p class="dim">
+                    {count(fact.status.prefilled_tokens)} prompt tokens computed, {count(fact.status.generated_tokens)}{" "}
+                    generated
+                  </p>
+                </>
+              ) : null}
+              <div class="card-actions">
+                <button type="button" disabled={busy !== null} onClick={() => act(isLoaded ? "unload" : "load", model)}>
+                  {busy === model ? "Working …" : isLoaded ? "Unload" : "Load"}
+                </button>
+              </div>
+            </li>
+          );
+        })}
+      </ul>
+    </>
+  );
+}

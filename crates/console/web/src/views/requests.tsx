@@ -1,0 +1,330 @@
+// Requests: the last ones as bars, grouped by conversation, newest first.
+import type { JSX } from "preact";
+import { useCallback, useEffect, useMemo, useState } from "preact/hooks";
+import { type RequestRow, send } from "../api";
+import { clock, count, ms, percent, short, span } from "../format";
+import type { Live } from "../live";
+import { Announce, Badge, type Item, LongList, Notice, Tile, TokenBar, tokenWords } from "../parts";
+import { WhyDrawer } from "./why";
+
+const WINDOWS: [string, number][] = [
+  ["1 min", 60_000],
+  ["10 min", 600_000],
+  ["1 hour", 3_600_000],
+  ["All", 0],
+];
+
+interface Group {
+  id: string;
+  title: string;
+  model: string;
+  rows: RequestRow[];
+  last: number;
+}
+
+function endOf(row: RequestRow, now: number): number {
+  return row.stage === "ended" ? row.arrived_ms + (row.total_ms ?? 0) : now;
+}
+
+function grouped(rows: RequestRow[]): Group[] {
+  const groups = new Map<string, Group>();
+  for (const row of rows) {
+    const id = `${row.key ?? ""}/${row.model}/${row.conversation}`;
+    let group = groups.get(id);
+    if (!group) {
+      const title = row.title ?? (row.key === null ? "Conversation" : `Conversation of key ${row.key}`);
+      group = { id, title: title || "Empty prompt", model: row.model, rows: [], last: 0 };
+      groups.set(id, group);
+    }
+    group.rows.push(row);
+    group.last = Math.max(group.last, row.arrived_ms);
+  }
+  const all = [...groups.values()].sort((one, two) => two.last - one.last);
+  for (const group of all) group.rows.sort((one, two) => two.id - one.id);
+  return all;
+}
+
+export function RequestsView(props: { live: Live }): JSX.Element {
+  const { live } = props;
+  const [open, setOpen] = useState<number | null>(null);
+  const [frame, setFrame] = useState(600_000);
+  const [only, setOnly] = useState("all");
+  const [said, setSaid] = useState("");
+  const all = useMemo(() => [...live.requests.values()], [live.version]);
+  const rows = all.filter(
+    (row) =>
+      only === "all" ||
+      (only === "running"
+        ? row.stage !== "ended"
+        : row.stage === "ended" && (row.new_tokens ?? 0) > (row.cached_tokens ?? 0)),
+  );
+  const running = all.filter((row) => row.stage !== "ended");
+  const now = Date.now();
+  const earliest = all.reduce((least, row) => Math.min(least, row.arrived_ms), now);
+  const from = frame > 0 ? now - frame : earliest;
+  const cancel = useCallback(async (row: RequestRow) => {
+    await send("DELETE", `/api/requests/${row.id}`).catch(() => undefined);
+    setSaid(`Request ${row.id} is cancelled`);
+  }, []);
+  const [, tick] = useState(0);
+  useEffect(() => {
+    if (running.length === 0) return;
+    const timer = setInterval(() => tick((n) => n + 1), 1000);
+    return () => clearInterval(timer);
+  }, [running.length]);
+  const items: Item[] = [];
+  for (const group of grouped(rows)) {
+    items.push({ key: group.id, height: 46, draw: () => <GroupHead group={group} /> });
+    // Each conversation has its own scale: one long prompt must not make all others invisible.
+    const most = Math.max(1, ...group.rows.map((row) => (row.prompt_tokens ?? 0) + row.generated_tokens));
+    for (const row of group.rows) {
+      items.push({
+        key: String(row.id),
+        height: 36,
+        draw: () => (
+          <RequestLine
+            row={row}
+            most={most}
+            from={from}
+            now={now}
+            isOpen={open === row.id}
+            onOpen={setOpen}
+            onCancel={cancel}
+          />
+        ),
+      });
+    }
+  }
+  const cached = all.reduce((sum, row) => sum + (row.cached_tokens ?? 0), 0);
+  const prompt = all.reduce((sum, row) => sum + (row.prompt_tokens ?? 0), 0);
+  const first = all.flatMap((row) =>
+    row.prefill_ms != null ? [(row.queue_ms ?? 0) + (row.restore_ms ?? 0) + row.prefill_ms] : [],
+  );
+  first.sort((one, two) => one - two);
+  const chosen = open !== null ? live.requests.get(open) : undefined;
+  return (
+    <>
+      <header class="head">
+        <h1>Requests</h1>
+        <div class="controls">
+          <label>
+            <span class="unseen">Which requests</span>
+            <select value={only} onChange={(event) => setOnly(event.currentTarget.value)}>
+              <option value="all">All requests</option>
+              <option value="running">Running</option>
+              <option value="missed">Mostly computed</option>
+            </select>
+          </label>
+          <fieldset class="segments">
+            <legend class="unseen">Time axis</legend>
+            {WINDOWS.map(([name, length]) => (
+              <button key={name} type="button" aria-pressed={frame === length} onClick={() => setFrame(length)}>
+                {name}
+              </button>
+            ))}
+          </fieldset>
+        </div>
+      </header>
+      <section class="tiles" aria-label="Summary">
+        <Tile
+          label="Running"
+          value={count(running.filter((row) => row.stage !== "queued").length)}
+          hint={`${count(running.filter((row) => row.stage === "queued").length)} waiting`}
+        />
+        <Tile
+          label="Prompt tokens reused"
+          value={percent(cached, prompt)}
+          hint={`${short(cached)} of ${short(prompt)}`}
+        />
+        <Tile
+          label="First token, median"
+          value={ms(first[Math.floor(first.length / 2)])}
+          hint={`${count(first.length)} replies`}
+        />
+        <Tile label="Kept" value={count(all.length)} hint={all.length ? `since ${clock(earliest)}` : "none yet"} />
+      </section>
+      <Legend />
+      <Announce text={said} />
+      {rows.length === 0 ? (
+        <Notice kind="empty" title={all.length === 0 ? "No requests yet" : "No such requests"}>
+          {all.length === 0
+            ? "Send one to this server, or use the chat. It appears here while it runs."
+            : "Choose another filter."}
+        </Notice>
+      ) : (
+        <>
+          <div class="line line-head" aria-hidden="true">
+            <span>Time</span>
+            <span>Prompt and reply, in tokens</span>
+            <span class="wide">Timeline{frame > 0 ? `, last ${span(frame / 1000)}` : ""}</span>
+            <span>Hit</span>
+            <span class="right">Total</span>
+            <span />
+          </div>
+          <LongList items={items} label="Requests by conversation" />
+        </>
+      )}
+      {chosen ? <WhyDrawer row={chosen} onClose={() => setOpen(null)} onCancel={cancel} /> : null}
+    </>
+  );
+}
+
+function Legend(): JSX.Element {
+  const parts: [string, string][] = [
+    ["restored source-sequence", "Live"],
+    ["restored source-ram", "RAM"],
+    ["restored source-disk", "Disk"],
+    ["restored source-shared", "Shared"],
+    ["computed", "Computed"],
+    ["generated", "Generated"],
+    ["waiting", "Queue"],
+  ];
+  return (
+    <ul class="legend" aria-label="Colours">
+      {parts.map(([kind, name]) => (
+        <li key={name}>
+          <i class={`part ${kind}`} /> {name}
+        </li>
+      ))}
+    </ul>
+  );
+}
+
+function GroupHead(props: { group: Group }): JSX.Element {
+  const { group } = props;
+  const cached = group.rows.reduce((sum, row) => sum + (row.cached_tokens ?? 0), 0);
+  const prompt = group.rows.reduce((sum, row) => sum + (row.prompt_tokens ?? 0), 0);
+  return (
+    <div class="group-head">
+      <h2>{group.title}</h2>
+      <span class="dim">{group.model}</span>
+      {group.rows[0]?.key != null ? <span class="dim">key {group.rows[0].key}</span> : null}
+      <span class="dim push">
+        {count(group.rows.length)} {group.rows.length === 1 ? "request" : "requests"}, {percent(cached, prompt)} reused
+      </span>
+    </div>
+  );
+}
+
+function RequestLine(props: {
+  row: RequestRow;
+  most: number;
+  from: number;
+  now: number;
+  isOpen: boolean;
+  onOpen: (id: number) => void;
+  onCancel: (row: RequestRow) => void;
+}): JSX.Element {
+  const { row } = props;
+  const isOpen = row.stage !== "ended";
+  return (
+    <div class={`line ${props.isOpen ? "selected" : ""} ${isOpen ? "under-way" : ""}`} data-request={row.id}>
+      <button
+        type="button"
+        class="line-open"
+        onClick={() => props.onOpen(row.id)}
+        aria-label={`Request ${row.id} at ${clock(row.arrived_ms)}: ${label(row)}`}
+      />
+      <span class="time">{clock(row.arrived_ms)}</span>
+      <span class="tokens" title={tokenWords(row)}>
+        {row.stage === "prefilling" ? <Prefill row={row} /> : <TokenBar row={row} most={props.most} />}
+        <small>{tokensShort(row)}</small>
+      </span>
+      <Timeline row={row} from={props.from} now={props.now} />
+      <span>
+        <State row={row} />
+      </span>
+      <span class="right">{ms(isOpen ? Math.max(row.age_ms ?? 0, props.now - row.arrived_ms) : row.total_ms)}</span>
+      <span class="right">
+        {isOpen ? (
+          <button
+            type="button"
+            class="small"
+            onClick={() => props.onCancel(row)}
+            aria-label={`Cancel request ${row.id}`}
+          >
+            Cancel
+          </button>
+        ) : null}
+      </span>
+    </div>
+  );
+}
+
+function label(row: RequestRow): string {
+  return `${row.stage === "ended" ? (row.hit ?? row.outcome ?? "ended") : row.stage}, ${tokenWords(row)}`;
+}
+
+function tokensShort(row: RequestRow): string {
+  if (row.prompt_tokens === null) return "";
+  if (row.stage === "prefilling") return row.left_ms != null ? `${ms(row.left_ms)} left` : "";
+  return `${short(row.cached_tokens ?? 0)} + ${short(row.new_tokens ?? 0)} → ${short(row.generated_tokens)}`;
+}
+
+/** A prompt that is being computed: what was there, what is done, what is left. */
+function Prefill(props: { row: RequestRow }): JSX.Element {
+  const { row } = props;
+  const whole = Math.max(1, row.prompt_tokens ?? 0);
+  const cached = row.cached_tokens ?? 0;
+  const done = Math.max(cached, row.processed_tokens ?? cached);
+  return (
+    <div
+      class="meter"
+      role="progressbar"
+      aria-label={`Prompt of request ${row.id}`}
+      aria-valuemin={0}
+      aria-valuemax={100}
+      aria-valuenow={Math.round((100 * done) / whole)}
+    >
+      <i class="part restored" style={{ width: `${(100 * cached) / whole}%` }} />
+      <i class="part computed" style={{ width: `${(100 * (done - cached)) / whole}%` }} />
+    </div>
+  );
+}
+
+function State(props: { row: RequestRow }): JSX.Element {
+  const { row } = props;
+  if (row.stage !== "ended") return <Badge kind="running">{row.stage}</Badge>;
+  if (row.outcome === "failed" || row.outcome === "cancelled" || row.outcome === "abandoned") {
+    return <Badge kind={row.outcome}>{row.outcome}</Badge>;
+  }
+  return <Badge kind={row.hit ?? "none"}>{row.hit ?? "–"}</Badge>;
+}
+
+/** When it waited, restored, computed and generated, on the axis of the view. */
+export function Timeline(props: { row: RequestRow; from: number; now: number }): JSX.Element {
+  const { row, from, now } = props;
+  const whole = Math.max(1, now - from);
+  const place = (at: number) => Math.max(0, Math.min(100, (100 * (at - from)) / whole));
+  const steps: [string, number][] =
+    row.prefill_ms != null
+      ? [
+          ["waiting", row.queue_ms ?? 0],
+          [`restored source-${row.source ?? "cache"}`, row.restore_ms ?? 0],
+          ["computed", row.prefill_ms],
+          ["generated", row.decode_ms ?? 0],
+        ]
+      : [
+          [
+            row.stage === "queued" ? "waiting" : row.stage === "generating" ? "generated" : "computed",
+            endOf(row, now) - row.arrived_ms,
+          ],
+        ];
+  let at = row.arrived_ms;
+  return (
+    <span class="timeline wide" aria-hidden="true">
+      {steps.map(([kind, length]) => {
+        const left = place(at);
+        const right = place(at + length);
+        at += length;
+        return length > 0 && right > 0 ? (
+          <i
+            key={kind}
+            class={`part ${kind}`}
+            style={{ left: `min(${left}%, calc(100% - 3px))`, width: `max(3px, ${right - left}%)` }}
+          />
+        ) : null;
+      })}
+    </span>
+  );
+}

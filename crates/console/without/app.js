@@ -1,0 +1,2 @@
+// Stands for the script of the console in a build without it.
+"use strict";

@@ -1,0 +1,474 @@
+//! How many draft rows a tick gets, and what they were worth.
+//!
+//! Pure: the worker brings measured step times and outcomes, and asks before each tick. A row more makes the step longer for
+//! every request in it, so the choice maximises the product of all requests' expected speeds: a request gets rows only if they
+//! help it more than they cost the others. What drafts cost and bring is counted; where they lose, they stop, and are tried
+//! again with one part in a hundred of the time. It must never let drafts cost more than that for long.
+
+/// The longest draft of one request.
+pub const LONGEST: usize = 15;
+/// Rows in one call with a time of their own; larger numbers are extrapolated.
+const TIMED: usize = 64;
+/// How far a measurement moves its own estimate, and all others with it: steps become slower as conversations grow.
+const WEIGHT: f64 = 0.15;
+const DRIFT: f64 = 0.1;
+/// A measurement further off than this factor counts as this far off.
+const FARTHEST: f64 = 2.0;
+/// Steps that drafts may lose at first, and the part of all steps that they may lose later.
+const FIRST_LOSS: f64 = 2.0;
+const LOSS: f64 = 0.01;
+/// Bounds of what is counted.
+const MOST_CREDIT: f64 = 8.0;
+const MOST_DEBT: f64 = -8.0;
+/// The gain that a draft must promise, as a factor of the speed.
+const WORTHWHILE: f64 = 1.02;
+/// Ticks without drafts until one is tried; doubled after each try that changed nothing.
+const FIRST_TRY: u32 = 64;
+const LAST_TRY: u32 = 2048;
+/// Outcomes that an estimate of acceptance remembers.
+const REMEMBERED: f64 = 64.0;
+/// What the outcomes of all requests count for a request that has few of its own.
+const PRIOR: f64 = 6.0;
+
+/// Classes of match lengths.
+const CLASSES: usize = 7;
+/// How many drafts are right, before any was tried, by class.
+const ASSUMED: [f64; CLASSES] = [0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9];
+/// A class with fewer outcomes than this is tried while drafts earn.
+const KNOWN: f64 = 24.0;
+
+/// The class of a match length.
+fn class(matched: usize) -> usize {
+    match matched {
+        0..=2 => 0,
+        3 => 1,
+        4 => 2,
+        5..=7 => 3,
+        8..=14 => 4,
+        15..=31 => 5,
+        _ => 6,
+    }
+}
+
+/// How many draft tokens turned out right, by the length of their match. Each token that is right makes the match of the
+/// next one longer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Acceptance {
+    /// Tokens that were compared with a draw, and those that were equal.
+    classes: [(f64, f64); CLASSES],
+}
+
+impl Default for Acceptance {
+    /// What is assumed before anything was tried.
+    fn default() -> Self {
+        Self { classes: ASSUMED.map(|rate| (2.0, 2.0 * rate)) }
+    }
+}
+
+impl Acceptance {
+    /// Of a request that has tried nothing yet.
+    pub const NONE: Self = Self { classes: [(0.0, 0.0); CLASSES] };
+
+    /// Notes that `accepted` tokens of a draft were right, and whether one after them was wrong.
+    pub fn record(&mut self, matched: usize, accepted: usize, is_refused: bool) {
+        for place in 0..accepted + usize::from(is_refused) {
+            let Some((tried, right)) = self.classes.get_mut(class(matched + place)) else { return };
+            *tried += 1.0;
+            *right += f64::from(u8::from(place < accepted));
+            if *tried > REMEMBERED {
+                let scale = REMEMBERED / *tried;
+                (*tried, *right) = (*tried * scale, *right * scale);
+            }
+        }
+    }
+
+    /// What a request with outcomes `own` can expect of a draft with such a match.
+    #[must_use]
+    pub fn candidate(&self, own: &Self, matched: usize, available: usize) -> Candidate {
+        let mut rates = [0.0; LONGEST];
+        for (place, rate) in rates.iter_mut().enumerate() {
+            *rate = self.rate(own, class(matched + place));
+        }
+        let tried = self.classes.get(class(matched)).map_or(0.0, |(tried, _)| *tried);
+        Candidate { available, rates, is_new: tried < KNOWN }
+    }
+
+    fn rate(&self, own: &Self, class: usize) -> f64 {
+        let of = |table: &Self| table.classes.get(class).copied().unwrap_or_default();
+        let ((tried, right), (own_tried, own_right)) = (of(self), of(own));
+        let all = if tried > 0.0 { right / tried } else { 0.5 };
+        ((own_right + PRIOR * all) / (own_tried + PRIOR)).clamp(0.0, 0.99)
+    }
+}
+
+/// Measured times of decode calls, by the number of their rows.
+#[derive(Debug, Clone)]
+pub struct StepTimes {
+    /// Natural logarithm of seconds; index 0 is one row.
+    known: Vec<Option<f64>>,
+}
+
+impl Default for StepTimes {
+    fn default() -> Self {
+        Self { known: vec![None; TIMED] }
+    }
+}
+
+impl StepTimes {
+    /// Records a call of `rows` rows.
+    pub fn record(&mut self, rows: usize, seconds: f64) {
+        let place = rows.wrapping_sub(1);
+        if !(seconds > 0.0 && seconds.is_finite()) || place >= self.known.len() {
+            return;
+        }
+        let measured = seconds.ln();
+        let off =
+            self.known.get(place).copied().flatten().map(|log| (measured - log).clamp(-FARTHEST.ln(), FARTHEST.ln()));
+        for log in self.known.iter_mut().flatten() {
+            *log += DRIFT * off.unwrap_or(0.0);
+        }
+        if let Some(log) = self.known.get_mut(place) {
+            *log = Some(log.map_or(measured, |log| log + WEIGHT * off.unwrap_or(0.0)));
+        }
+    }
+
+    /// The expected seconds of a call; `None` if nothing is known of calls with so few rows or fewer.
+    #[must_use]
+    pub fn seconds(&self, rows: usize) -> Option<f64> {
+        let at = |place: usize| self.known.get(place).copied().flatten().map(|log| ((place + 1) as f64, log.exp()));
+        let place = rows.checked_sub(1)?;
+        let rows = rows as f64;
+        let below = (0..=place.min(self.known.len() - 1)).rev().find_map(at)?;
+        if (below.0 - rows).abs() < 0.5 {
+            return Some(below.1);
+        }
+        let through = |one: (f64, f64), two: (f64, f64)| one.1 + (two.1 - one.1) / (two.0 - one.0) * (rows - one.0);
+        if let Some(above) = (place..self.known.len()).find_map(at) {
+            // More rows are never faster.
+            return Some(through(below, (above.0, above.1.max(below.1))));
+        }
+        let first = (0..self.known.len()).find_map(at)?;
+        if (first.0 - below.0).abs() < 0.5 {
+            return None;
+        }
+        Some(through((first.0, first.1.min(below.1)), below).max(below.1))
+    }
+}
+
+/// How the rows of a batch are computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Joining {
+    /// All rows together.
+    Together,
+    /// Rows of different sequences together only while all of them have rows left: one pass for all first rows, another
+    /// for what is left of those that have more.
+    ByLength,
+}
+
+/// What a request could be given.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Candidate {
+    /// Draft tokens that were found.
+    available: usize,
+    /// For each the chance that it is right if those before it are.
+    rates: [f64; LONGEST],
+    /// Whether little is known of such drafts.
+    is_new: bool,
+}
+
+impl Candidate {
+    /// Nothing was found.
+    pub const NONE: Self = Self { available: 0, rates: [0.0; LONGEST], is_new: false };
+
+    /// As sure as any.
+    const CERTAIN: Self = Self { available: LONGEST, rates: [0.99; LONGEST], is_new: false };
+
+    /// Draft tokens that were found.
+    #[must_use]
+    pub fn available(&self) -> usize {
+        self.available
+    }
+
+    /// The tokens that a step with `rows` draft rows is expected to yield.
+    fn expected(&self, rows: usize) -> f64 {
+        let mut chance = 1.0;
+        self.rates.iter().take(rows).fold(1.0, |sum, rate| {
+            chance *= rate;
+            sum + chance
+        })
+    }
+
+    /// The chance of the first token; below that of any draft if there is none.
+    fn rate(&self) -> f64 {
+        self.rates.first().copied().filter(|_| self.available > 0).unwrap_or(-1.0)
+    }
+}
+
+/// The decode rows of a tick that drafts are added to.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Tick {
+    /// Requests with a decode row.
+    pub decodes: usize,
+    /// Seconds that the prompts in it take.
+    pub prefill_seconds: f64,
+    /// Draft rows that fit.
+    pub room: usize,
+    /// How rows are computed.
+    pub joining: Joining,
+}
+
+/// Draft rows as far as their time depends on them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Shape {
+    /// All of them.
+    rows: usize,
+    /// Requests that have some.
+    drafting: usize,
+    /// The most that one request has.
+    longest: usize,
+}
+
+impl Shape {
+    fn of(lengths: &[usize]) -> Self {
+        let drafting = lengths.iter().filter(|length| **length > 0).count();
+        Self { rows: lengths.iter().sum(), drafting, longest: lengths.iter().copied().max().unwrap_or(0) }
+    }
+
+    fn equal(length: usize, drafting: usize) -> Self {
+        Self { rows: length * drafting, drafting, longest: length }
+    }
+}
+
+impl Tick {
+    /// Whether one pass computes all rows.
+    fn is_one_pass(&self, drafts: Shape) -> bool {
+        let is_equal = drafts.drafting == self.decodes && drafts.rows == drafts.longest * drafts.drafting;
+        self.joining == Joining::Together || self.decodes == 1 || drafts.rows == 0 || is_equal
+    }
+
+    /// The expected seconds with these draft rows.
+    fn seconds(&self, times: &StepTimes, drafts: Shape) -> Option<f64> {
+        let decode = if self.is_one_pass(drafts) {
+            times.seconds(self.decodes + drafts.rows)?
+        } else {
+            times.seconds(self.decodes)? + times.seconds(drafts.rows)?
+        };
+        Some(decode + self.prefill_seconds)
+    }
+}
+
+/// Decides how many draft rows each request gets.
+#[derive(Debug, Clone)]
+pub struct DraftPlanner {
+    /// Step times of calls without prompts.
+    pub times: StepTimes,
+    /// Outcomes of all requests.
+    pub acceptance: Acceptance,
+    /// Steps that drafts have brought, less those that they have cost.
+    credit: f64,
+    /// Ticks since a draft was last computed.
+    idle: u32,
+    try_after: u32,
+    /// Scratch, kept between ticks.
+    lengths: Vec<usize>,
+    trial: Vec<usize>,
+}
+
+impl Default for DraftPlanner {
+    fn default() -> Self {
+        Self {
+            times: StepTimes::default(),
+            acceptance: Acceptance::default(),
+            credit: FIRST_LOSS,
+            idle: 0,
+            try_after: FIRST_TRY,
+            lengths: Vec::new(),
+            trial: Vec::new(),
+        }
+    }
+}
+
+impl DraftPlanner {
+    /// Whether drafts are worth looking for: a draft that is certainly right would pay, or it is time to try one.
+    #[must_use]
+    pub fn is_worth_looking(&self, tick: &Tick) -> bool {
+        if tick.decodes == 0 || tick.room == 0 {
+            return false;
+        }
+        if self.is_try_due() {
+            return true;
+        }
+        if self.credit <= 0.0 {
+            return false;
+        }
+        let Some(base) = tick.seconds(&self.times, Shape::default()) else { return true };
+        let length = LONGEST.min(tick.room);
+        let shared = LONGEST.min((tick.room / tick.decodes).max(1));
+        [Shape::equal(length, 1), Shape::equal(shared, tick.decodes)].into_iter().any(|drafts| {
+            let Some(seconds) = tick.seconds(&self.times, drafts) else { return true };
+            let gain = drafts.drafting as f64 * Candidate::CERTAIN.expected(drafts.longest).ln();
+            gain > tick.decodes as f64 * (seconds / base).ln()
+        })
+    }
+
+    fn is_try_due(&self) -> bool {
+        self.idle >= self.try_after && self.credit > 0.0
+    }
+
+    /// The number of draft rows for each candidate, in their order. Counts as one tick.
+    pub fn plan(&mut self, tick: &Tick, candidates: &[Candidate]) -> &[usize] {
+        self.credit = (self.credit + LOSS).min(MOST_CREDIT);
+        self.idle = self.idle.saturating_add(1);
+        let mut lengths = std::mem::take(&mut self.lengths);
+        lengths.clear();
+        lengths.resize(candidates.len(), 0);
+        if self.credit > 0.0 && tick.room > 0 {
+            self.choose(tick, candidates, &mut lengths);
+        }
+        if lengths.iter().any(|length| *length > 0) {
+            self.idle = 0;
+        }
+        self.lengths = lengths;
+        &self.lengths
+    }
+
+    fn choose(&mut self, tick: &Tick, candidates: &[Candidate], lengths: &mut [usize]) {
+        let best = (0..candidates.len())
+            .filter(|place| candidates.get(*place).is_some_and(|candidate| candidate.available > 0))
+            .max_by(|one, two| rate(candidates, *one).total_cmp(&rate(candidates, *two)));
+        let Some(best) = best else { return };
+        let base = tick.seconds(&self.times, Shape::default());
+        let next = tick.seconds(&self.times, Shape::equal(1, 1));
+        let is_try = self.is_try_due();
+        let (Some(base), Some(_)) = (base, next) else {
+            // Nothing is known of longer calls: measures one, as soon as the plain one is known.
+            if base.is_some()
+                && let Some(length) = lengths.get_mut(best)
+            {
+                *length = 1;
+            }
+            return;
+        };
+        let mut trial = std::mem::take(&mut self.trial);
+        trial.clear();
+        trial.resize(candidates.len(), 0);
+        match tick.joining {
+            Joining::ByLength if tick.decodes > 1 => self.choose_equal(tick, candidates, base, &mut trial, lengths),
+            _ => self.choose_each(tick, candidates, base, &mut trial, lengths),
+        }
+        self.trial = trial;
+        let is_new = candidates.get(best).is_some_and(|candidate| candidate.is_new) && self.credit > MOST_CREDIT / 2.0;
+        if (is_try || is_new) && lengths.iter().all(|length| *length == 0) {
+            if is_try {
+                self.try_after = self.try_after.saturating_mul(2).min(LAST_TRY);
+            }
+            if let Some(length) = lengths.get_mut(best) {
+                *length = 1;
+            }
+        }
+    }
+
+    /// Adds rows one by one to the request that gains most, and keeps the number that is best for all.
+    fn choose_each(
+        &self,
+        tick: &Tick,
+        candidates: &[Candidate],
+        base: f64,
+        trial: &mut [usize],
+        lengths: &mut [usize],
+    ) {
+        let (mut gain, mut most) = (0.0, WORTHWHILE.ln());
+        let requests = tick.decodes.max(1) as f64;
+        for _ in 0..tick.room {
+            let step = |place: usize| {
+                let (candidate, length) = candidates.get(place).zip(trial.get(place).copied())?;
+                let more = candidate.expected(length + 1) / candidate.expected(length);
+                (length < candidate.available).then(|| more.ln())
+            };
+            let next = (0..candidates.len()).filter_map(|place| step(place).map(|gain| (place, gain)));
+            let Some((place, more)) = next.max_by(|one, two| one.1.total_cmp(&two.1)) else { break };
+            gain += more;
+            if let Some(length) = trial.get_mut(place) {
+                *length += 1;
+            }
+            let Some(seconds) = tick.seconds(&self.times, Shape::of(trial)) else { break };
+            let worth = gain - requests * (seconds / base).ln();
+            if worth > most {
+                most = worth;
+                lengths.copy_from_slice(trial);
+            }
+        }
+    }
+
+    /// The same number of rows for the best requests.
+    fn choose_equal(
+        &self,
+        tick: &Tick,
+        candidates: &[Candidate],
+        base: f64,
+        trial: &mut [usize],
+        lengths: &mut [usize],
+    ) {
+        let mut order: Vec<usize> = (0..candidates.len()).collect();
+        order.sort_by(|one, two| rate(candidates, *two).total_cmp(&rate(candidates, *one)));
+        let mut most = WORTHWHILE.ln();
+        let requests = tick.decodes.max(1) as f64;
+        for rows in 1..=LONGEST {
+            trial.fill(0);
+            let (mut gain, mut drafting) = (0.0, 0);
+            for place in &order {
+                let Some(candidate) = candidates.get(*place).filter(|candidate| candidate.available >= rows) else {
+                    continue;
+                };
+                drafting += 1;
+                if drafting * rows > tick.room {
+                    break;
+                }
+                gain += candidate.expected(rows).ln();
+                if let Some(length) = trial.get_mut(*place) {
+                    *length = rows;
+                }
+                let Some(seconds) = tick.seconds(&self.times, Shape::of(trial)) else { break };
+                let worth = gain - requests * (seconds / base).ln();
+                if worth > most {
+                    most = worth;
+                    lengths.copy_from_slice(trial);
+                }
+            }
+        }
+    }
+
+    /// Records a tick: the numbers of draft rows, how many of them were right, and the time of the call with what followed
+    /// from it.
+    pub fn record(&mut self, tick: &Tick, lengths: &[usize], accepted: usize, seconds: f64) {
+        let drafts: usize = lengths.iter().sum();
+        let base = tick.seconds(&self.times, Shape::default());
+        if tick.prefill_seconds > 0.0 {
+            return;
+        }
+        if tick.is_one_pass(Shape::of(lengths)) {
+            self.times.record(tick.decodes + drafts, seconds);
+        } else if let Some(first) = self.times.seconds(tick.decodes) {
+            self.times.record(drafts, (seconds - first).max(first / 4.0));
+        }
+        if drafts == 0 {
+            return;
+        }
+        let Some(base) = base else { return };
+        let requests = tick.decodes.max(1) as f64;
+        // A call that was interrupted by something else says nothing: a row never costs more than a step.
+        let cost = (seconds / base - 1.0).clamp(0.0, drafts as f64);
+        let worth = accepted as f64 / requests - cost;
+        self.credit = (self.credit + worth).clamp(MOST_DEBT, MOST_CREDIT);
+        if worth > 0.0 {
+            self.try_after = FIRST_TRY;
+        }
+    }
+}
+
+fn rate(candidates: &[Candidate], place: usize) -> f64 {
+    candidates.get(place).map_or(-1.0, Candidate::rate)
+}
+
+#[cfg(test)]
+mod tests;

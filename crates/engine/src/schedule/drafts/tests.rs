@@ -1,0 +1,160 @@
+use super::*;
+
+fn tick(decodes: usize, joining: Joining) -> Tick {
+    Tick { decodes, prefill_seconds: 0.0, room: 64, joining }
+}
+
+/// A planner that has measured calls of 1 to 32 rows.
+fn measured(seconds: impl Fn(f64) -> f64) -> DraftPlanner {
+    let mut planner = DraftPlanner::default();
+    for rows in 1..=32 {
+        planner.times.record(rows, seconds(rows as f64));
+    }
+    planner
+}
+
+/// As on a graphics card: a row more costs 6 %.
+fn flat(rows: f64) -> f64 {
+    0.004 * (1.0 + 0.06 * (rows - 1.0))
+}
+
+/// As on two cores: a row more costs a step.
+fn steep(rows: f64) -> f64 {
+    0.05 * rows
+}
+
+fn candidate(rate: f64) -> Candidate {
+    Candidate { available: LONGEST, rates: [rate; LONGEST], is_new: false }
+}
+
+#[test]
+fn drafts_are_longer_the_surer_they_are_and_the_cheaper_rows_are() {
+    let tick = tick(1, Joining::Together);
+    let lengths = |planner: &mut DraftPlanner| {
+        [0.05, 0.4, 0.8, 0.97].map(|rate| planner.plan(&tick, &[candidate(rate)]).first().copied().unwrap())
+    };
+    let [none, short, long, all] = lengths(&mut measured(flat));
+    assert!(none == 0 && short > 0 && long > short && all == LONGEST, "{none} {short} {long} {all}");
+    assert_eq!(lengths(&mut measured(steep)), [0; 4]);
+    assert!(!measured(steep).is_worth_looking(&tick), "then nothing is searched");
+    assert!(measured(flat).is_worth_looking(&tick));
+}
+
+#[test]
+fn a_request_gets_rows_only_if_they_help_it_more_than_they_cost_its_neighbours() {
+    let many = tick(16, Joining::Together);
+    let mut candidates = vec![Candidate::NONE; 16];
+    candidates[3] = candidate(0.9);
+    let mut planner = measured(|rows| 0.004 * (1.0 + 0.3 * (rows - 1.0)));
+    let alone: usize = planner.plan(&tick(1, Joining::Together), &[candidate(0.9)]).iter().sum();
+    let beside: usize = planner.plan(&many, &candidates).iter().sum();
+    assert!(alone > 2 * beside, "{alone} alone, {beside} beside fifteen");
+    let all = vec![candidate(0.9); 16];
+    let lengths = measured(flat).plan(&many, &all).to_vec();
+    let (least, most) = (lengths.iter().min().unwrap(), lengths.iter().max().unwrap());
+    assert!(most - least <= 1 && *least > 0, "equals get equal shares: {lengths:?}");
+}
+
+#[test]
+fn sequences_with_cells_of_their_own_get_equal_numbers_of_rows() {
+    let mut planner = measured(flat);
+    let all = [candidate(0.9), candidate(0.8), candidate(0.85), candidate(0.9)];
+    let lengths = planner.plan(&tick(4, Joining::ByLength), &all).to_vec();
+    assert!(lengths[0] > 0 && lengths.iter().all(|length| *length == lengths[0]), "{lengths:?}");
+    let mut one = all.map(|_| Candidate::NONE);
+    one[1] = candidate(0.5);
+    assert_eq!(planner.plan(&tick(4, Joining::ByLength), &one), [0; 4], "a second pass does not pay for one of four");
+}
+
+#[test]
+fn longer_calls_are_measured_first_with_one_row() {
+    let tick = tick(1, Joining::Together);
+    let mut planner = DraftPlanner::default();
+    assert_eq!(planner.plan(&tick, &[candidate(0.9)]), [0], "the plain step comes first");
+    planner.record(&tick, &[0], 0, flat(1.0));
+    assert_eq!(planner.plan(&tick, &[candidate(0.9)]), [1]);
+    planner.record(&tick, &[1], 1, flat(2.0));
+    assert!(planner.plan(&tick, &[candidate(0.9)])[0] > 4, "from there on by what was measured");
+}
+
+/// Plays ticks with drafts that are right with the given chance and returns the time, as a factor of that without drafts.
+fn play(
+    planner: &mut DraftPlanner,
+    seconds: impl Fn(f64) -> f64,
+    ticks: usize,
+    is_right: impl Fn(usize) -> bool,
+) -> f64 {
+    let tick = tick(1, Joining::Together);
+    let own = Acceptance::NONE;
+    let (mut time, mut tokens) = (0.0, 0);
+    for number in 0..ticks {
+        let candidates = [planner.acceptance.candidate(&own, 32, LONGEST)];
+        let rows = if planner.is_worth_looking(&tick) {
+            planner.plan(&tick, &candidates)[0]
+        } else {
+            planner.plan(&tick, &[]).len()
+        };
+        let accepted = (0..rows).take_while(|row| is_right(number * 31 + row)).count();
+        let took = seconds((1 + rows) as f64);
+        planner.acceptance.record(32, accepted, accepted < rows);
+        planner.record(&tick, &[rows], accepted, took);
+        time += took;
+        tokens += 1 + accepted;
+    }
+    time / (tokens as f64 * seconds(1.0))
+}
+
+#[test]
+fn drafts_that_are_never_right_cost_at_most_two_parts_in_a_hundred() {
+    for (name, seconds) in [("flat", flat as fn(f64) -> f64), ("steep", steep)] {
+        let factor = play(&mut DraftPlanner::default(), seconds, 400, |_| false);
+        assert!(factor < 1.02, "{name}: {factor}");
+        let factor = play(&mut measured(seconds), seconds, 4000, |_| false);
+        assert!(factor < 1.015, "{name}: {factor}");
+    }
+}
+
+#[test]
+fn drafts_come_back_when_they_are_right_again() {
+    let mut planner = DraftPlanner::default();
+    play(&mut planner, flat, 2000, |_| false);
+    let factor = play(&mut planner, flat, 6000, |number| number % 10 > 0);
+    assert!(factor < 0.5, "{factor}");
+}
+
+#[test]
+fn a_slow_machine_computes_none_even_if_all_are_right() {
+    let factor = play(&mut DraftPlanner::default(), |rows| 0.05 * rows, 2000, |_| true);
+    assert!(factor < 1.01, "{factor}");
+}
+
+#[test]
+fn times_between_two_measurements_lie_between_them() {
+    let mut times = StepTimes::default();
+    assert_eq!(times.seconds(1), None);
+    times.record(1, 1.0);
+    assert_eq!((times.seconds(1), times.seconds(2)), (Some(1.0), None));
+    times.record(5, 2.0);
+    assert!((times.seconds(3).unwrap() - 1.5).abs() < 1e-9);
+    assert!((times.seconds(9).unwrap() - 3.0).abs() < 1e-9);
+    times.record(5, f64::NAN);
+    times.record(0, 1.0);
+    times.record(1000, 1.0);
+    assert!((times.seconds(5).unwrap() - 2.0).abs() < 1e-9);
+    for _ in 0..200 {
+        times.record(1, 2.0);
+    }
+    assert!(times.seconds(5).unwrap() > 2.5, "all steps become slower as conversations grow");
+}
+
+#[test]
+fn a_request_with_outcomes_of_its_own_is_judged_by_them() {
+    let (all, mut own) = (Acceptance::default(), Acceptance::NONE);
+    let rate = |own: &Acceptance, matched| all.candidate(own, matched, 1).rate();
+    let before = rate(&own, 10);
+    for _ in 0..20 {
+        own.record(10, 0, true);
+    }
+    assert!(rate(&own, 10) < before / 2.0);
+    assert!((rate(&own, 40) - rate(&Acceptance::NONE, 40)).abs() < 1e-9, "another length, another class");
+}

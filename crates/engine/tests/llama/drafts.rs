@@ -1,0 +1,71 @@
+//! Drafts on real llama.cpp: the same replies with and without them, for each kind of memory, alone and side by side.
+
+use poncho_engine::backend::KvLayout;
+use poncho_engine::{Completion, DraftObstacle, DraftRule, Drafts, Exactness, ModelConfig, Request, Sampling, Stream};
+use poncho_testkit::ModelKind;
+
+use crate::llama::real::{KINDS, LAYOUTS, config, load, trace, traced};
+use crate::stub::eventually;
+use crate::support::{greedy, memory_cache, prompt};
+
+fn always(config: ModelConfig) -> ModelConfig {
+    ModelConfig { drafts: Drafts::Auto, draft_rule: DraftRule::Always, ..config }
+}
+
+/// Replies to all requests at once, twice: the second time everything is stored.
+fn replies(config: ModelConfig, requests: &[Request]) -> (Vec<Completion>, Option<DraftObstacle>) {
+    let model = load(config, &memory_cache());
+    let mut all = Vec::new();
+    for _ in 0..2 {
+        let streams: Vec<Stream> = requests.iter().map(|request| model.submit(request.clone()).unwrap()).collect();
+        all.extend(streams.into_iter().map(|stream| stream.wait().unwrap()));
+        let drafts = model.config().drafts != Drafts::Off && model.status().drafts.off.is_none();
+        eventually("an index", || !drafts || model.status().drafts.index_tokens > 0);
+    }
+    (all, model.status().drafts.off)
+}
+
+#[test]
+fn replies_with_and_without_drafts_are_equal_on_llama_cpp() {
+    for kind in KINDS {
+        for (kv, parallel) in [(LAYOUTS[0], 1), (LAYOUTS[0], 4), (LAYOUTS[1], 4)] {
+            let requests: Vec<Request> = (0..parallel)
+                .map(|number| {
+                    // One prompt fits into the window with its reply, the next one does not.
+                    let request = greedy(&prompt(number, if number % 2 == 0 { 12 } else { 90 }), 40);
+                    let sampling = Sampling { temperature: 0.7, seed: Some(u64::from(number)), ..Sampling::default() };
+                    if number % 4 < 2 { request } else { Request { sampling, ..request } }
+                })
+                .collect();
+            let plain = config(kind, kv, parallel);
+            let (without, _) = replies(plain.clone(), &requests);
+            let (with, obstacle) = replies(always(plain), &requests);
+            let generated = |all: &[Completion]| all.iter().map(|one| one.generated.clone()).collect::<Vec<_>>();
+            assert_eq!(generated(&without), generated(&with), "{kind:?}, {kv:?}, {parallel} at once");
+            let accepted: usize = with.iter().map(|one| one.drafts.accepted).sum();
+            match kind {
+                ModelKind::Attention | ModelKind::Window => assert!(accepted > 0 && obstacle.is_none(), "{kind:?}"),
+                ModelKind::Recurrent | ModelKind::Hybrid => {
+                    assert_eq!((accepted, obstacle), (0, Some(DraftObstacle::Memory)));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn exact_replies_have_the_same_bits_with_drafts() {
+    let plain = ModelConfig {
+        exactness: Exactness::Always,
+        exact_grid: std::num::NonZeroUsize::new(32).unwrap(),
+        ..config(ModelKind::Attention, KvLayout::Split, 2)
+    };
+    let requests = [Request { exact: true, ..traced(&prompt(1, 40), 40) }];
+    let (without, _) = replies(plain.clone(), &requests);
+    let (with, obstacle) = replies(always(plain), &requests);
+    for (one, two) in without.iter().zip(&with) {
+        assert_eq!((one.generated.clone(), trace(one)), (two.generated.clone(), trace(two)));
+    }
+    let drafted: usize = with.iter().map(|one| one.drafts.drafted).sum();
+    assert_eq!(drafted == 0, obstacle.is_some(), "drafts are on where the bits allow them");
+}

@@ -1,0 +1,105 @@
+//! `GET /props` and `GET /slots`: what a client of llama.cpp's server learns before it sends its first prompt.
+//!
+//! Fields that clients read have llama-server's names. It must never reveal a path of this machine, nor a request of
+//! another key.
+
+use axum::Extension;
+use axum::extract::State;
+use axum::http::Uri;
+use poncho_api::{RequestReport, RequestStage, SpecialText};
+use serde_json::{Value, json};
+
+use crate::error::ApiError;
+use crate::http::app::SharedApp;
+use crate::http::body::Json;
+use crate::models::served::ServedModel;
+use crate::owner::Owner;
+
+/// The model that the query names.
+fn named(uri: &Uri) -> Option<&str> {
+    let pairs = uri.query().unwrap_or_default().split('&').filter_map(|pair| pair.split_once('='));
+    pairs.filter(|(name, model)| *name == "model" && !model.is_empty()).map(|(_, model)| model).next()
+}
+
+/// The context, the template and the defaults of a model.
+pub(crate) async fn props(State(app): State<SharedApp>, uri: Uri) -> Result<Json<Value>, ApiError> {
+    let model = app.models.resolve_or_only(named(&uri)).await?;
+    let template = match model.defaults().template() {
+        Some(template) => Some(template.to_owned()),
+        None => model.chat_template().await,
+    };
+    let generation = model.defaults().generation();
+    let sampling = &generation.sampling;
+    let special = model.info().special;
+    Ok(Json(json!({
+        "default_generation_settings": {
+            "id": 0,
+            "n_ctx": model.limits().context,
+            "speculative": false,
+            "is_processing": false,
+            "params": {
+                "n_predict": generation.max_tokens.map_or(-1, i64::from),
+                "seed": sampling.seed,
+                "temperature": sampling.temperature,
+                "top_k": sampling.top_k,
+                "top_p": sampling.top_p,
+                "min_p": sampling.min_p,
+                "repeat_penalty": sampling.repetition_penalty,
+                "presence_penalty": sampling.presence_penalty,
+                "frequency_penalty": sampling.frequency_penalty,
+                "stop": generation.stop,
+            },
+        },
+        "total_slots": model.limits().sequences,
+        "model_alias": model.id(),
+        // Clients show it; a path would reveal the folders of this machine.
+        "model_path": model.id(),
+        "modalities": {"vision": false, "audio": false},
+        "chat_template": template.unwrap_or_default(),
+        "bos_token": text_of(&model, special.bos).await,
+        "eos_token": text_of(&model, special.eos).await,
+        "build_info": concat!("poncho-", env!("CARGO_PKG_VERSION")),
+    })))
+}
+
+async fn text_of(model: &ServedModel, token: Option<u32>) -> String {
+    match token {
+        Some(token) => model.detokenize(vec![token], SpecialText::Render).await.unwrap_or_default(),
+        None => String::new(),
+    }
+}
+
+/// What the sequences of a model do. Requests of other keys are listed as busy slots without figures.
+pub(crate) async fn slots(
+    State(app): State<SharedApp>,
+    Extension(owner): Extension<Owner>,
+    uri: Uri,
+) -> Result<Json<Value>, ApiError> {
+    let model = app.models.resolve_or_only(named(&uri)).await?;
+    let (sees_all, tenant) = (app.keys.sees_all(owner), app.keys.tenant(owner).map(|tenant| tenant.id));
+    let running = model.requests().into_iter().filter(|request| request.progress.stage != RequestStage::Queued);
+    let mut slots: Vec<Value> = running.map(|request| busy(&request, sees_all || request.tenant == tenant)).collect();
+    slots.resize(model.limits().sequences.max(slots.len()), json!({"is_processing": false}));
+    for (id, slot) in slots.iter_mut().enumerate() {
+        if let Some(slot) = slot.as_object_mut() {
+            slot.insert("id".to_owned(), id.into());
+            slot.insert("n_ctx".to_owned(), model.limits().context.into());
+            slot.insert("speculative".to_owned(), false.into());
+        }
+    }
+    Ok(Json(slots.into()))
+}
+
+fn busy(request: &RequestReport, shows_figures: bool) -> Value {
+    if !shows_figures {
+        return json!({"is_processing": true});
+    }
+    let progress = &request.progress;
+    json!({
+        "is_processing": true,
+        "n_prompt_tokens": progress.prompt_tokens,
+        "n_prompt_tokens_processed": progress.processed_tokens.saturating_sub(progress.cached_tokens),
+        "n_prompt_tokens_cache": progress.cached_tokens,
+        "next_token": [{"has_next_token": true, "n_decoded": progress.generated_tokens}],
+    })
+}

@@ -1,0 +1,63 @@
+//! `POST /v1/chat/completions/input_tokens`, `POST /v1/responses/input_tokens` and `POST /api/chat/input_tokens`: how
+//! many tokens a request would send.
+//!
+//! The body is the one that the dialect's own endpoint takes, and its code makes the prompt, so that what is counted is
+//! what would be computed. Anthropic's dialect has `/v1/messages/count_tokens`.
+
+use axum::Extension;
+use axum::extract::State;
+use serde_json::{Value, json};
+
+use super::explain::{Dialect, Shape};
+use crate::error::ApiError;
+use crate::http::app::SharedApp;
+use crate::http::body::{Json, JsonBytes, parse};
+use crate::owner::Owner;
+use crate::responses::store::OwnResponses;
+
+/// Of a chat completion.
+pub(crate) async fn chat(
+    State(app): State<SharedApp>,
+    Extension(owner): Extension<Owner>,
+    body: JsonBytes,
+) -> Result<Json<Value>, ApiError> {
+    count(&app, owner, &body.0, Dialect::OpenAi, "chat.completion.input_tokens").await
+}
+
+/// Of a response.
+pub(crate) async fn response(
+    State(app): State<SharedApp>,
+    Extension(owner): Extension<Owner>,
+    body: JsonBytes,
+) -> Result<Json<Value>, ApiError> {
+    count(&app, owner, &body.0, Dialect::Responses, "response.input_tokens").await
+}
+
+/// Of a chat or a prompt of Ollama's API.
+pub(crate) async fn ollama(
+    State(app): State<SharedApp>,
+    Extension(owner): Extension<Owner>,
+    body: JsonBytes,
+) -> Result<Json<Value>, ApiError> {
+    count(&app, owner, &body.0, Dialect::Ollama, "input_tokens").await
+}
+
+async fn count(
+    app: &SharedApp,
+    owner: Owner,
+    body: &[u8],
+    dialect: Dialect,
+    object: &'static str,
+) -> Result<Json<Value>, ApiError> {
+    let shape: Shape = parse(body)?;
+    let model = app.models.resolve_or_only(shape.model()).await?;
+    let stored = OwnResponses { store: &app.responses, owner };
+    let asked = dialect.prompt(body, &shape, &model, stored)?;
+    let model = model.asked_by(app.keys.tenant(owner));
+    let rendered = model.rendered(asked).await?;
+    Ok(Json(json!({
+        "object": object,
+        "input_tokens": rendered.tokens.len(),
+        "context_length": model.limits().context,
+    })))
+}

@@ -1,0 +1,291 @@
+//! The shared tier as the engine uses it: the trait of the cache over an object store.
+//!
+//! Opened by the command line if `--shared` is set; without it no thread exists. The tier has a runtime of its own, so that
+//! its blocking calls work on any thread. It must never make a caller wait past its patience, and never hand out bytes that
+//! were not checked.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use object_store::ObjectStore;
+use poncho_cache::{
+    Chain, Key, Offer, Patience, RemoteError, RemoteQuery, RemoteRates, RemoteRow, RemoteStatus, RemoteTier,
+};
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::mpsc;
+
+use crate::content::manifest::Damage;
+use crate::content::tenant::ClusterSecret;
+use crate::error::SharedError;
+use crate::measure;
+use crate::objects::access::{Objects, Trouble};
+use crate::objects::location::Location;
+use crate::settings::Settings;
+use crate::transfer::read::{NotFetched, Reader};
+use crate::transfer::upload::Uploader;
+use crate::transfer::vitals::{Vitals, add, load};
+
+/// How often a waiting call looks whether it is cancelled.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// See the module.
+#[derive(Debug)]
+pub struct SharedTier {
+    reader: Reader,
+    vitals: Arc<Vitals>,
+    offers: mpsc::Sender<Offer>,
+    pending: Arc<Pending>,
+    /// Taken when the tier is dropped.
+    runtime: Option<Runtime>,
+}
+
+impl SharedTier {
+    /// Opens the store of the settings. Sends no request before it returns; the first measurement runs in the
+    /// background, and the tier is not used before it is done.
+    ///
+    /// # Errors
+    /// The address, the credentials or the key file cannot be used.
+    pub fn open(settings: &Settings) -> Result<Self, SharedError> {
+        Self::with_location(settings, Location::open(settings)?)
+    }
+
+    /// Opens a tier over a store that the caller made.
+    ///
+    /// # Errors
+    /// The key file cannot be used.
+    pub fn with_store(settings: &Settings, store: Arc<dyn ObjectStore>) -> Result<Self, SharedError> {
+        Self::with_location(settings, Location { store, name: settings.url.clone(), folder: None })
+    }
+
+    fn with_location(settings: &Settings, location: Location) -> Result<Self, SharedError> {
+        let secret = ClusterSecret::open(settings.key_file.as_deref())?;
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(2)
+            .thread_name("poncho-shared")
+            .enable_all()
+            .build()
+            .map_err(|error| SharedError::Threads { detail: error.to_string() })?;
+        let vitals = Arc::new(Vitals::new(location.name.clone(), &settings.timing));
+        let objects = Objects::new(location, settings.timing);
+        let (offers, queue) = mpsc::channel(settings.sizes.queue.max(1));
+        let pending = Arc::new(Pending::default());
+        let limits = (settings.quota, settings.upload_bytes_per_second);
+        let uploader = Uploader::new(objects.clone(), secret.clone(), settings.sizes, limits, Arc::clone(&vitals));
+        runtime.spawn(upload_all(uploader, queue, Arc::clone(&pending)));
+        runtime.spawn(keep_measuring(objects.clone(), Arc::clone(&vitals)));
+        let reader = Reader { objects, secret, sizes: settings.sizes, vitals: Arc::clone(&vitals) };
+        Ok(Self { reader, vitals, offers, pending, runtime: Some(runtime) })
+    }
+
+    /// Rows and segments that were refused for a reason.
+    #[must_use]
+    pub fn damaged(&self, damage: Damage) -> u64 {
+        self.vitals.counters.damage(damage)
+    }
+
+    /// Runs a future on the tier's runtime and waits for it as long as the patience lasts.
+    fn wait<T: Send + 'static>(
+        &self,
+        patience: &Patience,
+        future: impl Future<Output = T> + Send + 'static,
+    ) -> Result<T, RemoteError> {
+        let Some(runtime) = &self.runtime else { return Err(RemoteError::Unavailable { retry_in: Duration::ZERO }) };
+        let (send, receive) = sync_channel(1);
+        let task = runtime.spawn(async move {
+            let _ = send.send(future.await);
+        });
+        loop {
+            let left = patience.deadline.saturating_duration_since(Instant::now());
+            match receive.recv_timeout(left.min(LOOK)) {
+                Ok(outcome) => return Ok(outcome),
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(RemoteError::Failed { detail: "the request ended without a result".to_owned() });
+                }
+                Err(RecvTimeoutError::Timeout) if patience.is_over(Instant::now()) => {
+                    task.abort();
+                    let cancelled = patience.cancelled.is_cancelled();
+                    return Err(if cancelled { RemoteError::Cancelled } else { RemoteError::Late });
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+        }
+    }
+
+    fn available(&self) -> Result<(), RemoteError> {
+        if self.vitals.is_readable() {
+            return Ok(());
+        }
+        Err(RemoteError::Unavailable { retry_in: self.vitals.read_retry_in() })
+    }
+
+    fn failed(&self, trouble: &Trouble) -> RemoteError {
+        self.vitals.read_failed(&trouble.to_string());
+        RemoteError::Failed { detail: trouble.to_string() }
+    }
+
+    fn damage(&self, row: &RemoteRow, damage: Damage) -> RemoteError {
+        let tenant = self.reader.secret.tenant(row.owner);
+        self.vitals.damaged(&tenant.row_path(&row.namespace, &row.key), damage);
+        match damage {
+            Damage::MissingSegment => RemoteError::Gone { key: row.key },
+            other => RemoteError::Damaged { key: row.key, detail: other.as_str().to_owned() },
+        }
+    }
+}
+
+impl RemoteTier for SharedTier {
+    fn find(&self, query: RemoteQuery<'_>, patience: &Patience) -> Result<Option<RemoteRow>, RemoteError> {
+        self.available()?;
+        if query.keys.is_empty() {
+            return Ok(None);
+        }
+        let started = Instant::now();
+        let (reader, owner, namespace) = (self.reader.clone(), query.owner, *query.namespace);
+        let keys: Vec<Key> = query.keys.to_vec();
+        match self.wait(patience, async move { reader.find(owner, namespace, keys).await }) {
+            Ok(Ok(found)) => {
+                self.vitals.small_read(started.elapsed());
+                let counters = &self.vitals.counters;
+                add(if found.is_some() { &counters.found } else { &counters.missed }, 1);
+                Ok(found)
+            }
+            Ok(Err(trouble)) => Err(self.failed(&trouble)),
+            Err(RemoteError::Late) => {
+                self.vitals.read_failed(&format!("no answer within {} ms", started.elapsed().as_millis()));
+                Err(RemoteError::Late)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn fetch(&self, row: &RemoteRow, patience: &Patience) -> Result<Chain, RemoteError> {
+        self.available()?;
+        let started = Instant::now();
+        let progress = Arc::new(AtomicU64::new(0));
+        let (reader, wanted, counted) = (self.reader.clone(), row.clone(), Arc::clone(&progress));
+        match self.wait(patience, async move { reader.fetch(&wanted, &counted).await }) {
+            Ok(Ok(chain)) => {
+                self.vitals.fetched(progress.load(Ordering::Relaxed), started.elapsed());
+                Ok(chain)
+            }
+            Ok(Err(NotFetched::Damaged(damage))) => Err(self.damage(row, damage)),
+            Ok(Err(NotFetched::Trouble(trouble))) => Err(self.failed(&trouble)),
+            Err(RemoteError::Late) => {
+                self.vitals.read_late(progress.load(Ordering::Relaxed), started.elapsed());
+                Err(RemoteError::Late)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn distrust(&self, row: &RemoteRow) {
+        let tenant = self.reader.secret.tenant(row.owner);
+        self.vitals.damaged(&tenant.row_path(&row.namespace, &row.key), Damage::Content);
+    }
+
+    fn offer(&self, offer: Offer) {
+        self.pending.begin();
+        if self.offers.try_send(offer).is_err() {
+            self.pending.end();
+            add(&self.vitals.counters.dropped_offers, 1);
+        }
+    }
+
+    fn flush(&self, deadline: Instant) -> bool {
+        self.pending.wait(deadline)
+    }
+
+    fn rates(&self) -> Option<RemoteRates> {
+        let meter = self.vitals.meter();
+        let rates = RemoteRates { bytes_per_second: meter.bytes_per_second(), round_trip: meter.round_trip() };
+        self.vitals.is_readable().then_some(rates)
+    }
+
+    fn status(&self) -> RemoteStatus {
+        let counters = &self.vitals.counters;
+        RemoteStatus {
+            location: self.reader.objects.name().to_owned(),
+            available: self.vitals.is_readable(),
+            last_error: self.vitals.last_error(),
+            found: load(&counters.found),
+            missed: load(&counters.missed),
+            fetched_bytes: load(&counters.fetched_bytes),
+            failures: load(&counters.failures) + counters.damaged.iter().map(load).sum::<u64>(),
+            uploaded_rows: load(&counters.uploaded_rows),
+            uploaded_bytes: load(&counters.uploaded_bytes),
+            dropped_offers: load(&counters.dropped_offers),
+            queued_offers: self.pending.count(),
+        }
+    }
+}
+
+impl Drop for SharedTier {
+    fn drop(&mut self) {
+        // Never waits: a request may hang in a store that does not answer.
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+async fn upload_all(mut uploader: Uploader, mut queue: mpsc::Receiver<Offer>, pending: Arc<Pending>) {
+    while let Some(offer) = queue.recv().await {
+        uploader.handle(offer).await;
+        pending.end();
+    }
+}
+
+/// Tries a store that failed, and measures a healthy one that is in use.
+async fn keep_measuring(objects: Objects, vitals: Arc<Vitals>) {
+    let again = objects.timing().measure_again;
+    loop {
+        // Before the look at the state: a failure in between wakes it.
+        let changed = vitals.changed.notified();
+        if vitals.is_readable() {
+            let woken = tokio::time::timeout(again, changed).await.is_ok();
+            if vitals.is_readable() && (woken || !vitals.take_used()) {
+                continue;
+            }
+        } else {
+            tokio::time::sleep(vitals.read_retry_in()).await;
+        }
+        match measure::sample(&objects).await {
+            Ok(sample) => vitals.probed(sample.bytes_per_second, sample.round_trip),
+            Err(trouble) => vitals.probe_failed(trouble.to_string()),
+        }
+    }
+}
+
+/// Offers that wait or are on their way.
+#[derive(Debug, Default)]
+struct Pending {
+    count: Mutex<u64>,
+    changed: Condvar,
+}
+
+impl Pending {
+    fn begin(&self) {
+        *self.count.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+    }
+
+    fn end(&self) {
+        let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
+        *count = count.saturating_sub(1);
+        drop(count);
+        self.changed.notify_all();
+    }
+
+    fn count(&self) -> u64 {
+        *self.count.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait(&self, deadline: Instant) -> bool {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
+        let (count, _) =
+            self.changed.wait_timeout_while(count, left, |count| *count > 0).unwrap_or_else(PoisonError::into_inner);
+        *count == 0
+    }
+}

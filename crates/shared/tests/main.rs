@@ -1,0 +1,17 @@
+//! The shared tier over a folder, over memory, over SeaweedFS, and over stores that fail.
+#![expect(clippy::cast_possible_truncation, reason = "the numbers of these tests are small")]
+
+#[cfg(test)]
+mod collection;
+#[cfg(test)]
+mod faults;
+#[cfg(test)]
+mod fixture;
+#[cfg(test)]
+mod folder;
+#[cfg(test)]
+mod race;
+#[cfg(test)]
+mod seaweedfs;
+#[cfg(test)]
+mod tenants;

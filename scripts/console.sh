@@ -1,0 +1,53 @@
+#!/bin/sh
+# Builds the page of the console with npm, checks it, or tests it in a real browser.
+#
+# usage: scripts/console.sh build | check | browser
+#
+# `build` never fails for want of node or npm's packages: the server is built without the console then. `check` also
+# runs the type checker and the linter, and `browser` the tests in crates/console/web/test, which need the example
+# `console_server` of poncho-server. Packages come from npm's registry by the pins of the lock files.
+set -eu
+
+root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
+web=$root/crates/console/web
+step=${1:-build}
+
+# Installs the packages of a folder when its pins changed.
+install() {
+    pins=$(cksum <"$1/package-lock.json")
+    mark=$1/node_modules/.pins
+    if [ -f "$mark" ] && [ "$(cat "$mark")" = "$pins" ]; then
+        return 0
+    fi
+    # Not `npm ci`: it refuses a lock file without the optional packages of every other platform.
+    (cd "$1" && npm install --no-save --no-audit --no-fund --loglevel=error) && printf '%s' "$pins" >"$mark"
+}
+
+if ! command -v node >/dev/null || ! command -v npm >/dev/null; then
+    if [ "$step" = browser ]; then
+        echo 'console: the tests in a browser need node 20 or newer; install it' >&2
+        exit 1
+    fi
+    echo 'console: node and npm are not installed; the server is built without the console'
+    exit 0
+fi
+
+case $step in
+build)
+    if ! install "$web" || ! (cd "$web" && npm run --silent build); then
+        echo 'console: the page could not be built; the server is built without it or with an older one' >&2
+    fi
+    ;;
+check)
+    install "$web"
+    (cd "$web" && npm run --silent check && npm run --silent build)
+    ;;
+browser)
+    install "$web/test"
+    cd "$web/test" && exec node run.mjs
+    ;;
+*)
+    echo "console: $step is not a step; use build, check or browser" >&2
+    exit 2
+    ;;
+esac
