@@ -55,9 +55,10 @@ dist: build ## Pack the binaries into target/dist: an archive, a Debian package,
 test: bootstrap ## Everything that CI checks: format, lints, docs, all tests, a short fuzz run
 	$(STEP) 'console: types, lints, build' scripts/console.sh check
 	$(CHECKS)
-	$(STEP) 'default model' scripts/fetch_model.py
-	$(STEP) 'templates of llama.cpp' scripts/fetch_llama_cpp.py
-	$(STEP) 'object store of the tests' scripts/fetch_seaweedfs.py
+	$(STEP) 'default model' scripts/fetch/model.py
+	$(STEP) 'templates of llama.cpp' scripts/fetch/llama_cpp.py
+	$(STEP) 'object store of the tests' scripts/fetch/seaweedfs.py
+	$(STEP) 'NATS server' scripts/fetch/nats.py
 	$(STEP) 'tests' cargo nextest run --workspace --release
 	$(STEP) 'clients: SDKs, contract, soak' tests/clients/run.py
 	$(STEP) 'console in a browser' scripts/console.sh browser
@@ -79,7 +80,7 @@ fuzz: bootstrap ## Fuzz all parsers of outside input, FUZZ_SECONDS for each targ
 	$(STEP) 'fuzz, $(FUZZ_SECONDS) s each' fuzz/run.sh $(FUZZ_SECONDS) $(FUZZ_TARGETS)
 
 model: bootstrap ## Fetch the default model, SmolLM2-135M-Instruct, into .tools/models
-	$(STEP) 'default model' scripts/fetch_model.py
+	$(STEP) 'default model' scripts/fetch/model.py
 
 peer: bootstrap ## Build llama-server with the same flags, to compare with (docs/benchmarks.md)
 	$(STEP) 'llama-server' scripts/build_peer.sh

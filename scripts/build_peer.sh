@@ -1,13 +1,13 @@
 #!/bin/sh
 # Builds llama.cpp's own server and its bare decoding loop, to compare with: .tools/peer/bin/llama-server and
-# llama-batched-bench, from the sources that scripts/fetch_llama_cpp.py fetches, with the compiler flags of our own build.
+# llama-batched-bench, from the sources that scripts/fetch/llama_cpp.py fetches, with the compiler flags of our own build.
 #
 # `make peer` runs it; docs/benchmarks.md says how both are used. It must never take flags that make one side faster.
 set -eu
 
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
 [ ! -f "$root/.tools/env.sh" ] || . "$root/.tools/env.sh"
-"$root/scripts/fetch_llama_cpp.py"
+"$root/scripts/fetch/llama_cpp.py"
 
 # As llama-cpp-sys-4's build script compiles it for this workspace.
 flags='-ffunction-sections -fdata-sections -fPIC -m64 -march=x86-64-v3 -w'

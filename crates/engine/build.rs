@@ -1,4 +1,5 @@
-//! With the feature `llama`, compiles `io.cpp`, which reads and writes llama.cpp's states in pieces, against the headers of the llama.cpp that is linked.
+//! With the feature `llama`, compiles `io.cpp`, which reads and writes llama.cpp's states in pieces, and `measure.cpp`,
+//! which reads how much memory a context takes, against the headers of the llama.cpp that is linked.
 //!
 //! Its other dependencies are not used; Cargo.toml says why they are there.
 
@@ -23,18 +24,20 @@ mod llama {
     use std::path::{Path, PathBuf};
     use std::process::Command;
 
-    const SOURCE: &str = "src/backend/llama/state/io.cpp";
+    const SOURCES: [&str; 2] = ["src/backend/llama/state/io.cpp", "src/backend/llama/model/measure.cpp"];
     /// The package that brings llama.cpp, its sources included.
     const PACKAGE: &str = "llama-cpp-sys-4";
     /// Names the folder of llama.cpp's sources where cargo cannot tell.
     const OVERRIDE: &str = "PONCHO_LLAMA_CPP";
-    /// With what the source file has to agree.
-    const HEADERS: [&str; 2] = ["src/llama-io.h", "src/llama-memory.h"];
+    /// With what the source files have to agree.
+    const HEADERS: [&str; 4] = ["src/llama-io.h", "src/llama-memory.h", "src/llama-ext.h", "src/llama-arch.h"];
     /// Says which package is meant; another one may bring other headers.
     const LOCK: &str = "../../Cargo.lock";
 
     pub(crate) fn compile() -> Result<(), Box<dyn Error>> {
-        println!("cargo:rerun-if-changed={SOURCE}");
+        for source in SOURCES {
+            println!("cargo:rerun-if-changed={source}");
+        }
         println!("cargo:rerun-if-env-changed={OVERRIDE}");
         if Path::new(LOCK).is_file() {
             println!("cargo:rerun-if-changed={LOCK}");
@@ -58,7 +61,7 @@ mod llama {
             .include(llama.join("ggml/include"))
             // The headers are not ours to keep free of warnings.
             .warnings(false)
-            .file(SOURCE);
+            .files(SOURCES);
         println!(
             "cargo:rustc-env=PONCHO_LLAMA_BUILD={PACKAGE} {version}, {}, {}",
             env::var("TARGET")?,

@@ -41,8 +41,8 @@ pub use ids::random_id;
 pub use load::config::{Exactness, FingerprintSource, ModelConfig, PrefillChunk, RestoreRule};
 pub use load::markers::{MarkerSet, ThinkingMarkers, ToolMarkers};
 pub use load::options::{
-    BadOption, ContextOptions, FlashAttention, KvLayout, KvType, MAX_SEQUENCES, ModelOptions, Pooling, RopeScaling,
-    SplitMode,
+    BadOption, ContextOptions, FlashAttention, KvLayout, KvType, MAX_SEQUENCES, ModelOptions, Numa, Pooling,
+    RopeScaling, SplitMode,
 };
 pub use load::prober::{ProbeWhen, Prober};
 pub use model::{

@@ -1,6 +1,8 @@
 //! Rows as chains of segments: what is written once, what is shared, what may leave and what must not, and what
 //! becomes of a chain when one of its rows is damaged, evicted, late or refused.
 
+mod remote;
+
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};

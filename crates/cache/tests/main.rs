@@ -36,9 +36,6 @@ mod pressure;
 #[cfg(not(feature = "shuttle"))]
 mod privacy;
 #[cfg(test)]
-#[cfg(not(feature = "shuttle"))]
-mod remote;
-#[cfg(test)]
 #[cfg(feature = "shuttle")]
 mod shuttle;
 #[cfg(test)]

@@ -23,16 +23,15 @@ use crate::commands::serve::node::NodeCommand;
 use crate::commands::texts::embed::EmbedArgs;
 use crate::commands::texts::explain::ExplainArgs;
 use crate::commands::texts::tokenize::TokenizeArgs;
+use crate::fit::command::FitArgs;
 use crate::settings;
 use crate::settings::args::{LogArgs, ServeArgs};
 
 /// Serves llama.cpp models with a persistent prompt cache: a prefix that was computed once is never computed again.
 #[derive(Debug, Parser)]
 #[command(name = "poncho", version, arg_required_else_help = true)]
-#[command(
-    after_help = "Examples:\n  poncho run smollm2:135m 'Why is the sky blue?'\n  poncho serve --model model.gguf\n\n\
-        Exit codes: 0 success, 1 failure, 2 wrong usage."
-)]
+#[command(after_help = "Examples:\n  poncho run smollm2:135m 'Why is the sky blue?'\n  poncho serve model.gguf\n\n\
+        Exit codes: 0 success, 1 failure, 2 wrong usage.")]
 pub(crate) struct Args {
     #[command(flatten)]
     pub(crate) log: LogArgs,
@@ -46,7 +45,8 @@ pub(crate) struct Args {
 pub(crate) enum Command {
     /// Serve models over HTTP with the APIs of OpenAI, Anthropic and Ollama
     #[command(
-        after_help = "Examples:\n  poncho serve --model model.gguf\n  poncho serve --model model.gguf --ctx-size 32768 --port 9000\n\n\
+        after_help = "Examples:\n  poncho serve model.gguf\n  poncho serve model.gguf --ctx-size 32768 --port 9000\n\n\
+        Context, concurrent requests, KV type and cache sizes that are not given are chosen to fit into memory.\n\
         Settings may also come from environment variables and a file; `poncho config` prints the effective ones."
     )]
     Serve(ServeArgs),
@@ -79,6 +79,10 @@ pub(crate) enum Command {
     /// Check whether this machine can serve: CPU, memory, cache folder, disk, port, limits; exits with 1 if it cannot
     #[command(after_help = "Examples:\n  poncho doctor\n  poncho doctor --model model.gguf --ctx-size 32768 --json")]
     Doctor(DoctorArgs),
+    /// Print the settings that fit a model on this machine, without loading it
+    #[command(after_help = "Examples:\n  poncho fit model.gguf\n  poncho fit model.gguf --ctx-size 65536 --json\n\n\
+        `poncho serve` chooses the same. A value that is given by a flag, a variable or the file stays as it is.")]
+    Fit(FitArgs),
     /// Print shell completions
     #[command(after_help = "Example:\n  poncho completions bash > ~/.local/share/bash-completion/completions/poncho")]
     Completions(CompletionsArgs),

@@ -8,6 +8,7 @@
 mod args;
 mod client;
 mod commands;
+mod fit;
 mod serving;
 mod settings;
 
@@ -38,7 +39,8 @@ const NO_SETTINGS: &str = "the command has no settings";
 
 fn main() -> ExitCode {
     let words: Vec<std::ffi::OsString> = std::env::args_os().collect();
-    if let Some(code) = probing::child(&words).or_else(|| devices::child(&words)) {
+    let child = probing::child(&words).or_else(|| devices::child(&words)).or_else(|| fit::child::child(&words));
+    if let Some(code) = child {
         return code;
     }
     // Starting llama.cpp takes time that other commands do not spend.
@@ -84,12 +86,13 @@ fn run(args: &Args, resolved: Option<&Resolved>) -> anyhow::Result<Outcome> {
             }
             serve::run(args, resolved, &mut out)?
         }
-        Command::Node(args) => serve::node::run(args, &mut out)?,
+        Command::Node(args) => serve::node::run(args, resolved, &mut out)?,
         Command::RpcWorker(args) => rpc_worker::run(args, &mut out)?,
         Command::Cache(args) => cache::run(args, &mut out)?,
         Command::Bench(args) => bench::run(args)?,
         Command::Config(args) => config::run(args, resolved.context(NO_SETTINGS)?, &mut out)?,
         Command::Doctor(args) => doctor::run(args, resolved.context(NO_SETTINGS)?, &mut out)?,
+        Command::Fit(args) => fit::command::run(args, resolved.context(NO_SETTINGS)?, &mut out)?,
         Command::Completions(args) => manual::completions(args, args::command(), &mut out)?,
         Command::Man(args) => manual::man(args, args::command(), &mut out)?,
         Command::Run(args) => chat::run(args, &mut out)?,

@@ -18,7 +18,7 @@ pub(crate) mod models_folder;
 pub(crate) mod node_args;
 mod origin;
 pub(crate) mod reference;
-pub(crate) mod shared_args;
+pub(crate) mod short_flags;
 pub(crate) mod user_folder;
 
 use clap::{Arg, Args, Command};
@@ -127,6 +127,9 @@ pub(crate) const SETTINGS: &[Setting] = &[
     Setting::new("crash_limit", Kind::Number, Group::Models),
     Setting::new("keep_alive", Kind::Quantity, Group::Models),
     Setting::new("alias", Kind::Pairs, Group::Models),
+    Setting::new("lora", Kind::Paths, Group::Models),
+    Setting::new("chat_template", Kind::Text, Group::Models),
+    Setting::new("chat_template_file", Kind::Path, Group::Models),
     Setting::new("client_templates", Kind::Switch, Group::Models),
     Setting::new("host", Kind::Text, Group::Network),
     Setting::new("port", Kind::Number, Group::Network),
@@ -182,6 +185,10 @@ pub(crate) const SETTINGS: &[Setting] = &[
     Setting::new("swa_full", Kind::Switch, Group::Computing),
     Setting::new("no_kv_offload", Kind::Switch, Group::Computing),
     Setting::new("gpu_layers", Kind::Quantity, Group::Computing),
+    Setting::new("device", Kind::Text, Group::Computing),
+    Setting::new("cpu_moe", Kind::Switch, Group::Computing),
+    Setting::new("n_cpu_moe", Kind::Number, Group::Computing),
+    Setting::new("numa", Kind::Text, Group::Computing),
     Setting::new("split_mode", Kind::Text, Group::Computing),
     Setting::new("main_gpu", Kind::Number, Group::Computing),
     Setting::new("tensor_split", Kind::Text, Group::Computing),
@@ -205,10 +212,13 @@ pub(crate) const SETTINGS: &[Setting] = &[
 ];
 
 /// The commands that take every setting.
-const COMMANDS: [&str; 4] = ["serve", "node", "config", "doctor"];
+const COMMANDS: [&str; 5] = ["serve", "node", "config", "doctor", "fit"];
 
 /// The flag that names the settings file; it is not a setting itself.
 const FILE_FLAG: &str = "config";
+
+/// The models that a command takes as plain arguments instead of `--model`.
+const MODELS_ARGUMENT: &str = "named";
 
 /// The variable that does the same.
 const FILE_VARIABLE: &str = "PONCHO_CONFIG";
@@ -231,7 +241,7 @@ pub(crate) fn with_settings(command: Command) -> Command {
     let command = command.mut_subcommand("serve", |serve| serve.mut_args(with_variable).arg(file.clone()));
     let command =
         command.mut_subcommand("node", |node| node.mut_args(with_variable).mut_args(without_http).arg(file.clone()));
-    ["config", "doctor"].into_iter().fold(command, |command, name| {
+    ["config", "doctor", "fit"].into_iter().fold(command, |command, name| {
         command.mut_subcommand(name, |sub| {
             let shared = ServeArgs::augment_args(Command::new(name)).mut_args(with_variable);
             let shared = shared.get_arguments().cloned().map(|flag| flag.help_heading("Settings of `poncho serve`"));
@@ -290,7 +300,8 @@ mod tests {
     #[test]
     fn every_flag_of_serve_is_a_setting_and_every_setting_a_flag() {
         let flags = flags();
-        for flag in flags.get_arguments() {
+        // Models as plain arguments have no variable and no key.
+        for flag in flags.get_arguments().filter(|flag| !flag.is_positional()) {
             assert!(
                 find(flag.get_id().as_str()).is_some(),
                 "--{} of `poncho serve` has no row in SETTINGS: add one to crates/cli/src/settings.rs, then run \

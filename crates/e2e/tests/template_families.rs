@@ -1,7 +1,7 @@
 //! Tool turns on every chat template of llama.cpp's test set: called, sent back, and found again to the token.
 //!
 //! Each template gets a tiny generated model of its own, with the template's marks as tokens, on real
-//! llama.cpp. The templates come from `scripts/fetch_llama_cpp.py`. Where they are missing the tests fail.
+//! llama.cpp. The templates come from `scripts/fetch/llama_cpp.py`. Where they are missing the tests fail.
 
 use std::fs;
 use std::path::PathBuf;
@@ -86,7 +86,7 @@ fn folder() -> PathBuf {
 /// The names and texts of all templates.
 fn templates() -> Vec<(String, String)> {
     let entries = fs::read_dir(folder()).unwrap_or_else(|error| {
-        panic!("{}: {error}; run `make test` or scripts/fetch_llama_cpp.py", folder().display())
+        panic!("{}: {error}; run `make test` or scripts/fetch/llama_cpp.py", folder().display())
     });
     let paths = entries.map(|entry| entry.unwrap().path());
     let mut found: Vec<(String, String)> = paths
@@ -97,7 +97,7 @@ fn templates() -> Vec<(String, String)> {
         })
         .collect();
     found.sort();
-    assert!(found.len() > 60, "only {} templates; run scripts/fetch_llama_cpp.py", found.len());
+    assert!(found.len() > 60, "only {} templates; run scripts/fetch/llama_cpp.py", found.len());
     found
 }
 

@@ -26,7 +26,9 @@ pub use poncho_api::{FillTokens, MemoryKind, ModelInfo, SpecialText, SpecialToke
 pub use chat::{ChatOutput, ChatPrompt, ChatRequest, ReasoningFormat, ToolChoice};
 pub use error::{AdapterError, ChatError, ContextError, GrammarError, LoadError, StateError, TokenizeError};
 pub use host_buffer::HostBuffer;
-pub use options::{ContextOptions, FlashAttention, KvLayout, KvType, ModelOptions, Pooling, RopeScaling, SplitMode};
+pub use options::{
+    ContextOptions, FlashAttention, KvLayout, KvType, ModelOptions, Numa, Pooling, RopeScaling, SplitMode,
+};
 
 /// A token id of a model's vocabulary.
 pub type Token = u32;

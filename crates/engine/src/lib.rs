@@ -71,6 +71,7 @@ mod chat;
 mod config;
 pub mod draft;
 pub mod files;
+pub mod fit;
 mod host;
 mod model;
 pub mod reply;

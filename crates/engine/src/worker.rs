@@ -226,6 +226,8 @@ impl Worker {
         let Self { slots, tasks, queue, shared, .. } = self;
         reading::cancel(tasks, |_| true);
         save_all_and_cancel(slots, tasks, shared);
+        // Before the answer: the caller that ends the process then waits for the uploads.
+        slots.stop_sharing();
         queue.clear();
         shared.fail_all(&EngineError::ShuttingDown { model: shared.config.id.clone() });
         self.note_status();

@@ -110,8 +110,18 @@ impl Gguf {
         self.tensors.push(tensor);
     }
 
-    #[expect(clippy::cast_possible_truncation, reason = "a tensor has one or two dimensions")]
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
+        let (mut out, _) = self.header(|tensor| tensor.data.len());
+        for tensor in &self.tensors {
+            out.extend(&tensor.data);
+            pad(&mut out);
+        }
+        out
+    }
+
+    /// Everything in front of the data, and the bytes of data that it promises.
+    #[expect(clippy::cast_possible_truncation, reason = "a tensor has one or two dimensions")]
+    pub(crate) fn header(&self, bytes_of: impl Fn(&Tensor) -> usize) -> (Vec<u8>, usize) {
         let mut out = Vec::new();
         out.extend(b"GGUF");
         out.extend(3_u32.to_le_bytes());
@@ -129,14 +139,10 @@ impl Gguf {
             tensor.shape.iter().for_each(|size| out.extend(u64::from(*size).to_le_bytes()));
             out.extend((tensor.kind as u32).to_le_bytes());
             put_length(&mut out, offset);
-            offset += tensor.data.len().next_multiple_of(ALIGNMENT);
+            offset += bytes_of(tensor).next_multiple_of(ALIGNMENT);
         }
         pad(&mut out);
-        for tensor in &self.tensors {
-            out.extend(&tensor.data);
-            pad(&mut out);
-        }
-        out
+        (out, offset)
     }
 
     /// Cuts the tensors into `parts` runs of about the same number; the first part keeps the metadata, as llama.cpp

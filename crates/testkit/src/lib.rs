@@ -10,6 +10,7 @@ mod fixture;
 mod gguf;
 mod models;
 mod random;
+mod sparse;
 mod spec;
 pub mod vocabulary;
 mod weights;
@@ -21,6 +22,7 @@ use std::path::{Path, PathBuf};
 pub use altered::AlteredModel;
 pub use fixture::{adapter_path, default_model_path, model_path, path_of};
 pub use gguf::{TensorType, Value};
+pub use sparse::{LargeModel, write_sparse_model};
 pub use spec::{AdapterSpec, ChatSpec, Mark, ModelKind, ModelSpec, WeightType};
 
 /// Writes the model that `spec` describes as one GGUF file.

@@ -34,6 +34,20 @@ pub enum SplitMode {
     Row,
 }
 
+/// How threads and memory are placed on a machine with several NUMA nodes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Numa {
+    /// Left to the system.
+    #[default]
+    Off,
+    /// Threads are spread over all nodes.
+    Distribute,
+    /// Threads stay on the node that the process was started on.
+    Isolate,
+    /// As `numactl` says.
+    Numactl,
+}
+
 /// Element type of the KV cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum KvType {
@@ -59,6 +73,22 @@ pub enum KvType {
 }
 
 impl KvType {
+    /// llama.cpp's name of the type.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+            Self::Q8_0 => "q8_0",
+            Self::Q4_0 => "q4_0",
+            Self::Q4_1 => "q4_1",
+            Self::Q5_0 => "q5_0",
+            Self::Q5_1 => "q5_1",
+            Self::Iq4Nl => "iq4_nl",
+        }
+    }
+
     /// Whether the values are stored in quantised blocks.
     #[must_use]
     pub fn is_quantised(self) -> bool {
@@ -86,6 +116,14 @@ pub enum KvLayout {
     Unified,
     /// Each sequence has its own cells: no interference.
     Split,
+}
+
+impl KvLayout {
+    /// The layout for a number of requests at once, if none is asked for.
+    #[must_use]
+    pub const fn usual(requests: u32) -> Self {
+        if requests == 1 { Self::Unified } else { Self::Split }
+    }
 }
 
 /// How positions beyond the trained context are handled.
@@ -135,6 +173,12 @@ pub struct ModelOptions {
     pub mlock: bool,
     /// Layers to put on a GPU; `None` for all that exist (a CPU build ignores it).
     pub gpu_layers: Option<u32>,
+    /// Layers with their experts on the CPU, from the first one on; more than there are means all.
+    pub n_cpu_moe: u32,
+    /// Devices to use, by llama.cpp's names; empty for all of them.
+    pub devices: Vec<String>,
+    /// How threads and memory are placed. The first model that is loaded decides for the process.
+    pub numa: Numa,
     /// How tensors are spread over several GPUs.
     pub split_mode: SplitMode,
     /// The GPU for what is not spread.
@@ -157,6 +201,9 @@ impl ModelOptions {
             mmap: true,
             mlock: false,
             gpu_layers: None,
+            n_cpu_moe: 0,
+            devices: Vec::new(),
+            numa: Numa::default(),
             split_mode: SplitMode::default(),
             main_gpu: 0,
             tensor_split: Vec::new(),

@@ -19,13 +19,14 @@ use tokio::task::spawn_blocking;
 use super::args::OwnArgs;
 use super::last_model;
 use super::local::LocalServer;
+use crate::fit::{Earlier, Fitting};
 use crate::serving::devices;
 use crate::serving::memory::{self, Demand, Fit};
-use crate::serving::models::{Asked, ServedModels};
+use crate::serving::models::{Asked, Configs, Extras, ServedModels};
 use crate::serving::names;
 use crate::serving::probing::prober;
-use crate::serving::shape::{ModelShape, chat_settings, replay_file, show_fingerprint};
-use crate::serving::tiers::cache_config;
+use crate::serving::shape::{ModelShape, chat_settings, replay_file, shapes, show_fingerprint};
+use crate::serving::tiers::{Quotas, cache_config};
 use crate::settings;
 use crate::settings::args::ServeArgs;
 use crate::settings::cache_folder::cache_folder;
@@ -52,21 +53,29 @@ pub(crate) async fn start(
     args: &OwnArgs,
     purpose: Purpose,
 ) -> anyhow::Result<(LocalServer, String)> {
-    let settings = settings_of(args)?;
+    let (settings, of_models) = settings_of(args)?;
     let folder = cache_folder(settings.cache_dir.as_deref()).ok();
-    let shape = ModelShape::of(&settings, prober(settings.probe_models, folder.as_deref()));
+    let prober = prober(settings.probe_models, folder.as_deref());
+    let alone = |shape: ModelShape| ModelShape { parallel: Some(1), kv: Some(KvLayout::Unified), ..shape };
+    let of_models = shapes(&of_models, prober.as_ref()).into_iter().map(|(name, shape)| (name, alone(shape))).collect();
+    let shape = ModelShape::of(&settings, prober);
     // One request at a time, which has the memory to itself.
-    let (ctx_size, kv) = (shape.ctx_size, KvLayout::Unified);
-    let ctx_size = if purpose == Purpose::Vocabulary { VOCABULARY_CONTEXT } else { ctx_size };
-    let shape = ModelShape { ctx_size, parallel: 1, kv, ..shape };
-    let models = find(model, &settings, &shape)?;
-    let id = models.named.first().context("no model was named")?.clone();
-    let found = models.get(&id)?;
+    let ctx_size = if purpose == Purpose::Vocabulary { Some(VOCABULARY_CONTEXT) } else { shape.ctx_size };
+    let shape = alone(ModelShape { ctx_size, ..shape });
+    let kept_in = folder.as_deref().filter(|_| purpose == Purpose::Compute);
     let looked = devices::look(&settings.devices);
-    devices::load(looked.sources)?;
+    devices::load(looked.sources.clone())?;
+    let fitting = Arc::new(Fitting::new(&settings, shape, kept_in, &looked).with_models(of_models));
+    let mut models = find(model, &settings, &fitting.configs())?;
+    let id = models.named.first().context("no model was named")?.clone();
+    if purpose == Purpose::Compute {
+        fitting.plan(&models.get(&id)?.config.model.path, &id, Earlier::Kept);
+        models.configure_again(&id)?;
+    }
+    let found = models.get(&id)?;
     check_memory(&found.load().config, &settings, &looked.devices)?;
     let (cache, replay_file) = match purpose {
-        Purpose::Compute => open_cache(&settings)?,
+        Purpose::Compute => open_cache(&settings, fitting.quotas())?,
         Purpose::Vocabulary => (Cache::open(CacheConfig::in_memory(MEMORY_CACHE))?, None),
     };
     let engine = Arc::new(Engine::new(Arc::new(LlamaBackend), Arc::new(cache)));
@@ -93,32 +102,34 @@ pub(crate) async fn start(
 }
 
 /// The settings of `poncho serve`, with the flags of this command over them.
-fn settings_of(args: &OwnArgs) -> anyhow::Result<ServeArgs> {
-    let mut settings = settings::of_serve()?;
+fn settings_of(args: &OwnArgs) -> anyhow::Result<(ServeArgs, Vec<(String, ServeArgs)>)> {
+    let (mut settings, mut of_models) = settings::of_serve()?;
     settings.cache_dir = args.cache_dir.clone().or(settings.cache_dir);
-    settings.cache_size = args.cache_size.unwrap_or(settings.cache_size);
-    settings.ctx_size = args.ctx_size.unwrap_or(settings.ctx_size);
-    settings.threads = args.threads.or(settings.threads);
-    Ok(settings)
+    settings.cache_size = args.cache_size.or(settings.cache_size);
+    for settings in std::iter::once(&mut settings).chain(of_models.iter_mut().map(|(_, settings)| settings)) {
+        settings.ctx_size = args.ctx_size.or(settings.ctx_size);
+        settings.threads = args.threads.or(settings.threads);
+    }
+    Ok((settings, of_models))
 }
 
 /// Finds the model: the one that is named, or the first one of the settings, or that of the last chat, or the default
 /// model, which may also be where `make model` puts it.
-fn find(model: Option<&str>, settings: &ServeArgs, shape: &ModelShape) -> anyhow::Result<ServedModels> {
-    let models_dir = settings.models_dir.as_deref();
+fn find(model: Option<&str>, settings: &ServeArgs, configs: &Configs) -> anyhow::Result<ServedModels> {
+    let (models_dir, extras) = (settings.models_dir.as_deref(), Extras::default());
     let model = model.or(settings.model.first().map(String::as_str));
     if model.is_none()
         && let Some(last) = last_model::read()
-        && let Ok(found) = ServedModels::find(Asked { models: &[last], name: None, models_dir }, shape)
+        && let Ok(found) = ServedModels::find(Asked { models: &[last], name: None, models_dir, extras }, configs)
     {
         return Ok(found);
     }
     let named: Vec<String> = model.map(str::to_owned).into_iter().collect();
-    let found = ServedModels::find(Asked { models: &named, name: None, models_dir }, shape);
+    let found = ServedModels::find(Asked { models: &named, name: None, models_dir, extras }, configs);
     let fetched = Path::new(FETCHED_DEFAULT);
     if found.is_err() && model.is_none_or(|model| model == DEFAULT_MODEL) && fetched.is_file() {
         let models = [FETCHED_DEFAULT.to_owned()];
-        return ServedModels::find(Asked { models: &models, name: None, models_dir }, shape);
+        return ServedModels::find(Asked { models: &models, name: None, models_dir, extras }, configs);
     }
     found
 }
@@ -135,9 +146,9 @@ fn check_memory(config: &ModelConfig, settings: &ServeArgs, devices: &[Device]) 
 }
 
 /// The cache of `poncho serve` with the file of recorded tool calls beside it, or memory if the folder is in use.
-fn open_cache(settings: &ServeArgs) -> anyhow::Result<(Cache, Option<PathBuf>)> {
+fn open_cache(settings: &ServeArgs, quotas: Quotas) -> anyhow::Result<(Cache, Option<PathBuf>)> {
     let folder = cache_folder(settings.cache_dir.as_deref())?;
-    match Cache::open(cache_config(settings, &folder)?) {
+    match Cache::open(cache_config(settings, quotas, &folder)?) {
         Ok(cache) => Ok((cache, Some(replay_file(&folder)))),
         Err(CacheError::Locked { pid, .. }) => {
             eprintln!(

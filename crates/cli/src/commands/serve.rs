@@ -82,12 +82,12 @@ pub(crate) fn run(args: &ServeArgs, resolved: Option<&Resolved>, out: &mut impl 
     if !args.nodes.node.is_empty() {
         return front(args, &runtime, address, config, out);
     }
-    let start = Start::find(args)?;
+    let start = Start::find(args, resolved)?;
     let listener = listen(&runtime, address)?;
     let address = listener.local_addr()?;
-    let mut start = start.look(args)?;
+    let mut start = start.look(args, out)?;
     let engine = start.engine(args, &runtime)?;
-    start.load(&engine, &runtime, out)?;
+    start.load(args, &engine, &runtime, out)?;
     let id = start.models.named.first().context("no model is named")?.clone();
     let signals = install(&runtime)?;
     greet(args, address, &id, &start.report(), out)?;
@@ -113,7 +113,7 @@ fn front(
     config: ServerConfig,
     out: &mut impl Write,
 ) -> anyhow::Result<Outcome> {
-    if let Some(model) = args.model.first() {
+    if let Some(model) = args.models().first() {
         bail!("--model {model} and --node exclude each other; nodes load their models themselves");
     }
     let listener = listen(runtime, address)?;

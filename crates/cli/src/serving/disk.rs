@@ -21,6 +21,42 @@ pub(crate) fn is_in_memory(_path: &Path) -> bool {
     false
 }
 
+/// The disk of a folder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct DiskSpace {
+    /// All bytes.
+    pub(crate) total: u64,
+    /// Bytes that this user may still write.
+    pub(crate) free: u64,
+    /// Bytes of the files in the folder.
+    pub(crate) taken: u64,
+}
+
+/// The disk of a folder that may not exist yet; `None` if the system does not report it.
+pub(crate) fn disk_space(folder: &Path) -> Option<DiskSpace> {
+    let existing = folder.ancestors().find(|folder| folder.is_dir()).unwrap_or(Path::new("."));
+    let facts = rustix::fs::statvfs(existing).ok()?;
+    let bytes = |blocks: u64| blocks.saturating_mul(facts.f_frsize);
+    Some(DiskSpace { total: bytes(facts.f_blocks), free: bytes(facts.f_bavail), taken: taken(folder) })
+}
+
+/// Bytes of the files of a folder and of the folders in it.
+fn taken(folder: &Path) -> u64 {
+    let bytes_in = |folder: &Path| -> (u64, Vec<std::path::PathBuf>) {
+        let (mut bytes, mut folders) = (0_u64, Vec::new());
+        for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+            match entry.metadata() {
+                Ok(facts) if facts.is_dir() => folders.push(entry.path()),
+                Ok(facts) => bytes = bytes.saturating_add(facts.len()),
+                Err(_) => {}
+            }
+        }
+        (bytes, folders)
+    };
+    let (bytes, folders) = bytes_in(folder);
+    folders.iter().map(|folder| bytes_in(folder).0).fold(bytes, u64::saturating_add)
+}
+
 /// Bytes that this user may still write.
 pub(crate) fn free_bytes(path: &Path) -> Option<u64> {
     rustix::fs::statvfs(path).ok().map(|facts| facts.f_bavail.saturating_mul(facts.f_frsize))

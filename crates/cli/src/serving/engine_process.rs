@@ -4,6 +4,7 @@
 //! Used by `serve` and `node`. The child is this program with the same arguments and a variable that names the socket to serve, so
 //! both read the same settings. It must never print.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +23,7 @@ use crate::serving::devices;
 use crate::serving::draining::{Drained, drain};
 use crate::serving::shape::{beside, chat_settings, replay_file};
 use crate::serving::shared_tier::with_shared_tier;
-use crate::serving::tiers::cache_config;
+use crate::serving::tiers::{Quotas, cache_config};
 use crate::settings::args::ServeArgs;
 use crate::settings::cache_folder::cache_folder;
 use crate::settings::node_args::NodeArgs;
@@ -49,17 +50,19 @@ pub(crate) enum EngineProcess {
 }
 
 impl EngineProcess {
-    /// Starts a child that opens the cache in this folder and computes on these devices.
+    /// Starts a child that opens the cache in this folder and computes on these devices. It gets the settings that were
+    /// chosen here.
     pub(crate) fn child(
         runtime: &Runtime,
         folder: &Path,
         devices: &DeviceSources,
         crash_limit: u32,
+        chosen: &[String],
     ) -> anyhow::Result<Self> {
         let (name, value) = devices::for_child(devices)?;
         let launch = Launch {
             program: std::env::current_exe().context("cannot find this program to start it again")?,
-            arguments: std::env::args_os().skip(1).collect(),
+            arguments: with_chosen(std::env::args_os().skip(1), chosen),
             variables: vec![(name.into(), value)],
             socket_variable: SOCKET,
             start_within: START_WITHIN,
@@ -133,8 +136,17 @@ impl EngineProcess {
 pub(crate) fn compute(args: &ServeArgs, runtime: &Runtime, socket: &Path) -> anyhow::Result<()> {
     let folder = cache_folder(args.cache_dir.as_deref())?;
     let chat = chat_settings(args, Some(replay_file(&folder)));
-    let cache = with_shared_tier(cache_config(args, &folder)?, &args.shared_tier)?;
+    let cache = with_shared_tier(cache_config(args, Quotas::given(args), &folder)?, &args.shared_tier)?;
     serve_engine(runtime, socket, cache, chat, args.drain_limit)
+}
+
+/// The arguments of a child: those of this process, with more settings right after the command.
+fn with_chosen(words: impl Iterator<Item = OsString>, chosen: &[String]) -> Vec<OsString> {
+    let mut words: Vec<OsString> = words.collect();
+    let at =
+        words.iter().position(|word| word == "serve" || word == "node").map_or(words.len(), |at| at.saturating_add(1));
+    words.splice(at..at, chosen.iter().map(OsString::from));
+    words
 }
 
 /// The work of a child: serves an engine to the process that started it, saves its states when that process wants it to
@@ -166,4 +178,16 @@ fn serve_engine(
     });
     drain(engine, limit)?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chosen_settings_come_before_a_model_that_looks_like_a_flag() {
+        let words = ["--log-level", "info", "serve", "--port", "1", "--", "-m"].map(OsString::from);
+        let all = with_chosen(words.into_iter(), &["--cache-ram=5".to_owned()]);
+        assert_eq!(all, ["--log-level", "info", "serve", "--cache-ram=5", "--port", "1", "--", "-m"]);
+    }
 }

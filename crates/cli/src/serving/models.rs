@@ -6,14 +6,18 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Context, bail};
+use poncho_engine::ModelConfig;
 use poncho_models::{DEFAULT_MODEL, Reference, Registry, Resolved};
 use poncho_server::{LibraryModel, ModelLibrary, RegistryLibrary};
 
 use crate::serving::model_file;
-use crate::serving::shape::ModelShape;
 use crate::settings::models_folder::models_folder;
+
+/// How a model is loaded, by its file and its name.
+pub(crate) type Configs = Arc<dyn Fn(&Path, &str) -> ModelConfig + Send + Sync>;
 
 /// The models of a command line.
 #[derive(Debug, Clone, Copy)]
@@ -23,6 +27,30 @@ pub(crate) struct Asked<'a> {
     /// The name for clients of a model that is given by its path.
     pub(crate) name: Option<&'a str>,
     pub(crate) models_dir: Option<&'a Path>,
+    /// What these models get beside their settings.
+    pub(crate) extras: Extras<'a>,
+}
+
+/// Adapters and a template for the models of a command line.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Extras<'a> {
+    /// LoRA adapters.
+    pub(crate) lora: &'a [PathBuf],
+    /// The chat template that stands for the model's own.
+    pub(crate) template: Option<&'a str>,
+}
+
+impl Extras<'_> {
+    fn is_empty(&self) -> bool {
+        self.lora.is_empty() && self.template.is_none()
+    }
+
+    fn add_to(&self, model: &mut LibraryModel) {
+        model.adapters.extend(self.lora.iter().cloned());
+        if let Some(template) = self.template {
+            model.defaults.template = Some(template.to_owned());
+        }
+    }
 }
 
 /// The models to load at startup, and the library of all others.
@@ -32,17 +60,20 @@ pub(crate) struct ServedModels {
     pub(crate) named: Vec<String>,
     /// Why a model is served that nobody named.
     pub(crate) note: Option<String>,
+    /// The names of models that the library does not take from the registry.
+    apart: Vec<String>,
+    configs: Configs,
 }
 
 impl ServedModels {
     /// Finds the models of the command line without loading them.
-    pub(crate) fn find(asked: Asked<'_>, shape: &ModelShape) -> anyhow::Result<Self> {
+    pub(crate) fn find(asked: Asked<'_>, configs: &Configs) -> anyhow::Result<Self> {
         let folder = models_folder(asked.models_dir)?;
         let registry = Registry::open(&folder).with_context(|| {
             format!("cannot use the models folder {}; name another one with --models-dir", folder.display())
         })?;
-        let of_installed = shape.clone();
-        let settings = move |name: &str, path: &Path| of_installed.config(path, name);
+        let of_installed = Configs::clone(configs);
+        let settings = move |name: &str, path: &Path| of_installed(path, name);
         let (mut found, mut note) = (Vec::new(), None);
         for text in asked.models {
             found.push(Named::read(&registry, text)?);
@@ -58,7 +89,7 @@ impl ServedModels {
             });
         }
         let mut library = RegistryLibrary::new(registry, Box::new(settings));
-        let mut named = Vec::new();
+        let (mut named, mut apart) = (Vec::new(), Vec::new());
         for model in found {
             match (model, asked.name) {
                 (Named::Installed(_), Some(name)) => {
@@ -77,12 +108,34 @@ impl ServedModels {
                             "two models have the name {name}; rename a file, or install it under another name with `poncho pull`"
                         );
                     }
-                    library = library.with_file(LibraryModel::new(shape.config(&path, &name)));
+                    library = library.with_file(LibraryModel::new(configs(&path, &name)));
+                    apart.push(name.clone());
                     named.push(name);
                 }
             }
         }
-        Ok(Self { library, named, note })
+        if !asked.extras.is_empty() {
+            for name in &named {
+                if let Some(mut model) = library.find(name)? {
+                    asked.extras.add_to(&mut model);
+                    library.replace_file(model);
+                }
+            }
+            apart.clone_from(&named);
+        }
+        Ok(Self { library, named, note, apart, configs: Configs::clone(configs) })
+    }
+
+    /// Asks for the configuration of a model again, because its plan has changed.
+    pub(crate) fn configure_again(&mut self, name: &str) -> anyhow::Result<()> {
+        // The library asks for the settings of an installed one itself.
+        if self.apart.iter().any(|apart| apart == name) {
+            let model = self.get(name)?;
+            let config = (self.configs)(&model.config.model.path, name);
+            let config = ModelConfig { fingerprint: model.config.fingerprint.clone(), ..config };
+            self.library.replace_file(LibraryModel { config, ..model });
+        }
+        Ok(())
     }
 
     /// A model by its name.

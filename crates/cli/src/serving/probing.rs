@@ -92,7 +92,7 @@ fn trial(args: ProbeArgs) -> Result<(), String> {
 }
 
 /// Writes no core file when it crashes, and is killed first when memory runs out.
-fn be_expendable() {
+pub(crate) fn be_expendable() {
     let none = Rlimit { current: Some(0), maximum: Some(0) };
     let _ = setrlimit(Resource::Core, none);
     let _ = std::fs::write("/proc/self/oom_score_adj", "1000");

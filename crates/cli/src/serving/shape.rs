@@ -2,10 +2,12 @@
 //!
 //! Used by `serve` and by commands that start a server of their own.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use poncho_api::{ChatSettings, HygieneRule, SigningKey};
-use poncho_engine::backend::{ContextOptions, KvLayout};
+use poncho_engine::backend::{ContextOptions, FlashAttention, KvLayout};
+use poncho_engine::fit::{Choice, Given};
 use poncho_engine::{Drafts, Exactness, ModelConfig, Prober};
 use poncho_terminal::{Progress, Unit};
 
@@ -15,12 +17,12 @@ use crate::settings::backend_args::BackendArgs;
 /// The resources of a model, and how it is loaded.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ModelShape {
-    /// Maximum tokens of one request.
-    pub(crate) ctx_size: u32,
-    /// Concurrent requests.
-    pub(crate) parallel: u32,
-    /// Whether they share their cells.
-    pub(crate) kv: KvLayout,
+    /// Maximum tokens of one request; `None` for what fits.
+    pub(crate) ctx_size: Option<u32>,
+    /// Concurrent requests; `None` for what fits.
+    pub(crate) parallel: Option<u32>,
+    /// Whether they share their cells; `None` for the usual layout.
+    pub(crate) kv: Option<KvLayout>,
     /// Compute threads; `None` for the physical cores.
     pub(crate) threads: Option<u32>,
     /// Whether replies are exact.
@@ -50,7 +52,7 @@ impl ModelShape {
         Self {
             ctx_size: args.ctx_size,
             parallel: args.parallel,
-            kv: args.kv_layout.layout(args.parallel),
+            kv: args.kv_layout.asked(),
             threads: args.threads,
             exactness,
             drafts: args.drafts.sources(),
@@ -62,21 +64,39 @@ impl ModelShape {
         }
     }
 
-    /// The configuration of a model with this name.
-    pub(crate) fn config(&self, model: &Path, id: &str) -> ModelConfig {
-        let mut context = ContextOptions {
+    /// The values that the planner must keep.
+    pub(crate) fn given(&self) -> Given {
+        let BackendArgs { cache_type_k, cache_type_v, flash_attn, .. } = &self.backend;
+        let context = self.unplanned(Path::new("")).context;
+        Given {
             n_ctx: self.ctx_size,
-            n_seq_max: self.parallel,
-            // Each request may use all of its context, however many others run.
-            n_cells: Some(self.ctx_size.saturating_mul(self.parallel)),
-            kv: self.kv,
-            threads: self.threads,
-            ..ContextOptions::default()
-        };
+            parallel: self.parallel,
+            type_k: cache_type_k.map(|_| context.type_k),
+            type_v: cache_type_v.map(|_| context.type_v),
+            n_cpu_moe: self.backend.experts_on_cpu(),
+            gpu_layers: self.backend.layers(),
+            // Exact replies are computed without it.
+            no_quantised_kv: context.flash_attention == FlashAttention::Off
+                || (self.exactness != Exactness::Off && flash_attn.is_none()),
+            held_weights: self.backend.no_mmap || self.backend.mlock,
+        }
+    }
+
+    /// The configuration of a model before it is planned.
+    pub(crate) fn unplanned(&self, model: &Path) -> ModelConfig {
+        let mut context = ContextOptions { threads: self.threads, ..ContextOptions::default() };
         self.backend.set_context(&mut context);
         let (exactness, drafts) = (self.exactness, self.drafts);
-        let mut config = ModelConfig { context, exactness, drafts, ..ModelConfig::new(id, model) };
+        let mut config = ModelConfig { context, exactness, drafts, ..ModelConfig::new("unplanned", model) };
         self.backend.set_model(&mut config.model);
+        config
+    }
+
+    /// The configuration of a model with this name.
+    pub(crate) fn config(&self, model: &Path, id: &str, choice: &Choice) -> ModelConfig {
+        let mut config = ModelConfig { id: id.to_owned(), ..self.unplanned(model) };
+        config.context.kv = self.kv.unwrap_or_else(|| KvLayout::usual(choice.parallel));
+        choice.set(&mut config);
         config.queue_limit = self.queue_limit.unwrap_or(config.queue_limit);
         config.signing_key.clone_from(&self.signing_key);
         config.prober.clone_from(&self.prober);
@@ -86,6 +106,11 @@ impl ModelShape {
         }
         config
     }
+}
+
+/// The shapes of models that have settings of their own, by name.
+pub(crate) fn shapes(models: &[(String, ServeArgs)], prober: Option<&Prober>) -> BTreeMap<String, ModelShape> {
+    models.iter().map(|(name, args)| (name.clone(), ModelShape::of(args, prober.cloned()))).collect()
 }
 
 /// How a server with these settings processes conversations.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use poncho_cache::CacheConfig;
 use poncho_shared::{SharedStore, SharedTier};
 
-use crate::settings::shared_args::SharedArgs;
+use crate::settings::args::shared::SharedArgs;
 
 /// Adds the shared tier to the configuration of a cache that is about to be opened in this process.
 pub(crate) fn with_shared_tier(cache: CacheConfig, args: &SharedArgs) -> anyhow::Result<CacheConfig> {

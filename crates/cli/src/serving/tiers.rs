@@ -10,8 +10,29 @@ use poncho_cache::{CacheConfig, FileTierConfig, Tier};
 
 use crate::settings::args::{CacheTierArg, ServeArgs};
 
+/// Sizes of the cache's tiers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Quotas {
+    pub(crate) ram: u64,
+    pub(crate) disk: u64,
+}
+
+impl Quotas {
+    /// Those of the settings; the server chose them for its child.
+    pub(crate) fn given(args: &ServeArgs) -> Self {
+        Self { ram: args.cache_ram.unwrap_or(512 << 20), disk: args.cache_size.unwrap_or(20 << 30) }
+    }
+
+    /// The flags that pass on what the settings leave open.
+    pub(crate) fn flags(self, args: &ServeArgs) -> Vec<String> {
+        let ram = args.cache_ram.is_none().then(|| format!("--cache-ram={}", self.ram));
+        let disk = args.cache_size.is_none().then(|| format!("--cache-size={}", self.disk));
+        ram.into_iter().chain(disk).collect()
+    }
+}
+
 /// The configuration of the cache in this folder.
-pub(crate) fn cache_config(args: &ServeArgs, folder: &Path) -> anyhow::Result<CacheConfig> {
+pub(crate) fn cache_config(args: &ServeArgs, quotas: Quotas, folder: &Path) -> anyhow::Result<CacheConfig> {
     let ram_file = match args.cache_tier {
         CacheTierArg::RamFile => {
             Some(FileTierConfig { folder: ram_file_folder(args.ram_file_dir.as_deref())?, quota: args.ram_file_size })
@@ -24,11 +45,11 @@ pub(crate) fn cache_config(args: &ServeArgs, folder: &Path) -> anyhow::Result<Ca
         CacheTierArg::Ram => Some(Tier::Ram),
     };
     Ok(CacheConfig {
-        ram_quota: args.cache_ram,
+        ram_quota: quotas.ram,
         ram_file,
         save_tier,
         pressure: args.pressure.config(),
-        ..CacheConfig::on_disk(folder, args.cache_size)
+        ..CacheConfig::on_disk(folder, quotas.disk)
     })
 }
 

@@ -2,6 +2,8 @@
 //!
 //! Filled by clap. No input or output here.
 
+pub(crate) mod shared;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -18,7 +20,8 @@ use crate::settings::backend_args::BackendArgs;
 use crate::settings::device_args::DeviceArgs;
 use crate::settings::limit_args::LimitArgs;
 use crate::settings::node_args::NodeArgs;
-use crate::settings::shared_args::SharedArgs;
+
+use self::shared::SharedArgs;
 
 /// The flags of every command.
 #[derive(Debug, Clone, Copy, clap::Args)]
@@ -54,8 +57,12 @@ pub(crate) enum LogLevel {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ServeArgs {
+    /// Model to load at startup, as with --model
+    #[arg(value_name = "MODEL", conflicts_with = "model")]
+    pub(crate) named: Vec<String>,
+
     /// Model to load at startup: a name, or the path of a GGUF file (the first part of a split model); may be repeated [default: smollm2:135m]
-    #[arg(long, value_name = "NAME_OR_PATH")]
+    #[arg(long, short, value_name = "NAME_OR_PATH")]
     pub(crate) model: Vec<String>,
 
     /// Folder of installed models, which requests may name [env: PONCHO_MODELS_DIR] [default: $XDG_DATA_HOME/poncho/models, or ~/.local/share/poncho/models]
@@ -85,6 +92,18 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "NAME=MODEL", value_parser = parse_alias)]
     pub(crate) alias: Vec<(String, String)>,
 
+    /// LoRA adapter, a GGUF file, for the models that are loaded at startup; may be repeated
+    #[arg(long, value_name = "PATH")]
+    pub(crate) lora: Vec<PathBuf>,
+
+    /// Chat template, in Jinja, for the models that are loaded at startup [default: from the model]
+    #[arg(long, value_name = "TEMPLATE", conflicts_with = "chat_template_file")]
+    pub(crate) chat_template: Option<String>,
+
+    /// File with the chat template for the models that are loaded at startup [default: from the model]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) chat_template_file: Option<PathBuf>,
+
     /// Let clients create models with Jinja templates, which can run loops; otherwise only Go templates are accepted
     #[arg(long)]
     pub(crate) client_templates: bool,
@@ -105,13 +124,13 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "DIR")]
     pub(crate) cache_dir: Option<PathBuf>,
 
-    /// Maximum size of the cache folder
-    #[arg(long, value_name = "BYTES", default_value = "20GiB", value_parser = parse_bytes)]
-    pub(crate) cache_size: u64,
+    /// Maximum size of the cache folder [default: a tenth of its disk, at most half of what is free]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    pub(crate) cache_size: Option<u64>,
 
-    /// Maximum memory for cached states; they are restored faster from memory than from disk
-    #[arg(long, value_name = "BYTES", default_value = "512MiB", value_parser = parse_bytes)]
-    pub(crate) cache_ram: u64,
+    /// Maximum memory for cached states; they are restored faster from memory than from disk [default: a quarter of the memory that the models leave]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    pub(crate) cache_ram: Option<u64>,
 
     /// Minimum number of tokens of a saved state [default: 512]
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=65_536))]
@@ -136,20 +155,20 @@ pub(crate) struct ServeArgs {
     #[command(flatten)]
     pub(crate) shared_tier: SharedArgs,
 
-    /// Maximum number of tokens of one request, prompt and reply together
-    #[arg(long, value_name = "TOKENS", default_value_t = 8192, value_parser = clap::value_parser!(u32).range(64..))]
-    pub(crate) ctx_size: u32,
+    /// Maximum number of tokens of one request, prompt and reply together [default: the trained context up to 131072, or what fits into memory]
+    #[arg(long, short, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(64..))]
+    pub(crate) ctx_size: Option<u32>,
 
-    /// Maximum number of concurrent requests
-    #[arg(long, value_name = "COUNT", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
-    pub(crate) parallel: u32,
+    /// Maximum number of concurrent requests [default: 4, or what fits into memory]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub(crate) parallel: Option<u32>,
 
     /// Whether concurrent requests share one pool of KV cells
     #[arg(long, value_name = "LAYOUT", default_value = "auto")]
     pub(crate) kv_layout: KvArg,
 
     /// Number of compute threads; if it is not given, fewer while other programs use the CPUs [default: the physical cores]
-    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, short, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) threads: Option<u32>,
 
     #[command(flatten)]
@@ -228,6 +247,13 @@ pub(crate) struct ServeArgs {
     /// OpenTelemetry collector that receives traces, such as http://localhost:4318 [env: OTEL_EXPORTER_OTLP_ENDPOINT]
     #[arg(long, value_name = "URL")]
     pub(crate) otlp_endpoint: Option<String>,
+}
+
+impl ServeArgs {
+    /// The models of the command line, or else those of the settings.
+    pub(crate) fn models(&self) -> &[String] {
+        if self.named.is_empty() { &self.model } else { &self.named }
+    }
 }
 
 pub(crate) fn parse_wait(text: &str) -> Result<Duration, String> {
@@ -323,14 +349,13 @@ pub(crate) enum KvArg {
 }
 
 impl KvArg {
-    /// The layout for this many concurrent requests.
-    pub(crate) fn layout(self, parallel: u32) -> KvLayout {
+    /// The layout that is asked for; `None` for the usual one.
+    pub(crate) fn asked(self) -> Option<KvLayout> {
         match self {
-            Self::Unified => KvLayout::Unified,
-            Self::Split => KvLayout::Split,
+            Self::Unified => Some(KvLayout::Unified),
+            Self::Split => Some(KvLayout::Split),
             // One request has the pool to itself, and rows from disk are set while the next ones are read.
-            Self::Auto if parallel == 1 => KvLayout::Unified,
-            Self::Auto => KvLayout::Split,
+            Self::Auto => None,
         }
     }
 }

@@ -4,14 +4,32 @@
 //! changes nothing. It must never check what the engine checks: there would be two rules.
 
 use clap::ValueEnum;
-use poncho_engine::backend::{ContextOptions, FlashAttention, KvType, ModelOptions, Pooling, RopeScaling, SplitMode};
+use poncho_engine::backend::{
+    ContextOptions, FlashAttention, KvType, ModelOptions, Numa, Pooling, RopeScaling, SplitMode,
+};
 
 /// Options of the weights, the KV cache and the positions.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct BackendArgs {
-    /// Layers to keep on the GPU: a number, or all; a build without a GPU backend ignores it [default: all]
-    #[arg(long, value_name = "COUNT", value_parser = parse_layers)]
+    /// Layers to keep on the GPU: a number, all, or auto for what fits; a build without a GPU backend ignores it [default: auto]
+    #[arg(long, value_name = "COUNT", value_parser = parse_layers, allow_hyphen_values = true)]
     pub(crate) gpu_layers: Option<GpuLayers>,
+
+    /// Devices to use, as comma-separated names of `poncho doctor` [default: all]
+    #[arg(long, value_name = "NAMES", value_parser = parse_devices)]
+    pub(crate) device: Option<Devices>,
+
+    /// Keep the experts of all layers on the CPU
+    #[arg(long, conflicts_with = "n_cpu_moe")]
+    pub(crate) cpu_moe: bool,
+
+    /// Keep the experts of this many layers on the CPU, from the first one on [default: what fits]
+    #[arg(long, value_name = "LAYERS")]
+    pub(crate) n_cpu_moe: Option<u32>,
+
+    /// How threads and memory are placed on a machine with several NUMA nodes [default: left to the system]
+    #[arg(long, value_name = "HOW")]
+    pub(crate) numa: Option<NumaArg>,
 
     /// How tensors are split across several GPUs [default: layer]
     #[arg(long, value_name = "MODE")]
@@ -38,7 +56,7 @@ pub(crate) struct BackendArgs {
     pub(crate) check_tensors: bool,
 
     /// Maximum number of tokens in one decode call [default: 2048]
-    #[arg(long, value_name = "TOKENS")]
+    #[arg(long, short, value_name = "TOKENS")]
     pub(crate) batch_size: Option<u32>,
 
     /// Maximum number of tokens computed at once [default: 512]
@@ -111,10 +129,38 @@ pub(crate) struct BackendArgs {
 }
 
 impl BackendArgs {
+    /// Layers on the GPU that are asked for; `Some(None)` for all of them.
+    pub(crate) fn layers(&self) -> Option<Option<u32>> {
+        match self.gpu_layers? {
+            GpuLayers::Auto => None,
+            GpuLayers::All => Some(None),
+            GpuLayers::Count(layers) => Some(Some(layers)),
+        }
+    }
+
+    /// Layers with their experts on the CPU that are asked for.
+    pub(crate) fn experts_on_cpu(&self) -> Option<u32> {
+        if self.cpu_moe { Some(u32::MAX) } else { self.n_cpu_moe }
+    }
+
+    /// The names of the devices that are asked for; none for all of them.
+    pub(crate) fn device_names(&self) -> Vec<String> {
+        self.device.as_ref().map(|Devices(names)| names.clone()).unwrap_or_default()
+    }
+
     /// Puts what was given into the options of a model's weights.
     pub(crate) fn set_model(&self, options: &mut ModelOptions) {
-        if let Some(GpuLayers(layers)) = self.gpu_layers {
+        if let Some(layers) = self.layers() {
             options.gpu_layers = layers;
+        }
+        if let Some(layers) = self.experts_on_cpu() {
+            options.n_cpu_moe = layers;
+        }
+        if let Some(Devices(names)) = &self.device {
+            options.devices.clone_from(names);
+        }
+        if let Some(numa) = self.numa {
+            options.numa = numa.numa();
         }
         if let Some(mode) = self.split_mode {
             options.split_mode = mode.mode();
@@ -169,17 +215,57 @@ impl BackendArgs {
     }
 }
 
-/// Layers on the GPU; `None` for all of them.
+/// Layers on the GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct GpuLayers(Option<u32>);
+pub(crate) enum GpuLayers {
+    /// What fits.
+    Auto,
+    All,
+    Count(u32),
+}
 
 fn parse_layers(text: &str) -> Result<GpuLayers, String> {
     match text {
-        "all" => Ok(GpuLayers(None)),
+        "auto" => Ok(GpuLayers::Auto),
+        // llama-server's older spelling.
+        "all" | "-1" => Ok(GpuLayers::All),
         _ => text
             .parse()
-            .map(|layers| GpuLayers(Some(layers)))
-            .map_err(|_| format!("{text:?} is not a number of layers; write a number such as 24, or all")),
+            .map(GpuLayers::Count)
+            .map_err(|_| format!("{text:?} is not a number of layers; write a number such as 24, auto, or all")),
+    }
+}
+
+/// Names of devices.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Devices(Vec<String>);
+
+fn parse_devices(text: &str) -> Result<Devices, String> {
+    let names: Vec<String> = text.split(',').map(|name| name.trim().to_owned()).collect();
+    match names.iter().any(String::is_empty) {
+        true => Err(format!("{text:?} is not a list of devices; write names with commas, such as CUDA0,CUDA1")),
+        false => Ok(Devices(names)),
+    }
+}
+
+/// How threads and memory are placed on NUMA nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum NumaArg {
+    /// Spread over all nodes
+    Distribute,
+    /// Only the node that the server was started on
+    Isolate,
+    /// As numactl says
+    Numactl,
+}
+
+impl NumaArg {
+    const fn numa(self) -> Numa {
+        match self {
+            Self::Distribute => Numa::Distribute,
+            Self::Isolate => Numa::Isolate,
+            Self::Numactl => Numa::Numactl,
+        }
     }
 }
 
@@ -350,6 +436,9 @@ mod tests {
     fn every_flag_reaches_its_option() {
         let (model, context) = options(&[
             "--gpu-layers=7",
+            "--device=G0, G1",
+            "--n-cpu-moe=5",
+            "--numa=isolate",
             "--split-mode=row",
             "--main-gpu=1",
             "--tensor-split=3,1",
@@ -379,6 +468,9 @@ mod tests {
             mmap: false,
             mlock: true,
             gpu_layers: Some(7),
+            devices: vec!["G0".to_owned(), "G1".to_owned()],
+            n_cpu_moe: 5,
+            numa: Numa::Isolate,
             split_mode: SplitMode::Row,
             main_gpu: 1,
             tensor_split: vec![3.0, 1.0],
@@ -410,6 +502,19 @@ mod tests {
     }
 
     #[test]
+    fn layers_and_experts_are_given_or_left_to_the_planner() {
+        let given = |words: &[&str]| {
+            let line = Line::try_parse_from(["serve"].iter().chain(words)).unwrap();
+            (line.backend.layers(), line.backend.experts_on_cpu())
+        };
+        assert_eq!(given(&[]), (None, None));
+        assert_eq!(given(&["--gpu-layers", "auto"]), (None, None));
+        assert_eq!(given(&["--gpu-layers", "all", "--cpu-moe"]), (Some(None), Some(u32::MAX)));
+        assert_eq!(given(&["--gpu-layers", "-1"]), (Some(None), None), "llama-server's older spelling");
+        assert_eq!(given(&["--gpu-layers", "0", "--n-cpu-moe", "0"]), (Some(Some(0)), Some(0)));
+    }
+
+    #[test]
     fn a_smaller_batch_makes_smaller_pieces() {
         let (_, context) = options(&["--batch-size=128"]);
         assert_eq!((context.n_batch, context.n_ubatch), (128, 128));
@@ -420,6 +525,7 @@ mod tests {
     fn wrong_values_say_what_would_do() {
         let refused = |word: &str| Line::try_parse_from(["serve", word]).unwrap_err().to_string();
         assert!(refused("--gpu-layers=many").contains("or all"), "{}", refused("--gpu-layers=many"));
+        assert!(refused("--device=a,,b").contains("such as CUDA0,CUDA1"));
         assert!(refused("--tensor-split=a").contains("such as 3,1"));
         assert!(refused("--cache-type-k=q9").contains("q8_0"));
     }

@@ -14,7 +14,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::environment::Environment;
-use super::{FILE_VARIABLE, Kind, Origin, SETTINGS, Setting, find, nearest};
+use super::{FILE_VARIABLE, Group, Kind, Origin, SETTINGS, Setting, find, nearest};
 
 /// More than any settings need; a model file given by mistake must not be read into memory.
 const MOST_BYTES: u64 = 1 << 20;
@@ -33,7 +33,16 @@ pub(super) struct SettingsFile {
     /// `None` if no file is named and the default one does not exist.
     pub(super) path: Option<PathBuf>,
     pub(super) entries: Vec<Entry>,
+    /// Entries for one model each, by its name.
+    pub(super) models: Vec<(String, Vec<Entry>)>,
 }
+
+/// Why a value of the key `models` is refused.
+const NOT_SECTIONS: &str =
+    "`models` holds a section for each model; write [models.\"qwen3:8b\"] and its settings below";
+
+/// The key of the tables for single models.
+const MODELS: &str = "models";
 
 /// Reads the named file, which must exist, or the default one, which may be missing.
 pub(super) fn load(named: Option<&Path>, environment: &Environment) -> anyhow::Result<SettingsFile> {
@@ -53,8 +62,8 @@ pub(super) fn load(named: Option<&Path>, environment: &Environment) -> anyhow::R
         _ => {}
     }
     let text = read(&path, said_by.is_some())?;
-    let entries = entries(&text, &path, environment)?;
-    Ok(SettingsFile { path: Some(path), entries })
+    let (entries, models) = entries(&text, &path, environment)?;
+    Ok(SettingsFile { path: Some(path), entries, models })
 }
 
 /// `$XDG_CONFIG_HOME/poncho/poncho.toml`, or `~/.config/poncho/poncho.toml`.
@@ -87,24 +96,51 @@ fn read(path: &Path, is_named: bool) -> anyhow::Result<String> {
     String::from_utf8(bytes).map_err(|_| anyhow!("{} is not UTF-8 text; name a poncho.toml", path.display()))
 }
 
-fn entries(text: &str, path: &Path, environment: &Environment) -> anyhow::Result<Vec<Entry>> {
+/// Entries for one model each, by its name.
+type OfModels = Vec<(String, Vec<Entry>)>;
+
+fn entries(text: &str, path: &Path, environment: &Environment) -> anyhow::Result<(Vec<Entry>, OfModels)> {
     let place = |at: usize| Origin::File { path: path.to_path_buf(), line: line_of(text, at) };
     let table = DeTable::parse(text).map_err(|error| {
         let at = error.span().map_or(0, |span| span.start);
         anyhow!("{}: {}; write TOML, with lines such as `port = 8080`", place(at), error.message().trim())
     })?;
-    let mut entries = Vec::new();
-    for (key, value) in table.get_ref() {
-        let origin = place(key.span().start);
-        let name = key.get_ref().as_ref();
-        let Some(setting) = find(name) else { bail!("{origin}: {}", unknown_key(name)) };
-        let mut values = values(setting, value).map_err(|wrong| anyhow!("{origin}: `{name}` {wrong}"))?;
+    let entry = |key: &str, value: &Spanned<DeValue<'_>>, origin: Origin| -> anyhow::Result<Entry> {
+        let Some(setting) = find(key) else { bail!("{origin}: {}", unknown_key(key)) };
+        let mut values = values(setting, value).map_err(|wrong| anyhow!("{origin}: `{key}` {wrong}"))?;
         if matches!(setting.kind, Kind::Path | Kind::Paths) {
             values = values.into_iter().map(|value| from_home(value, environment)).collect();
         }
-        entries.push(Entry { setting, values: values.into_iter().map(Into::into).collect(), origin });
+        Ok(Entry { setting, values: values.into_iter().map(Into::into).collect(), origin })
+    };
+    let (mut entries, mut models) = (Vec::new(), Vec::new());
+    for (key, value) in table.get_ref() {
+        let origin = place(key.span().start);
+        let name = key.get_ref().as_ref();
+        if name != MODELS {
+            entries.push(entry(name, value, origin)?);
+            continue;
+        }
+        let DeValue::Table(of_models) = value.get_ref() else { bail!("{origin}: {NOT_SECTIONS}") };
+        for (model, section) in of_models {
+            let origin = place(model.span().start);
+            let DeValue::Table(section) = section.get_ref() else { bail!("{origin}: {NOT_SECTIONS}") };
+            let mut of_model = Vec::new();
+            for (key, value) in section {
+                let origin = place(key.span().start);
+                let found = entry(key.get_ref().as_ref(), value, origin.clone())?;
+                if found.setting.group != Group::Computing {
+                    bail!(
+                        "{origin}: `{}` is not a setting of one model; move it to the top of the file",
+                        found.setting.name
+                    );
+                }
+                of_model.push(found);
+            }
+            models.push((model.get_ref().to_string(), of_model));
+        }
     }
-    Ok(entries)
+    Ok((entries, models))
 }
 
 fn unknown_key(name: &str) -> String {
@@ -181,7 +217,7 @@ mod tests {
 
     fn read_text(text: &str) -> Result<Vec<Read>, String> {
         let environment = Environment::of(&[("HOME", "/h/me")]);
-        let entries = entries(text, Path::new("poncho.toml"), &environment).map_err(|error| error.to_string())?;
+        let (entries, _) = entries(text, Path::new("poncho.toml"), &environment).map_err(|error| error.to_string())?;
         Ok(entries
             .into_iter()
             .map(|entry| {
@@ -215,6 +251,15 @@ mod tests {
     }
 
     #[test]
+    fn a_section_has_the_settings_of_one_model() {
+        let text = "port = 1\n[models.\"a:1\"]\nctx_size = 4096\ncpu_moe = true\n[models.b]\n";
+        let (entries, models) = entries(text, Path::new("p"), &Environment::of(&[])).unwrap();
+        assert_eq!(entries.len(), 1);
+        let found: Vec<_> = models.iter().map(|(name, of)| (name.as_str(), of.len())).collect();
+        assert_eq!(found, [("a:1", 2), ("b", 0)]);
+    }
+
+    #[test]
     fn errors_name_the_line_and_the_fix() {
         for (text, said) in [
             ("port = 80\nprot = 81\n", "poncho.toml:2: unknown setting `prot`; did you mean `port`?"),
@@ -224,6 +269,11 @@ mod tests {
             ("api_key = [1]\n", "`api_key` is an integer and must be a string, or a list of strings"),
             ("ctx_size = 1.5\n", "must be an integer without quotes"),
             ("host = 127.0.0.1\n", "poncho.toml:1: "),
+            ("models = 1\n", "[models.\"qwen3:8b\"]"),
+            ("[models]\na = 1\n", "[models.\"qwen3:8b\"]"),
+            ("[models.a]\nctx_size = \"x\"\n", "poncho.toml:2: `ctx_size` is a string"),
+            ("[models.a]\nport = 1\n", "poncho.toml:2: `port` is not a setting of one model"),
+            ("[models.a]\nctx_sice = 1\n", "did you mean `ctx_size`"),
             ("port = 1\nport = 2\n", "poncho.toml:2: "),
         ] {
             let message = read_text(text).unwrap_err();
@@ -233,7 +283,7 @@ mod tests {
 
     #[test]
     fn tables_and_lists_become_pairs() {
-        const ALIAS: Setting = Setting::new("alias", Kind::Pairs, super::super::Group::Models);
+        const ALIAS: Setting = Setting::new("alias", Kind::Pairs, Group::Models);
         let pairs = |text: &str| {
             let table = DeTable::parse(text).unwrap();
             let value = table.get_ref().iter().next().unwrap().1.clone();

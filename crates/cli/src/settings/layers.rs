@@ -17,8 +17,8 @@ use super::environment::Environment;
 use super::file::{self, Entry, SettingsFile};
 use super::foreign;
 use super::{
-    ADDRESS_VARIABLE, COMMANDS, FILE_FLAG, FILE_VARIABLE, Kind, Origin, SETTINGS, Setting, find, flag_of, flags,
-    nearest,
+    ADDRESS_VARIABLE, COMMANDS, FILE_FLAG, FILE_VARIABLE, Kind, MODELS_ARGUMENT, Origin, SETTINGS, Setting, find,
+    flag_of, flags, nearest, short_flags,
 };
 
 /// A setting with its effective value.
@@ -40,6 +40,8 @@ pub(crate) struct Resolved {
     pub(crate) matches: ArgMatches,
     /// Notes about variables that are not settings, or that are not used.
     pub(crate) strange: Vec<String>,
+    /// The settings of models that have a section in the file, by name.
+    pub(crate) models: Vec<(String, ServeArgs)>,
 }
 
 /// Why no command can run.
@@ -62,6 +64,7 @@ pub(crate) fn parse(
     words: Vec<OsString>,
     environment: &Environment,
 ) -> Result<(ArgMatches, Option<Resolved>), Refused> {
+    let words = short_flags::spelled_out(words, &COMMANDS);
     let typed = command.clone().try_get_matches_from(&words).map_err(Refused::Usage)?;
     let Some((name, sub)) = typed.subcommand().filter(has_settings) else {
         return Ok((typed, None));
@@ -69,8 +72,11 @@ pub(crate) fn parse(
     let flags = flags();
     let named = sub.get_one::<PathBuf>(FILE_FLAG).map(PathBuf::as_path);
     let layers = Layers::read(&flags, named, environment).map_err(Refused::Settings)?;
-    let untyped = |setting: &Setting| sub.value_source(setting.name) != Some(ValueSource::CommandLine);
+    let is_typed = |id: &str| sub.value_source(id) == Some(ValueSource::CommandLine);
+    let untyped =
+        |setting: &Setting| !is_typed(setting.name) && !(setting.name == "model" && is_typed(MODELS_ARGUMENT));
     let lower: Vec<&Entry> = layers.entries.iter().filter(|entry| untyped(entry.setting)).collect();
+    let typed_words = words.clone();
     let all = words.into_iter().chain(lower.iter().flat_map(|entry| as_flags(&flags, entry)));
     let merged = command.clone().try_get_matches_from(all).map_err(Refused::Usage)?;
     let Some(matches) = merged.subcommand_matches(name).cloned() else { return Ok((merged, None)) };
@@ -89,7 +95,21 @@ pub(crate) fn parse(
         };
         Effective { setting, values, origin }
     });
-    let resolved = Resolved { settings: settings.collect(), file: layers.file, matches, strange: layers.strange };
+    let settings = settings.collect();
+    let mut models = Vec::new();
+    for (model, section) in &layers.models {
+        let over: Vec<&Entry> = section.iter().filter(|entry| untyped(entry.setting)).collect();
+        let words: Vec<OsString> = layers
+            .with_section(&over)
+            .filter(|entry| untyped(entry.setting))
+            .flat_map(|entry| as_flags(&flags, entry))
+            .collect();
+        let all =
+            command.clone().try_get_matches_from(typed_words.iter().cloned().chain(words)).map_err(Refused::Usage)?;
+        let args = all.subcommand_matches(name).map(ServeArgs::from_arg_matches);
+        models.extend(args.transpose().map_err(Refused::Usage)?.map(|args| (model.clone(), args)));
+    }
+    let resolved = Resolved { settings, file: layers.file, matches, strange: layers.strange, models };
     Ok((merged, Some(resolved)))
 }
 
@@ -105,8 +125,15 @@ pub(crate) fn configured(name: &str) -> anyhow::Result<Option<(OsString, Origin)
 ///
 /// # Errors
 /// If a variable or the file is not valid.
-pub(crate) fn of_serve() -> anyhow::Result<ServeArgs> {
-    Ok(ServeArgs::from_arg_matches(&serve_matches(&Environment::of_process())?)?)
+pub(crate) fn of_serve() -> anyhow::Result<(ServeArgs, Vec<(String, ServeArgs)>)> {
+    let environment = Environment::of_process();
+    let layers = Layers::read(&flags(), None, &environment)?;
+    let mut models = Vec::new();
+    for (model, section) in &layers.models {
+        let over: Vec<&Entry> = section.iter().collect();
+        models.push((model.clone(), ServeArgs::from_arg_matches(&matches_of(layers.with_section(&over))?)?));
+    }
+    Ok((ServeArgs::from_arg_matches(&serve_matches(&environment)?)?, models))
 }
 
 fn configured_in(name: &str, environment: &Environment) -> anyhow::Result<Option<(OsString, Origin)>> {
@@ -130,9 +157,13 @@ fn configured_in(name: &str, environment: &Environment) -> anyhow::Result<Option
 
 /// The arguments of `poncho serve` without flags, for a command that starts a server of its own.
 fn serve_matches(environment: &Environment) -> anyhow::Result<ArgMatches> {
+    let layers = Layers::read(&flags(), None, environment)?;
+    matches_of(layers.entries.iter())
+}
+
+fn matches_of<'a>(entries: impl Iterator<Item = &'a Entry>) -> anyhow::Result<ArgMatches> {
     let flags = flags();
-    let layers = Layers::read(&flags, None, environment)?;
-    let words: Vec<OsString> = layers.entries.iter().flat_map(|entry| as_flags(&flags, entry)).collect();
+    let words: Vec<OsString> = entries.flat_map(|entry| as_flags(&flags, entry)).collect();
     flags.no_binary_name(true).try_get_matches_from(words).context("the settings contradict each other")
 }
 
@@ -141,11 +172,28 @@ struct Layers {
     entries: Vec<Entry>,
     file: Option<PathBuf>,
     strange: Vec<String>,
+    /// Sections of the file for single models.
+    models: Vec<(String, Vec<Entry>)>,
 }
 
 impl Layers {
+    /// The entries for a model with this section: variables win over it, and it wins over the rest of the file.
+    fn with_section<'a>(&'a self, section: &'a [&'a Entry]) -> impl Iterator<Item = &'a Entry> {
+        let is_variable = |entry: &Entry| matches!(entry.origin, Origin::Variable(_));
+        let has = move |setting: &Setting| section.iter().any(|entry| entry.setting == setting);
+        let by_variable =
+            move |setting: &Setting| self.entries.iter().any(|entry| entry.setting == setting && is_variable(entry));
+        let general = self.entries.iter().filter(move |entry| is_variable(entry) || !has(entry.setting));
+        general.chain(section.iter().copied().filter(move |entry| !by_variable(entry.setting)))
+    }
+
     fn read(flags: &Command, named: Option<&Path>, environment: &Environment) -> anyhow::Result<Self> {
-        let SettingsFile { path, entries: of_file } = file::load(named, environment)?;
+        let SettingsFile { path, entries: of_file, models } = file::load(named, environment)?;
+        for entry in models.iter().flat_map(|(_, section)| section) {
+            for value in &entry.values {
+                check(flags, entry, value)?;
+            }
+        }
         let mut entries = Vec::new();
         let mut strange = strange(environment);
         for setting in SETTINGS {
@@ -164,7 +212,7 @@ impl Layers {
                 entries.push(entry.clone());
             }
         }
-        Ok(Self { entries, file: path, strange })
+        Ok(Self { entries, file: path, strange, models })
     }
 }
 
@@ -319,6 +367,59 @@ mod tests {
     }
 
     #[test]
+    fn a_plain_model_wins_over_the_models_of_the_settings() {
+        let models = |line: &str, variables: &[(&str, &str)]| {
+            let found = resolved(line, variables)?;
+            ServeArgs::from_arg_matches(&found.matches)
+                .map(|args| args.models().to_vec())
+                .map_err(|error| error.to_string())
+        };
+        let set = [("PONCHO_MODEL", "b,c")];
+        assert_eq!(models("poncho serve a", &set).unwrap(), ["a"]);
+        assert_eq!(models("poncho serve -m a", &set).unwrap(), ["a"]);
+        assert_eq!(models("poncho serve", &set).unwrap(), ["b", "c"]);
+        assert_eq!(models("poncho serve a b --port 1", &[]).unwrap(), ["a", "b"]);
+        assert!(models("poncho serve a --model b", &[]).unwrap_err().contains("cannot be used with"));
+    }
+
+    #[test]
+    fn a_section_of_the_file_is_for_one_model() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("mine.toml");
+        std::fs::write(&path, "parallel = 2\nctx_size = 100\n[models.a]\nctx_size = 200\nthreads = 3\n").unwrap();
+        let with = |line: &str, more: &[(&str, &str)]| {
+            let variables: Vec<_> = [("PONCHO_CONFIG", path.to_str().unwrap())].iter().chain(more).copied().collect();
+            let found = resolved(line, &variables).unwrap();
+            let (name, args) = found.models.into_iter().next().unwrap();
+            assert_eq!((name.as_str(), args.parallel), ("a", Some(2)), "the rest of the file holds for it too");
+            (holds(&resolved(line, &variables).unwrap(), "ctx_size").0, args.ctx_size, args.threads)
+        };
+        let all = |text: &str| vec![text.to_owned()];
+        assert_eq!(with("poncho serve a", &[]), (all("100"), Some(200), Some(3)));
+        assert_eq!(with("poncho serve a -c 300", &[]), (all("300"), Some(300), Some(3)), "a flag wins");
+        let variable = [("PONCHO_THREADS", "5")];
+        assert_eq!(with("poncho serve a", &variable), (all("100"), Some(200), Some(5)), "so does a variable");
+    }
+
+    #[test]
+    fn the_short_flags_of_llama_server_work() {
+        let line = "poncho serve -m a -c 4096 -ngl 20 -np 2 -t 3 -fa on -ctk q8_0 -ctv q8_0";
+        let found = resolved(line, &[]).unwrap();
+        for (name, value) in [
+            ("model", "a"),
+            ("ctx_size", "4096"),
+            ("gpu_layers", "20"),
+            ("parallel", "2"),
+            ("threads", "3"),
+            ("flash_attn", "on"),
+            ("cache_type_k", "q8_0"),
+            ("cache_type_v", "q8_0"),
+        ] {
+            assert_eq!(holds(&found, name).0, [value], "{name}");
+        }
+    }
+
+    #[test]
     fn each_layer_wins_over_those_below_it() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("mine.toml");
@@ -332,7 +433,7 @@ mod tests {
         assert_eq!(holds(&found, "api_key"), (vec!["a".into(), "b".into()], "PONCHO_API_KEY".to_owned()));
         assert_eq!(holds(&found, "parallel"), (vec!["2".to_owned()], format!("{file}:3")));
         assert_eq!(holds(&found, "open"), (vec!["true".to_owned()], format!("{file}:5")));
-        assert_eq!(holds(&found, "cache_size"), (vec!["20GiB".to_owned()], "default".to_owned()));
+        assert_eq!(holds(&found, "cache_size"), (Vec::<String>::new(), "default".to_owned()));
         assert_eq!(found.matches.get_one::<u16>("port"), Some(&3));
         assert_eq!(found.file.as_deref(), Some(path.as_path()));
         let off = resolved("poncho config", &[("PONCHO_CONFIG", file), ("PONCHO_OPEN", "off")]).unwrap();
@@ -344,7 +445,7 @@ mod tests {
         let variables = [("PONCHO_MODEL", "m.gguf"), ("PONCHO_CACHE_SIZE", "1MiB"), ("PONCHO_EXACT", "request")];
         let (matches, _) = parse(&command(), words("poncho serve --threads 3"), &Environment::of(&variables)).unwrap();
         let serve = ServeArgs::from_arg_matches(matches.subcommand_matches("serve").unwrap()).unwrap();
-        assert_eq!((serve.cache_size, serve.threads), (1 << 20, Some(3)));
+        assert_eq!((serve.cache_size, serve.threads), (Some(1 << 20), Some(3)));
         assert!(format!("{:?}", serve.model).contains("m.gguf"));
         assert!(serve.exact.is_some());
     }
@@ -424,7 +525,7 @@ mod tests {
         let variables = [("PONCHO_CTX_SIZE", "1024"), ("LLAMA_ARG_CACHE_TYPE_K", "q8_0"), ("PONCHO_LOG", "info")];
         let matches = serve_matches(&Environment::of(&variables)).unwrap();
         let serve = ServeArgs::from_arg_matches(&matches).unwrap();
-        assert_eq!((serve.ctx_size, serve.parallel), (1024, 4));
+        assert_eq!((serve.ctx_size, serve.parallel), (Some(1024), None));
         assert!(serve.backend.cache_type_k.is_some());
         let wrong = serve_matches(&Environment::of(&[("PONCHO_PORT", "x")])).unwrap_err().to_string();
         assert!(wrong.contains("PONCHO_PORT is `x`"), "{wrong}");

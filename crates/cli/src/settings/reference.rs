@@ -54,7 +54,19 @@ api_key = [\"first-key\", \"second-key\"]
 line. An unknown key or a bad value is an error that names the file and the line; for an unknown key it suggests the most
 similar one. A file with keys should be readable by its owner only.
 
-`poncho doctor` checks whether the effective settings can work on this machine.
+A section holds settings of one model, by its name; flags and variables win over it. It may have the settings under
+\"Computing\" below:
+
+```toml
+ctx_size = 32768
+
+[models.\"qwen3:8b\"]
+ctx_size = 65536
+cache_type_k = \"q8_0\"
+```
+
+`poncho doctor` checks whether the effective settings can work on this machine. Context, concurrent requests, KV type and
+cache sizes that are not set are chosen to fit, see [fit.md](fit.md).
 
 ## Variables of other programs
 

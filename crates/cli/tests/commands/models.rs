@@ -106,7 +106,8 @@ fn a_modelfile_that_cannot_be_used_is_refused_when_it_is_created() {
         ("TEMPLATE {% if true %}hello{% endif %}", "it does not write the messages"),
         ("TEMPLATE {{ range .Messages }}x{{ end }}", "{{ range .Messages }} is not understood"),
         ("TEMPLATE Answer:", "write {{ .Prompt }}"),
-        ("PARAMETER num_gpu 4", "`num_gpu` has no effect"),
+        ("PARAMETER low_vram 1", "`low_vram` has no effect"),
+        ("PARAMETER use_mmap often", "must be true or false"),
         ("PARAMETER temprature 1", "did you mean `temperature`"),
     ] {
         let refused = create(lines);

@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use poncho_models::{ModelName, Registry, ignore_progress};
-use poncho_testkit::{ModelKind, model_path};
+use poncho_testkit::{ModelKind, ModelSpec, model_path, path_of};
 use snapbox::{assert_data_eq, file};
 
 use crate::fake_server::{End, FakeServer, Script};
@@ -188,6 +188,30 @@ fn a_model_is_chosen_and_refusals_are_explained() {
     let message = format!("{long}\r");
     session.run(&own, &[(">>>", &message), ("error: ", ""), (">>>", "/quit\r")]);
     assert_data_eq!(session.masked(), file!["snapshots/everyday_models.txt"].raw());
+}
+
+/// `poncho fit` on machines of several sizes; `--memory` stands for them.
+#[test]
+fn a_model_is_fitted_to_memory() {
+    let home = tempfile::tempdir_in("/tmp").unwrap();
+    let spec = ModelSpec { n_ctx_train: 131_072, ..ModelSpec::tiny(ModelKind::Attention) };
+    std::fs::copy(path_of(&spec).unwrap(), home.path().join("long.gguf")).unwrap();
+    let mut session = Session::new(home.path());
+    let path = home.path().join("long.gguf").to_str().unwrap().to_owned();
+    let fit = |session: &mut Session<'_>, words: &[&str]| {
+        session.run(&[&["fit", path.as_str(), "--cache-size", "1GiB"][..], words].concat(), &[]);
+    };
+    session.about("Enough for everything");
+    fit(&mut session, &["--memory", "4GiB"]);
+    session.about("Less: fewer at once, then a smaller KV cache, then less context");
+    fit(&mut session, &["--memory", "800MiB"]);
+    fit(&mut session, &["--memory", "500MiB"]);
+    fit(&mut session, &["--memory", "400MiB"]);
+    session.about("Given values are not repeated");
+    fit(&mut session, &["-c", "4096", "-np", "2", "-ctk", "q8_0", "-ctv", "q8_0", "--memory", "4GiB"]);
+    session.about("Too little");
+    fit(&mut session, &["-c", "131072", "--no-mmap", "--memory", "280MiB"]);
+    assert_data_eq!(session.masked(), file!["snapshots/everyday_fit.txt"].raw());
 }
 
 /// Everyday use 16.

@@ -47,12 +47,13 @@ pub(crate) mod text;
 mod threads;
 
 pub use chat::template::check_template;
-pub use cpu::{CPU_ADVICE, missing_cpu_features};
+pub use cpu::{CPU_ADVICE, missing_cpu_features, unused_cpu_features};
 use devices::start_library;
 pub use devices::{
     Device, DeviceKind, DeviceSources, LLAMA_VERSION, SourceError, TrialError, backend_of, backends, copy_times,
     devices, libraries_in, serve_devices, try_added_devices, use_devices,
 };
+pub use model::measure::LlamaMeasure;
 
 /// llama.cpp. It starts at the first load or the first buffer, not before.
 #[derive(Clone, Copy, Debug, Default)]
@@ -111,8 +112,8 @@ impl Backend for LlamaBackend {
     }
 
     fn exactness_obstacle(&self, options: &ModelOptions) -> Option<String> {
-        // SAFETY: reads a fact about the build; no argument, no state.
-        let offloads = unsafe { llama_cpp_sys_4::llama_supports_gpu_offload() };
+        start_library();
+        let offloads = buffer::has_device();
         let obstacle = "layers may run on a GPU, where nothing is known yet about which sums depend on their neighbours \
                         (set gpu_layers to 0)";
         (offloads && options.gpu_layers != Some(0)).then(|| obstacle.to_owned())

@@ -2,7 +2,8 @@
 
 use poncho_api::BadOption;
 pub use poncho_api::{
-    ContextOptions, FlashAttention, KvLayout, KvType, MAX_SEQUENCES, ModelOptions, Pooling, RopeScaling, SplitMode,
+    ContextOptions, FlashAttention, KvLayout, KvType, MAX_SEQUENCES, ModelOptions, Numa, Pooling, RopeScaling,
+    SplitMode,
 };
 
 use super::error::{ContextError, LoadError};

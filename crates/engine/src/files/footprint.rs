@@ -96,13 +96,13 @@ impl EmbeddingCost {
     }
 }
 
-/// What the file says about its attention.
-struct Shape {
+/// What the file says about its attention. Also read by the arithmetic of `fit`.
+pub(crate) struct Shape {
     values: Metadata,
 }
 
 impl Shape {
-    fn of(config: &ModelConfig) -> Self {
+    pub(crate) fn of(config: &ModelConfig) -> Self {
         let values = Metadata::open(&config.model.path, &Keep::arrays_up_to(MAX_LAYERS)).unwrap_or_default();
         Self { values }
     }
@@ -112,12 +112,17 @@ impl Shape {
         self.values.get(&format!("{architecture}.{key}"))
     }
 
-    fn number(&self, key: &str) -> Option<u64> {
+    pub(crate) fn number(&self, key: &str) -> Option<u64> {
         self.value(key).and_then(Value::as_unsigned)
     }
 
+    /// Tokens of the vocabulary.
+    pub(crate) fn vocabulary(&self) -> u64 {
+        self.values.get("tokenizer.ggml.tokens").and_then(Value::as_array).map_or(0, |tokens| tokens.count)
+    }
+
     /// A number for all layers, or the largest of one for each.
-    fn largest(&self, key: &str) -> u64 {
+    pub(crate) fn largest(&self, key: &str) -> u64 {
         let Some(value) = self.value(key) else { return 0 };
         let each = value.as_array().map_or(std::slice::from_ref(value), |array| array.values.as_slice());
         each.iter().filter_map(Value::as_unsigned).max().unwrap_or(0)
@@ -140,7 +145,7 @@ impl Shape {
     }
 
     /// Keys and values of one position in all layers.
-    fn bytes_per_cell(&self, context: &ContextOptions) -> u64 {
+    pub(crate) fn bytes_per_cell(&self, context: &ContextOptions) -> u64 {
         let heads = self.number("attention.head_count").unwrap_or(0);
         let width = self.number("embedding_length").unwrap_or(0).checked_div(heads).unwrap_or(0);
         let key = self.number("attention.key_length").unwrap_or(width);

@@ -4,6 +4,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, Instant};
 
 use poncho_api::LoadModel;
 use poncho_cache::Cache;
@@ -12,6 +13,9 @@ use crate::backend::Backend;
 use crate::config::ModelConfig;
 use crate::error::EngineError;
 use crate::model::Model;
+
+/// How long the end of all models waits for uploads to the shared tier.
+const LAST_UPLOADS: Duration = Duration::from_secs(10);
 
 /// Several models at once.
 pub struct Engine {
@@ -111,13 +115,19 @@ impl Engine {
         removed.ok_or_else(|| EngineError::UnknownModel { model: id.to_owned() })?.shut_down()
     }
 
-    /// Unloads every model, as [`Engine::unload`] does.
+    /// Unloads every model, as [`Engine::unload`] does, and waits a bounded time for what they share with other machines.
     ///
     /// # Errors
     /// The first that could not be unloaded in order; the others are unloaded all the same.
     pub fn unload_all(&self) -> Result<(), EngineError> {
         let unloaded: Vec<Result<(), EngineError>> =
             self.models().iter().map(|model| self.unload(model.id())).collect();
+        if let Some(remote) = self.cache.remote()
+            && !remote.flush(Instant::now() + LAST_UPLOADS)
+        {
+            let seconds = LAST_UPLOADS.as_secs();
+            tracing::warn!(seconds, "the shared tier is slow; some rows are not uploaded");
+        }
         unloaded.into_iter().collect()
     }
 }

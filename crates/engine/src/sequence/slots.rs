@@ -572,6 +572,11 @@ impl Slots {
         }
     }
 
+    /// Offers everything that waits for its conversation to become quiet. Nothing is offered afterwards.
+    pub(crate) fn stop_sharing(&mut self) {
+        self.sharing = None;
+    }
+
     fn saved(&mut self, key: Option<Key>, boundary: &Boundary<'_>) {
         if let (Some(sharing), Some(key)) = (&mut self.sharing, key) {
             sharing.saved(key, boundary.tenant.map(|tenant| tenant.id), boundary.reason);

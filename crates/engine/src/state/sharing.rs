@@ -178,3 +178,107 @@ impl Waiting {
         std::iter::successors(Some(row.clone()), above).map(|row| row.bytes).sum()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use poncho_cache::{
+        CacheConfig, Chain, FingerprintMode, Namespace, PartKind, Patience, PayloadPart, QuantType, RemoteError,
+        RemoteQuery, RemoteRates, RemoteRow, RemoteStatus, SaveRequest,
+    };
+
+    use super::*;
+
+    /// Remembers what it was offered.
+    #[derive(Debug, Default)]
+    struct Offered(Mutex<Vec<(Key, OfferReason, usize)>>);
+
+    impl RemoteTier for Offered {
+        fn find(&self, _: RemoteQuery<'_>, _: &Patience) -> Result<Option<RemoteRow>, RemoteError> {
+            Ok(None)
+        }
+
+        fn fetch(&self, row: &RemoteRow, _: &Patience) -> Result<Chain, RemoteError> {
+            Err(RemoteError::Gone { key: row.key })
+        }
+
+        fn distrust(&self, _: &RemoteRow) {}
+
+        fn offer(&self, offer: Offer) {
+            let rows = (offer.export)().map_or(0, |chain| chain.rows.len());
+            self.0.lock().unwrap().push((offer.key, offer.reason, rows));
+        }
+
+        fn flush(&self, _: Instant) -> bool {
+            true
+        }
+
+        fn rates(&self) -> Option<RemoteRates> {
+            None
+        }
+
+        fn status(&self) -> RemoteStatus {
+            RemoteStatus::default()
+        }
+    }
+
+    fn save(cache: &Cache, tokens: &[u32], reason: SaveReason) -> Key {
+        let namespace = Namespace { fingerprint: [1; 32], quant: QuantType::F16, context_hash: [2; 32] };
+        let base = cache.base_for(&namespace, tokens, None);
+        let request = SaveRequest {
+            namespace,
+            mode: FingerprintMode::Safe,
+            tokens,
+            base: base.as_ref(),
+            parts: vec![PayloadPart { kind: PartKind::Attention, bytes: vec![7; 100].into() }],
+            reason,
+            flags: 0,
+            context_size: 0,
+            text: String::new(),
+            tier: None,
+            owner: None,
+        };
+        cache.save_later(request).unwrap().key
+    }
+
+    #[test]
+    fn a_row_is_offered_once_when_its_conversation_is_quiet_or_the_model_ends() {
+        let tier = Arc::new(Offered::default());
+        let config = CacheConfig { remote: Some(Arc::<Offered>::clone(&tier)), ..CacheConfig::in_memory(1 << 20) };
+        let cache = Arc::new(Cache::open(config).unwrap());
+        let tokens: Vec<u32> = (0..40).collect();
+        let ends = [(10, SaveReason::Cold), (20, SaveReason::Finish), (30, SaveReason::Cold), (40, SaveReason::Finish)];
+        let keys = ends.map(|(end, reason)| (save(&cache, &tokens[..end], reason), reason));
+        // An hour of quiet: nothing is offered before the end.
+        let mut sharing = Sharing::new(&cache).unwrap();
+        sharing.quiet = Duration::from_secs(3600);
+        for (key, reason) in keys {
+            sharing.saved(key, None, reason);
+            sharing.saved(key, None, reason);
+        }
+        sharing.used(keys[1].0, None);
+        drop(sharing);
+        let offered = std::mem::take(&mut *tier.0.lock().unwrap());
+        let expected = [
+            (keys[1].0, OfferReason::Reused, 2),
+            (keys[0].0, OfferReason::Drain, 1),
+            (keys[2].0, OfferReason::Drain, 3),
+            (keys[3].0, OfferReason::Drain, 4),
+        ];
+        assert_eq!(offered, expected);
+        // No quiet at all: at once, except for the end of a reply that the conversation has passed.
+        let mut sharing = Sharing::new(&cache).unwrap();
+        sharing.quiet = Duration::ZERO;
+        keys.into_iter().for_each(|(key, reason)| sharing.saved(key, None, reason));
+        drop(sharing);
+        let offered: Vec<Key> = tier.0.lock().unwrap().iter().map(|(key, _, _)| *key).collect();
+        assert_eq!(offered, [keys[0].0, keys[2].0, keys[3].0]);
+    }
+
+    #[test]
+    fn without_a_shared_tier_there_is_nothing_to_report_to() {
+        let cache = Arc::new(Cache::open(CacheConfig::in_memory(1 << 20)).unwrap());
+        assert!(Sharing::new(&cache).is_none());
+    }
+}

@@ -227,6 +227,7 @@ fn requests_with_the_same_prompt_share_one_fetch() {
     let request = greedy(&prompt(1, 300), 6);
     let _one = warm(MemoryKind::Attention, &tier, std::slice::from_ref(&request));
     let two = machine(MemoryKind::Attention, &tier, RestoreRule::Always);
+    tier.finds.store(0, Ordering::SeqCst);
     tier.shut();
     let streams: Vec<_> = (0..3).map(|_| two.model.submit(request.clone()).unwrap()).collect();
     eventually("a question to the store", || tier.finds.load(Ordering::SeqCst) > 0);

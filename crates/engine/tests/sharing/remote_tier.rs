@@ -69,10 +69,6 @@ impl MemoryTier {
         self.opened.notify_all();
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.rows.lock().unwrap().len()
-    }
-
     pub(crate) fn chain(&self, owner: OwnerId, key: Key) -> Option<Chain> {
         self.rows.lock().unwrap().get(&(owner, key)).cloned()
     }

@@ -17,16 +17,21 @@ use crate::suggestions::{did_you_mean, nearest};
 enum Kind {
     Integer,
     Float,
+    Switch,
     /// May be given several times.
     Texts,
 }
 
 /// Every parameter that a Modelfile may set, in Ollama's spelling.
-const KNOWN: [(&str, Kind); 12] = [
+const KNOWN: [(&str, Kind); 18] = [
     ("frequency_penalty", Kind::Float),
+    ("main_gpu", Kind::Integer),
     ("min_p", Kind::Float),
+    ("num_batch", Kind::Integer),
     ("num_ctx", Kind::Integer),
+    ("num_gpu", Kind::Integer),
     ("num_predict", Kind::Integer),
+    ("num_thread", Kind::Integer),
     ("presence_penalty", Kind::Float),
     ("repeat_last_n", Kind::Integer),
     ("repeat_penalty", Kind::Float),
@@ -35,6 +40,8 @@ const KNOWN: [(&str, Kind); 12] = [
     ("temperature", Kind::Float),
     ("top_k", Kind::Integer),
     ("top_p", Kind::Float),
+    ("use_mlock", Kind::Switch),
+    ("use_mmap", Kind::Switch),
 ];
 
 const AT_LOADING: &str =
@@ -43,23 +50,17 @@ const OTHER_SAMPLER: &str =
     "this sampler does not exist here; remove the line and use temperature, top_k, top_p or min_p";
 
 /// Parameters that Ollama has and that would have no effect, with what to do.
-const WITHOUT_EFFECT: [(&str, &str); 17] = [
+const WITHOUT_EFFECT: [(&str, &str); 11] = [
     ("f16_kv", AT_LOADING),
     ("low_vram", AT_LOADING),
-    ("main_gpu", AT_LOADING),
     ("mirostat", OTHER_SAMPLER),
     ("mirostat_eta", OTHER_SAMPLER),
     ("mirostat_tau", OTHER_SAMPLER),
-    ("num_batch", AT_LOADING),
-    ("num_gpu", AT_LOADING),
     ("num_keep", "a prompt that is too long is refused and never shortened; remove the line"),
-    ("num_thread", AT_LOADING),
     ("numa", AT_LOADING),
     ("penalize_newline", OTHER_SAMPLER),
     ("tfs_z", OTHER_SAMPLER),
     ("typical_p", OTHER_SAMPLER),
-    ("use_mlock", AT_LOADING),
-    ("use_mmap", AT_LOADING),
     ("vocab_only", AT_LOADING),
 ];
 
@@ -67,7 +68,6 @@ const WITHOUT_EFFECT: [(&str, &str); 17] = [
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 enum Parameter {
-    /// Only in manifests of earlier versions.
     Bool(bool),
     Integer(i64),
     Float(f64),
@@ -126,6 +126,11 @@ impl Parameters {
         let value = match kind {
             Kind::Integer => text.parse().ok().map(Parameter::Integer),
             Kind::Float => text.parse().ok().filter(|number: &f64| number.is_finite()).map(Parameter::Float),
+            Kind::Switch => match text.to_ascii_lowercase().as_str() {
+                "true" | "1" => Some(Parameter::Bool(true)),
+                "false" | "0" => Some(Parameter::Bool(false)),
+                _ => None,
+            },
             Kind::Texts => {
                 if let Parameter::Texts(texts) = self.0.entry(name.to_owned()).or_insert(Parameter::Texts(Vec::new())) {
                     texts.push(text.to_owned());
@@ -147,6 +152,7 @@ impl Parameters {
         let value = match (kind, json) {
             (Kind::Integer, json) => json.as_i64().map(Parameter::Integer),
             (Kind::Float, json) => json.as_f64().map(Parameter::Float),
+            (Kind::Switch, json) => json.as_bool().map(Parameter::Bool),
             (Kind::Texts, Value::String(text)) => Some(Parameter::Texts(vec![text.clone()])),
             (Kind::Texts, Value::Array(texts)) => {
                 texts.iter().map(|text| text.as_str().map(str::to_owned)).collect::<Option<_>>().map(Parameter::Texts)
@@ -207,6 +213,7 @@ fn wrong_type(name: &'static str, kind: Kind, got: &str) -> ParameterError {
     let wanted = match kind {
         Kind::Integer => "a whole number",
         Kind::Float => "a number",
+        Kind::Switch => "true or false",
         Kind::Texts => "a text or a list of texts",
     };
     ParameterError::WrongType { name, wanted, got: printable(got) }

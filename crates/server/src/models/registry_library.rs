@@ -90,8 +90,14 @@ impl RegistryLibrary {
     /// Adds a model that is not in the registry. Its name hides an installed one.
     #[must_use]
     pub fn with_file(mut self, model: LibraryModel) -> Self {
-        self.files.push(model);
+        self.replace_file(model);
         self
+    }
+
+    /// Adds such a model, or changes how it is loaded.
+    pub fn replace_file(&mut self, model: LibraryModel) {
+        self.files.retain(|file| file.name() != model.name());
+        self.files.push(model);
     }
 
     fn model(&self, installed: Installed) -> LibraryModel {

@@ -9,8 +9,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::tidy::{Finding, Tree};
 
 /// Lowest first. A crate may use those before it.
-const LAYERS: [&str; 11] = [
+const LAYERS: [&str; 12] = [
     "poncho-kinds",
+    "poncho-cluster",
     "poncho-gguf",
     "poncho-models",
     "poncho-cache",

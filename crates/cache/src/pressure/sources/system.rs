@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use super::{PressureError, PressureSample, PressureSource, PressureSourceKind, unparsable};
 
-/// Memory of a Linux machine, or of the tightest control group (v2) around the process, whichever is fuller.
+/// Memory of a Linux machine, or of the tightest control group (v1 or v2) around the process, whichever is fuller.
 #[derive(Debug, Clone)]
 pub struct SystemSource {
     /// What `/proc` and `/sys` are under.
@@ -44,16 +44,50 @@ impl SystemSource {
     /// `droppable` does not count as used.
     fn groups(&self, machine_total: u64, droppable: &[&str]) -> Vec<PressureSample> {
         let Ok(membership) = fs::read_to_string(self.root.join("proc/self/cgroup")) else { return Vec::new() };
-        let Some(group) = membership.lines().find_map(|line| line.strip_prefix("0::/")) else { return Vec::new() };
-        let read = |folder: &Path, file: &str| {
-            fs::read_to_string(self.root.join("sys/fs/cgroup").join(folder).join(file)).ok()
+        let of_version = |version: &Version| -> Vec<PressureSample> {
+            let group = membership.lines().find_map(|line| version.group(line));
+            // Inside a container the path may be that of the host; the folder that is mounted is its last ancestor.
+            let folders = group.into_iter().flat_map(|group| Path::new(group).ancestors());
+            folders.filter_map(|folder| self.group(version, folder, droppable)).collect()
         };
-        let sample = |folder: &Path| {
-            let (max, current) = (read(folder, "memory.max")?, read(folder, "memory.current")?);
-            parse_group(&max, &current, &read(folder, "memory.stat").unwrap_or_default(), droppable)
-        };
-        let samples = Path::new(group).ancestors().filter_map(sample);
+        let samples = VERSIONS.iter().flat_map(of_version);
         samples.filter(|sample| sample.total < machine_total).collect()
+    }
+
+    fn group(&self, version: &Version, folder: &Path, droppable: &[&str]) -> Option<PressureSample> {
+        let base = self.root.join(version.mount).join(folder);
+        let read = |file: &str| fs::read_to_string(base.join(file)).ok();
+        let (max, current) = (read(version.limit)?, read(version.current)?);
+        parse_group(&max, &current, &read("memory.stat").unwrap_or_default(), droppable)
+    }
+}
+
+/// Where a version of control groups has its files.
+struct Version {
+    mount: &'static str,
+    limit: &'static str,
+    current: &'static str,
+    /// The controller in `/proc/self/cgroup`; empty in version 2.
+    controller: &'static str,
+}
+
+const VERSIONS: [Version; 2] = [
+    Version { mount: "sys/fs/cgroup", limit: "memory.max", current: "memory.current", controller: "" },
+    Version {
+        mount: "sys/fs/cgroup/memory",
+        limit: "memory.limit_in_bytes",
+        current: "memory.usage_in_bytes",
+        controller: "memory",
+    },
+];
+
+impl Version {
+    /// The path of the group in a line of `/proc/self/cgroup`, without its first slash.
+    fn group<'a>(&self, line: &'a str) -> Option<&'a str> {
+        let (_, rest) = line.split_once(':')?;
+        let (controllers, path) = rest.split_once(':')?;
+        let is_of_version = controllers.split(',').any(|controller| controller == self.controller);
+        path.strip_prefix('/').filter(|_| is_of_version)
     }
 }
 
@@ -140,6 +174,27 @@ mod tests {
             fs::write(folder.join("memory.current"), current.to_string()).unwrap();
         }
         root
+    }
+
+    /// Version 1 of control groups, as older hosts and some containers have it.
+    #[test]
+    fn groups_of_version_1_count() {
+        let with = |membership: &str, folder: &str, limit: &str| {
+            let root = root(&[]);
+            fs::write(root.path().join("proc/self/cgroup"), membership).unwrap();
+            let folder = root.path().join("sys/fs/cgroup/memory").join(folder);
+            fs::create_dir_all(&folder).unwrap();
+            fs::write(folder.join("memory.limit_in_bytes"), limit).unwrap();
+            fs::write(folder.join("memory.usage_in_bytes"), "700\n").unwrap();
+            fs::write(folder.join("memory.stat"), "inactive_file 100\nactive_file 50\n").unwrap();
+            SystemSource::under(root.path()).available().unwrap()
+        };
+        let membership = "9:cpu,cpuacct:/x\n8:memory:/docker/abc\n0::/\n";
+        assert_eq!(with(membership, "docker/abc", "1000\n"), 450);
+        assert_eq!(with(membership, "", "1000\n"), 450, "only the container's own folder is mounted");
+        assert_eq!(with(membership, "docker/abc", "9223372036854771712\n"), 400 * 1024, "no limit");
+        assert_eq!(with("8:hugetlb:/docker/abc\n", "docker/abc", "1000\n"), 400 * 1024, "another controller");
+        assert_eq!(with(membership, "docker/abc", "nonsense"), 400 * 1024);
     }
 
     #[test]

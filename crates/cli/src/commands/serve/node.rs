@@ -19,6 +19,7 @@ use super::start::Start;
 use super::{end, install, manager, runtime};
 use crate::serving::engine_process;
 use crate::serving::{limits, port};
+use crate::settings::Resolved;
 use crate::settings::args::ServeArgs;
 
 /// Connections that may wait to be taken.
@@ -44,7 +45,7 @@ pub(crate) enum NodeSubcommand {
     Cert(CertArgs),
 }
 
-pub(crate) fn run(args: &NodeCommand, out: &mut impl Write) -> anyhow::Result<Outcome> {
+pub(crate) fn run(args: &NodeCommand, resolved: Option<&Resolved>, out: &mut impl Write) -> anyhow::Result<Outcome> {
     if let Some(NodeSubcommand::Cert(cert)) = &args.command {
         return cert::run(cert, out);
     }
@@ -62,7 +63,7 @@ pub(crate) fn run(args: &NodeCommand, out: &mut impl Write) -> anyhow::Result<Ou
     if credentials.is_none() && !address.ip().is_loopback() {
         bail!(HostError::NeedsTls { address });
     }
-    let start = Start::find(settings)?;
+    let start = Start::find(settings, resolved)?;
     let runtime = runtime()?;
     // The port first: if it is taken, no time is lost for loading a model. Nobody is let in before the models are there.
     let socket = {
@@ -75,9 +76,9 @@ pub(crate) fn run(args: &NodeCommand, out: &mut impl Write) -> anyhow::Result<Ou
         })?;
         socket
     };
-    let mut start = start.look(settings)?;
+    let mut start = start.look(settings, out)?;
     let engine = start.engine(settings, &runtime)?;
-    start.load(&engine, &runtime, out)?;
+    start.load(settings, &engine, &runtime, out)?;
     let signals = install(&runtime)?;
     let listener = {
         let _inside = runtime.enter();

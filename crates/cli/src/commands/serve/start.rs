@@ -4,72 +4,99 @@
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::bail;
 use poncho_cache::CacheConfig;
-use poncho_engine::{ModelConfig, Sizing, sizing};
+use poncho_engine::fit::Step;
+use poncho_engine::{EngineError, ModelConfig, Sizing, sizing};
 use poncho_server::MemoryBudget;
 use poncho_terminal::{Progress, printable_line, show_bytes};
 use tokio::runtime::Runtime;
 
 use crate::commands::serve::report::Report;
+use crate::fit::{Earlier, Fitted, Fitting, lines};
 use crate::serving::devices::Looked;
 use crate::serving::disk::{LITTLE_SPACE, free_bytes};
 use crate::serving::engine_process::EngineProcess;
 use crate::serving::memory::{Demand, Fit};
-use crate::serving::models::{Asked, ServedModels};
+use crate::serving::models::{Asked, Extras, ServedModels};
 use crate::serving::probing::prober;
-use crate::serving::shape::{ModelShape, chat_settings, replay_file, show_fingerprint};
+use crate::serving::shape::{ModelShape, chat_settings, replay_file, shapes, show_fingerprint};
 use crate::serving::shared_tier::with_shared_tier;
-use crate::serving::tiers::cache_config;
+use crate::serving::templates::chosen_template;
+use crate::serving::tiers::{Quotas, cache_config};
 use crate::serving::{devices, memory, names};
+use crate::settings::Resolved;
 use crate::settings::args::ServeArgs;
 use crate::settings::cache_folder::cache_folder;
 
-/// The models that are to be loaded, and the folder of the cache.
+/// How often a model that did not fit after all is loaded with less.
+const SMALLER_TRIES: u32 = 3;
+
+/// The models that are to be loaded, the machine, and the folder of the cache.
 pub(super) struct Start {
-    pub(super) models: ServedModels,
-    pub(super) folder: PathBuf,
+    models: ServedModels,
+    folder: PathBuf,
+    fitting: Arc<Fitting>,
+    looked: Looked,
 }
 
-/// The same, with what is known of the machine.
+/// The same, with the settings that were chosen.
 pub(super) struct Ready {
     pub(super) models: ServedModels,
     pub(super) folder: PathBuf,
+    fitting: Arc<Fitting>,
     sized: Vec<(ModelConfig, Sizing)>,
     looked: Looked,
     available: Option<u64>,
+    quotas: Quotas,
     cache: CacheConfig,
 }
 
 impl Start {
-    /// Finds the models.
-    pub(super) fn find(args: &ServeArgs) -> anyhow::Result<Self> {
+    /// Looks at the machine and finds the models.
+    pub(super) fn find(args: &ServeArgs, resolved: Option<&Resolved>) -> anyhow::Result<Self> {
         let folder = cache_folder(args.cache_dir.as_deref())?;
-        let shape = ModelShape::of(args, prober(args.probe_models, Some(&folder)));
-        let asked = Asked { models: &args.model, name: args.name.as_deref(), models_dir: args.models_dir.as_deref() };
-        Ok(Self { models: ServedModels::find(asked, &shape)?, folder })
+        let prober = prober(args.probe_models, Some(&folder));
+        let of_models = resolved.map(|resolved| shapes(&resolved.models, prober.as_ref())).unwrap_or_default();
+        let shape = ModelShape::of(args, prober);
+        let looked = devices::look(&args.devices);
+        let fitting = Arc::new(Fitting::new(args, shape, Some(&folder), &looked).with_models(of_models));
+        let template = chosen_template(args)?;
+        let asked = Asked {
+            models: args.models(),
+            name: args.name.as_deref(),
+            models_dir: args.models_dir.as_deref(),
+            extras: Extras { lora: &args.lora, template: template.as_deref() },
+        };
+        Ok(Self { models: ServedModels::find(asked, &fitting.configs())?, folder, fitting, looked })
     }
 
-    /// Looks at the models and the machine. Fails if the memory is too little, unless it has no limit.
-    pub(super) fn look(self, args: &ServeArgs) -> anyhow::Result<Ready> {
-        let Self { models, folder } = self;
-        let cache = cache_config(args, &folder)?;
-        let mut sized = Vec::new();
-        for name in &models.named {
-            let config = models.get(name)?.load().config;
-            let sizing = sizing(&config);
-            sized.push((config, sizing));
+    /// Chooses what the settings leave open, and shows it. Fails if the memory is too little, unless it has no limit.
+    pub(super) fn look(self, args: &ServeArgs, out: &mut impl Write) -> anyhow::Result<Ready> {
+        let Self { mut models, folder, fitting, looked } = self;
+        if let Some(note) = &models.note {
+            writeln!(out, "{}", printable_line(note))?;
         }
-        let looked = devices::look(&args.devices);
+        let planned = plan(&mut models, &fitting)?;
+        let quotas = fitting.quotas();
+        fitting.reserve(quotas.ram);
+        for (name, fitted) in models.named.iter().zip(&planned) {
+            show(out, &lines::of_model(fitted, &fitting.given(name)))?;
+        }
+        show(out, &lines::of_tiers(quotas, (args.cache_ram, args.cache_size)))?;
+        let cache = cache_config(args, quotas, &folder)?;
+        let sized = sized(&models)?;
         let available = sized.first().and_then(|(config, _)| memory::available_for(config, &looked.devices));
         let all: Vec<_> = sized.iter().map(|(config, sizing)| (config, *sizing)).collect();
-        if let Some(available) = available.filter(|_| args.memory != Some(MemoryBudget::Unlimited))
+        let fits = planned.iter().all(|fitted| fitted.plan.step < Step::WeightsFromDisk);
+        if let Some(available) = available.filter(|_| !fits && args.memory != Some(MemoryBudget::Unlimited))
             && let Fit::TooLittle(shortage) = Demand::of_sized(&all).fit(available)
         {
             bail!("{shortage}; --memory none skips this check");
         }
-        Ok(Ready { models, folder, sized, looked, available, cache })
+        Ok(Ready { models, folder, fitting, sized, looked, available, quotas, cache })
     }
 }
 
@@ -81,29 +108,45 @@ impl Ready {
             let cache = with_shared_tier(self.cache.clone(), &args.shared_tier)?;
             EngineProcess::own(cache, chat_settings(args, Some(replay_file(&self.folder))))?
         } else {
-            EngineProcess::child(runtime, &self.folder, &self.looked.sources, args.nodes.crash_limit)?
+            let chosen = self.quotas.flags(args);
+            EngineProcess::child(runtime, &self.folder, &self.looked.sources, args.nodes.crash_limit, &chosen)?
         };
         warn_of_little_space(&self.folder);
         Ok(engine)
     }
 
-    /// Loads the models.
+    /// Loads the models, with less if memory is short after all.
     pub(super) fn load(
         &mut self,
+        args: &ServeArgs,
         engine: &EngineProcess,
         runtime: &Runtime,
         out: &mut impl Write,
     ) -> anyhow::Result<()> {
-        if let Some(note) = self.models.note.take() {
-            writeln!(out, "{}", printable_line(&note))?;
-        }
-        for name in &self.models.named {
-            let model = self.models.get(name)?;
+        for name in &self.models.named.clone() {
             writeln!(out, "loading {}", printable_line(name))?;
             out.flush()?;
-            let progress = Progress::on_stderr();
-            engine.load(runtime, model.load(), show_fingerprint(&progress))?;
-            progress.clear();
+            let mut tries_left = SMALLER_TRIES;
+            loop {
+                let model = self.models.get(name)?;
+                let path = model.config.model.path.clone();
+                let progress = Progress::on_stderr();
+                let loaded = engine.load(runtime, model.load(), show_fingerprint(&progress));
+                progress.clear();
+                let Err(error) = loaded else { break };
+                if tries_left == 0 || !is_about_memory(&error) {
+                    return Err(error);
+                }
+                tries_left -= 1;
+                // Other programs took memory after it was measured.
+                let looked = devices::look(&args.devices);
+                let smaller = self.fitting.plan_smaller(&path, name, args.memory.unwrap_or_default(), &looked);
+                let Some(fitted) = smaller else { return Err(error) };
+                writeln!(out, "{} does not fit after all; trying less", printable_line(name))?;
+                show(out, &lines::of_model(&fitted, &self.fitting.given(name)))?;
+                self.models.configure_again(name)?;
+                self.sized = sized(&self.models)?;
+            }
             if let Some(loaded) = engine.node().model(name) {
                 names::record(&self.folder, name, &loaded.report().fingerprint);
             }
@@ -128,4 +171,44 @@ fn warn_of_little_space(folder: &Path) {
             "little space for the cache; free some, or name a folder on another disk with --cache-dir"
         );
     }
+}
+
+/// Plans the models of the command line, one after the other.
+fn plan(models: &mut ServedModels, fitting: &Fitting) -> anyhow::Result<Vec<Fitted>> {
+    let mut planned = Vec::new();
+    for name in models.named.clone() {
+        let path = models.get(&name)?.config.model.path;
+        planned.push(fitting.plan(&path, &name, Earlier::Kept));
+        models.configure_again(&name)?;
+    }
+    Ok(planned)
+}
+
+fn show(out: &mut impl Write, lines: &[String]) -> anyhow::Result<()> {
+    for line in lines {
+        writeln!(out, "{line}")?;
+    }
+    out.flush()?;
+    Ok(())
+}
+
+/// Whether a smaller plan may help: an allocation failed, or the system ended the process that made it.
+fn is_about_memory(error: &anyhow::Error) -> bool {
+    match error.downcast_ref::<EngineError>() {
+        Some(EngineError::NodeLost { .. }) => true,
+        Some(EngineError::Load { reason, .. } | EngineError::Backend { reason, .. }) => {
+            ["could not create the context", "alloc", "memory"].iter().any(|word| reason.contains(word))
+        }
+        _ => false,
+    }
+}
+
+/// The models with what they take.
+fn sized(models: &ServedModels) -> anyhow::Result<Vec<(ModelConfig, Sizing)>> {
+    let each = models.named.iter().map(|name| {
+        let config = models.get(name)?.load().config;
+        let sizing = sizing(&config);
+        Ok((config, sizing))
+    });
+    each.collect()
 }

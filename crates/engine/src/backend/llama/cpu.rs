@@ -25,6 +25,33 @@ pub fn missing_cpu_features() -> Vec<&'static str> {
     features().into_iter().filter(|(name, there)| is_missing(name, *there)).map(|(name, _)| name).collect()
 }
 
+/// Instruction sets that this CPU has, that llama.cpp would use, and that this build was compiled without.
+#[must_use]
+pub fn unused_cpu_features() -> Vec<&'static str> {
+    unused(BUILD_FLAGS, &|name| features().contains(&(name, true)) || wide_features().contains(&(name, true)))
+}
+
+fn unused(flags: Option<&str>, has: &dyn Fn(&str) -> bool) -> Vec<&'static str> {
+    let names: &[&'static str] = match flags {
+        _ if !cfg!(target_arch = "x86_64") => &[],
+        Some(flags) if flags.contains("native") || flags.contains("x86-64-v4") => &[],
+        Some(flags) if needs_v3(Some(flags)) => &["AVX-512", "AVX-512 VNNI"],
+        _ => &["AVX2", "FMA", "F16C"],
+    };
+    names.iter().copied().filter(|name| has(name)).collect()
+}
+
+#[cfg(target_arch = "x86_64")]
+fn wide_features() -> [(&'static str, bool); 2] {
+    use std::arch::is_x86_feature_detected;
+    [("AVX-512", is_x86_feature_detected!("avx512f")), ("AVX-512 VNNI", is_x86_feature_detected!("avx512vnni"))]
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn wide_features() -> [(&'static str, bool); 0] {
+    []
+}
+
 /// What to do about missing instruction sets.
 pub const CPU_ADVICE: &str = "use a machine from 2013 or later, let the virtual machine pass the host's CPU through (for \
      QEMU `-cpu host`), or build Poncho without -march=x86-64-v3 in .cargo/config.toml, which is slower";
@@ -83,6 +110,16 @@ mod tests {
     fn missing_instructions_are_named_with_what_to_do() {
         let said = refusal(&["AVX2", "F16C"]);
         assert!(said.contains("no AVX2, no F16C") && said.contains("-cpu host"), "{said}");
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn a_build_below_the_cpu_is_found() {
+        let (all, none): (&dyn Fn(&str) -> bool, &dyn Fn(&str) -> bool) = (&|_| true, &|_| false);
+        assert_eq!(unused(None, all), ["AVX2", "FMA", "F16C"], "a build without flags is one for SSE");
+        assert_eq!(unused(Some("-O2"), all), ["AVX2", "FMA", "F16C"]);
+        assert_eq!(unused(Some("-march=x86-64-v3"), all), ["AVX-512", "AVX-512 VNNI"]);
+        assert!(unused(Some("-march=native"), all).is_empty() && unused(Some("-march=x86-64-v3"), none).is_empty());
     }
 
     #[test]

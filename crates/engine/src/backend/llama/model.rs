@@ -4,6 +4,9 @@
 //! handle is freed when the last context, adapter, grammar and template that use it are gone. Everything here is
 //! read-only after the load; llama.cpp's vocabulary functions are called from many threads at once.
 
+pub(super) mod measure;
+mod placement;
+
 use std::ffi::{CStr, CString, c_char};
 use std::path::Path;
 use std::ptr::NonNull;
@@ -51,7 +54,7 @@ impl LlamaModel {
 
     /// Loads a file on this thread, which must have been checked: what it holds may end the process else.
     pub(super) fn load_checked(options: &ModelOptions, facts: &GgufFacts) -> Result<Self, LoadError> {
-        let (handle, reason) = log::collect(|| load_handle(options, facts));
+        let (handle, reason) = log::collect(|| load_handle(options, facts, Weights::Loaded));
         let handle = handle?.ok_or(LoadError::Refused { path: options.path.clone(), reason })?;
         let info = read_info(&handle, facts, options.vocab_only);
         let handle = Arc::new(handle);
@@ -66,7 +69,20 @@ impl LlamaModel {
     }
 }
 
-fn load_handle(options: &ModelOptions, facts: &GgufFacts) -> Result<Option<ModelHandle>, LoadError> {
+/// Whether the weights are loaded, or only their places are worked out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Weights {
+    Loaded,
+    Measured,
+}
+
+/// Loads a file that was checked; `None` if the library refuses, and its log says why.
+pub(super) fn load_handle(
+    options: &ModelOptions,
+    facts: &GgufFacts,
+    weights: Weights,
+) -> Result<Option<ModelHandle>, LoadError> {
+    placement::set_numa(options.numa);
     // SAFETY: plain values.
     let mut params = unsafe { sys::llama_model_default_params() };
     // A negative count means all layers.
@@ -82,6 +98,10 @@ fn load_handle(options: &ModelOptions, facts: &GgufFacts) -> Result<Option<Model
         (false, true) => sys::LLAMA_LOAD_MODE_MLOCK,
         (false, false) => sys::LLAMA_LOAD_MODE_NONE,
     };
+    if weights == Weights::Measured {
+        params.no_alloc = true;
+        params.load_mode = sys::LLAMA_LOAD_MODE_NONE;
+    }
     params.main_gpu = i32::try_from(options.main_gpu).unwrap_or(i32::MAX);
     params.vocab_only = options.vocab_only;
     params.check_tensors = options.check_tensors;
@@ -89,10 +109,16 @@ fn load_handle(options: &ModelOptions, facts: &GgufFacts) -> Result<Option<Model
     if let Some(shares) = &shares {
         params.tensor_split = shares.as_ptr();
     }
+    let mut devices = placement::devices(&options.devices)?;
+    if !options.devices.is_empty() {
+        params.devices = devices.as_mut_ptr();
+    }
+    let overrides = placement::Overrides::experts(options.n_cpu_moe);
+    params.tensor_buft_overrides = overrides.as_ptr();
     let paths = std::iter::once(&options.path).chain(&options.split_paths);
     let paths: Vec<CString> = paths.map(|path| c_path(path)).collect::<Result<_, _>>()?;
     let mut pointers: Vec<*const c_char> = paths.iter().map(|path| path.as_ptr()).collect();
-    // SAFETY: the paths and shares outlive the call; the function catches its own exceptions and returns null.
+    // SAFETY: the paths, shares, devices and overrides outlive the call; the function catches its own exceptions and returns null.
     let model = unsafe {
         match pointers.as_mut_slice() {
             [only] => sys::llama_model_load_from_file(*only, params),

@@ -72,9 +72,9 @@ fn file_stem(model: &str) -> &str {
 
 /// The flag, or what the agent needs and the settings allow.
 fn own_context(args: &LaunchArgs, agent: &Agent) -> anyhow::Result<u32> {
-    let settings = settings::of_serve()?;
+    let (settings, _) = settings::of_serve()?;
     let least = u32::try_from(agent.least_context).unwrap_or(u32::MAX);
-    Ok(args.model.own.ctx_size.unwrap_or_else(|| settings.ctx_size.max(least)))
+    Ok(args.model.own.ctx_size.unwrap_or_else(|| settings.ctx_size.map_or(least, |tokens| tokens.max(least))))
 }
 
 /// The model for a server of our own.
@@ -82,8 +82,8 @@ fn own_context(args: &LaunchArgs, agent: &Agent) -> anyhow::Result<u32> {
 /// # Errors
 /// If none is named and none is installed that an agent can use: then the message proposes one.
 fn own_model(args: &LaunchArgs) -> anyhow::Result<String> {
-    let settings = settings::of_serve()?;
-    if let Some(model) = args.model.model.as_ref().or(settings.model.first()) {
+    let (settings, _) = settings::of_serve()?;
+    if let Some(model) = args.model.model.as_ref().or(settings.models().first()) {
         return Ok(model.clone());
     }
     let registry = Registry::open(&models_folder(settings.models_dir.as_deref())?)?;

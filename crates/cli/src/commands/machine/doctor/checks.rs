@@ -3,8 +3,8 @@
 //! Pure. A finding is broken if `poncho serve` could not start or serve, and a warning if it would be slower or lose
 //! cached states.
 
-use poncho_engine::backend::llama::CPU_ADVICE;
-use poncho_terminal::show_bytes;
+use poncho_engine::backend::llama::{CPU_ADVICE, DeviceKind};
+use poncho_terminal::{printable_line, show_bytes};
 
 use super::facts::Facts;
 use crate::serving::devices::Unused;
@@ -133,9 +133,27 @@ fn rate(bytes_per_second: f64) -> String {
 
 fn cpu(facts: &Facts) -> Finding {
     match facts.cpu_missing.as_slice() {
-        [] => Finding::good("cpu", "supports all instructions that this build uses"),
+        [] => unused_instructions(facts),
         missing => Finding::broken("cpu", format!("lacks {}", missing.join(", ")), CPU_ADVICE),
     }
+}
+
+/// A build below the CPU: an error if it computes several times slower, a warning if it matters at all.
+fn unused_instructions(facts: &Facts) -> Finding {
+    let unused = facts.cpu_unused.join(", ");
+    let has_gpu = facts.looked.devices.iter().any(|device| device.kind == DeviceKind::Gpu);
+    if facts.cpu_unused.contains(&"AVX2") {
+        let fact = format!("this build does not use {unused}, and computes several times slower");
+        let advice = "build it with `make build`, which compiles for x86-64-v3, or install a released binary";
+        return Finding::broken("cpu", fact, advice);
+    }
+    if unused.is_empty() || has_gpu || facts.model.is_none() {
+        return Finding::good("cpu", "supports all instructions that this build uses");
+    }
+    let fact = format!("this build does not use {unused}; prompts are read more slowly than this CPU can");
+    let advice =
+        "build it for this CPU: -march=native instead of -march=x86-64-v3 in .cargo/config.toml, then `make build`";
+    Finding::warning("cpu", fact, advice)
 }
 
 fn devices(facts: &Facts) -> Finding {
@@ -143,9 +161,12 @@ fn devices(facts: &Facts) -> Finding {
         let name = match device.description.as_str() {
             "" => device.name.clone(),
             description if description == device.name => device.name.clone(),
-            description => format!("{} ({description})", device.name),
+            description => format!("{} ({})", device.name, printable_line(description)),
         };
-        format!("{name}, {} free", show_bytes(device.free))
+        match device.kind {
+            DeviceKind::Gpu => format!("{name}, {} of {} free", show_bytes(device.free), show_bytes(device.total)),
+            DeviceKind::Cpu | DeviceKind::Accelerator => format!("{name}, {} free", show_bytes(device.free)),
+        }
     });
     let shown: Vec<String> = shown.collect();
     if shown.is_empty() {
@@ -337,7 +358,7 @@ mod tests {
     use std::path::PathBuf;
 
     use poncho_api::Footprint;
-    use poncho_engine::backend::llama::{Device, DeviceKind};
+    use poncho_engine::backend::llama::Device;
     use poncho_engine::{ModelConfig, Sizing};
 
     use super::super::facts::{FolderFacts, ModelFacts};
@@ -367,6 +388,7 @@ mod tests {
     fn healthy() -> Facts {
         Facts {
             cpu_missing: Vec::new(),
+            cpu_unused: Vec::new(),
             looked: Looked { devices: vec![cpu_device()], ..Looked::default() },
             memory: Some(16 << 30),
             model: Some(ModelFacts { path: "m.gguf".into(), found: Ok(demand(8192)) }),
@@ -441,6 +463,26 @@ mod tests {
     #[test]
     fn a_cpu_without_the_instructions_is_broken() {
         only(&bad(|facts| facts.cpu_missing = vec!["AVX2", "FMA"]), "cpu", Level::Broken, "lacks AVX2, FMA");
+    }
+
+    #[test]
+    fn a_build_below_the_cpu_is_reported_where_it_matters() {
+        only(&bad(|facts| facts.cpu_unused = vec!["AVX2"]), "cpu", Level::Broken, "several times slower");
+        only(&bad(|facts| facts.cpu_unused = vec!["AVX-512"]), "cpu", Level::Warning, "-march=native");
+        let on_gpu = |facts: &mut Facts| {
+            facts.cpu_unused = vec!["AVX-512"];
+            facts.looked.devices[0].kind = DeviceKind::Gpu;
+        };
+        assert_eq!(bad(on_gpu), [], "the CPU does not compute");
+    }
+
+    #[test]
+    fn devices_are_named_with_their_memory() {
+        let mut facts = healthy();
+        let gpu = Device { name: "CUDA0".into(), kind: DeviceKind::Gpu, free: 3 << 30, total: 8 << 30, ..cpu_device() };
+        facts.looked.devices.push(gpu);
+        let found = check(&facts).into_iter().find(|finding| finding.check == "devices").unwrap();
+        assert!(found.fact.ends_with("; CUDA0 (A chip), 3.0 GiB of 8.0 GiB free"), "{}", found.fact);
     }
 
     #[test]

@@ -12,11 +12,12 @@ use clap::FromArgMatches;
 use poncho_cache::LOCK_FILE_NAME;
 use poncho_cache::open_to_others;
 use poncho_cache::{Links, open_regular};
-use poncho_engine::backend::llama::missing_cpu_features;
+use poncho_engine::backend::llama::{missing_cpu_features, unused_cpu_features};
 use poncho_gguf::{Keep, Metadata};
 use poncho_models::Registry;
 use poncho_shared::{Measurement, Settings, SharedStore};
 
+use crate::fit::Fitting;
 use crate::serving::devices::{self, Looked};
 use crate::serving::disk::{free_bytes, is_in_memory};
 use crate::serving::memory::{self, Demand};
@@ -38,6 +39,8 @@ const MEASURED_TIME: Duration = Duration::from_millis(500);
 pub(super) struct Facts {
     /// Instructions that the build needs and the CPU lacks.
     pub(super) cpu_missing: Vec<&'static str>,
+    /// Instructions that would help and that the build does not use.
+    pub(super) cpu_unused: Vec<&'static str>,
     /// The devices that can compute, and the backends that cannot be used.
     pub(super) looked: Looked,
     /// Available memory in bytes.
@@ -90,18 +93,19 @@ pub(super) fn gather(resolved: &Resolved) -> anyhow::Result<Facts> {
     let host = matches.get_one::<String>("host").context("no host")?;
     let port = *matches.get_one::<u16>("port").context("no port")?;
     let folder = cache_folder(matches.get_one::<PathBuf>("cache_dir").map(PathBuf::as_path))?;
-    let model = matches.get_many::<String>("model").and_then(|mut models| models.next());
+    let args = ServeArgs::from_arg_matches(matches)?;
+    let looked = devices::look(&args.devices);
     let models_dir = matches.get_one::<PathBuf>("models_dir").map(PathBuf::as_path);
-    let serve = ServeArgs::from_arg_matches(matches)?;
-    let shape = ModelShape::of(&serve, None);
+    let fitting = Fitting::new(&args, ModelShape::of(&args, None), Some(&folder), &looked);
     let has = |name: &str| matches.get_raw(name).is_some_and(|mut keys| keys.next().is_some());
     let has_keys = has("api_key") || has("admin_key");
     let file = resolved.file.clone().filter(|path| has_keys && others_may_read(path));
     Ok(Facts {
         cpu_missing: missing_cpu_features(),
-        looked: devices::look(&serve.devices),
         memory: memory::available(),
-        model: model.map(|model| look_at_model(&file_of(model, models_dir), &shape)),
+        model: args.models().first().map(|model| look_at_model(&file_of(model, models_dir), &fitting)),
+        looked,
+        cpu_unused: unused_cpu_features(),
         folder: look_at_folder(folder),
         shared_memory: rustix::fs::statvfs("/dev/shm").ok().map(|facts| facts.f_blocks.saturating_mul(facts.f_frsize)),
         address: format!("{host}:{port}"),
@@ -109,7 +113,7 @@ pub(super) fn gather(resolved: &Resolved) -> anyhow::Result<Facts> {
         open_files: limits::most_open_files(),
         strange_variables: resolved.strange.clone(),
         linked_models: linked_models(models_dir),
-        shared: serve.shared_tier.settings().map(|settings| measure(&settings)),
+        shared: args.shared_tier.settings().map(|settings| measure(&settings)),
         readable_keys: file,
     })
 }
@@ -135,11 +139,11 @@ fn file_of(model: &str, models_dir: Option<&Path>) -> PathBuf {
     }
 }
 
-fn look_at_model(path: &Path, shape: &ModelShape) -> ModelFacts {
+fn look_at_model(path: &Path, fitting: &Fitting) -> ModelFacts {
     let looked = model_file::check(path).map_err(|error| error.to_string()).and_then(|()| {
         // The estimate takes a damaged head for an empty one.
         Metadata::open(path, &Keep::FACTS).map_err(|error| error.to_string())?;
-        Ok(Demand::of(&[shape.config(path, &path.display().to_string())]))
+        Ok(Demand::of(&[fitting.config(path, &path.display().to_string())]))
     });
     ModelFacts { path: path.to_path_buf(), found: looked }
 }

@@ -18,7 +18,7 @@ NAME = "llama-cpp-python"
 VERSION = "0.3.36"
 SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
 INSIDE = f"llama_cpp_python-{VERSION}/vendor/llama.cpp/"
-TOOLS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), ".tools")
+TOOLS = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), ".tools")
 TARGET = os.path.join(TOOLS, "llama.cpp")
 STAMP = ".poncho-stamp"
 
@@ -63,11 +63,11 @@ def fetch(folder):
     if subprocess.run(pip, env=environment).returncode != 0:
         sys.exit(
             f"{NAME} {VERSION} could not be fetched: see pip's words above. With a network, run "
-            f"scripts/fetch_llama_cpp.py again; without one, copy .tools/llama.cpp from a checkout that has it"
+            f"scripts/fetch/llama_cpp.py again; without one, copy .tools/llama.cpp from a checkout that has it"
         )
     archive = next((entry for entry in os.listdir(folder) if entry.endswith(".tar.gz")), None)
     if archive is None or sha256(os.path.join(folder, archive)) != SHA256:
-        sys.exit(f"{NAME} {VERSION} arrived damaged (its SHA-256 is not {SHA256}); run scripts/fetch_llama_cpp.py again")
+        sys.exit(f"{NAME} {VERSION} arrived damaged (its SHA-256 is not {SHA256}); run scripts/fetch/llama_cpp.py again")
     return os.path.join(folder, archive)
 
 

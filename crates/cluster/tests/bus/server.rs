@@ -1,0 +1,59 @@
+//! A NATS server for one test, fetched by `scripts/fetch/nats.py` if it is not there.
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use tempfile::TempDir;
+
+pub(super) struct Server {
+    program: PathBuf,
+    folder: TempDir,
+    port: u16,
+    child: Child,
+}
+
+fn program() -> PathBuf {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let program = root.join(".tools/nats/nats-server");
+    if !program.is_file() {
+        let fetched = Command::new(root.join("scripts/fetch/nats.py")).status().unwrap();
+        assert!(fetched.success(), "scripts/fetch/nats.py could not fetch the server");
+    }
+    program
+}
+
+fn run(program: &Path, folder: &Path, port: u16) -> Child {
+    let mut command = Command::new(program);
+    command.args(["-a", "127.0.0.1", "-p", &port.to_string(), "-js", "-sd"]).arg(folder);
+    command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+}
+
+impl Server {
+    pub(super) fn start() -> Self {
+        let (program, folder) = (program(), TempDir::new().unwrap());
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let child = run(&program, folder.path(), port);
+        Self { program, folder, port, child }
+    }
+
+    pub(super) fn address(&self) -> String {
+        format!("nats://127.0.0.1:{}", self.port)
+    }
+
+    pub(super) fn stop(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    pub(super) fn start_again(&mut self) {
+        self.child = run(&self.program, self.folder.path(), self.port);
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _gone = self.child.kill();
+        let _gone = self.child.wait();
+    }
+}
