@@ -96,7 +96,7 @@ deployment: build model ## Try packaging/ for real: nginx, caddy, systemd, a con
 	$(STEP) 'deployment' scripts/try_deployment.py $(ARGS)
 
 boundary: build model ## Measure what the engine's own process costs, beside an engine in the server's process
-	$(STEP) 'boundary' scripts/measure_boundary.py
+	$(STEP) 'boundary' crates/bench/boundary.py
 
 turmoil: bootstrap ## End the engine 200 times at random moments under eight streams, and print how long they waited
 	$(STEP) 'turmoil' env PONCHO_TURMOIL=50 cargo nextest run --release -p poncho --no-capture -E 'test(turmoil)'

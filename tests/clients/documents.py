@@ -24,7 +24,7 @@ MOST_SECONDS = 300
 def programs():
     """Each program with its place and its kind."""
     left_out = {(entry["document"], entry["opens"]) for entry in tomllib.loads(NOT_RUN.read_text())["block"]}
-    below = [path for folder in FOLDERS for path in (ROOT / folder).glob("**/*.md")]
+    below = [path for folder in FOLDERS for path in (ROOT / folder).glob("**/*.md") if "node_modules" not in path.parts]
     for path in sorted([*ROOT.glob("*.md"), *below]):
         text = path.read_text()
         name = str(path.relative_to(ROOT))

@@ -81,6 +81,8 @@ pub enum DraftObstacle {
     Setting,
     /// The model keeps a running state, which cannot forget a wrong token.
     Memory,
+    /// The setting is `auto`, and another row of a step costs too much on this device.
+    Device,
     /// Replies are exact, and no number of rows gives the same bits as one row alone.
     Exact,
 }
@@ -92,6 +94,7 @@ impl DraftObstacle {
         match self {
             Self::Setting => "setting",
             Self::Memory => "memory",
+            Self::Device => "device",
             Self::Exact => "exact",
         }
     }
@@ -102,6 +105,7 @@ impl DraftObstacle {
         match self {
             Self::Setting => "drafts are off by setting",
             Self::Memory => "the model keeps a running state, which cannot forget a wrong draft",
+            Self::Device => "another row of a step costs nearly as much as a step on this device",
             Self::Exact => "replies are exact, and several rows do not give the bits of one",
         }
     }

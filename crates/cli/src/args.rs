@@ -41,7 +41,6 @@ pub(crate) struct Args {
 }
 
 #[derive(Debug, Subcommand)]
-#[expect(clippy::large_enum_variant, reason = "made once, when the process starts")]
 pub(crate) enum Command {
     /// Serve models over HTTP with the APIs of OpenAI, Anthropic and Ollama
     #[command(

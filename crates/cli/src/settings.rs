@@ -7,15 +7,12 @@
 pub(crate) mod args;
 pub(crate) mod backend_args;
 pub(crate) mod cache_folder;
-pub(crate) mod device_args;
 mod environment;
 mod file;
 mod foreign;
 pub(crate) mod layers;
-pub(crate) mod limit_args;
 pub(crate) mod logging;
 pub(crate) mod models_folder;
-pub(crate) mod node_args;
 mod origin;
 pub(crate) mod reference;
 pub(crate) mod short_flags;
@@ -186,6 +183,8 @@ pub(crate) const SETTINGS: &[Setting] = &[
     Setting::new("no_kv_offload", Kind::Switch, Group::Computing),
     Setting::new("gpu_layers", Kind::Quantity, Group::Computing),
     Setting::new("device", Kind::Text, Group::Computing),
+    Setting::new("backends", Kind::Paths, Group::Computing),
+    Setting::new("rpc", Kind::List, Group::Computing),
     Setting::new("cpu_moe", Kind::Switch, Group::Computing),
     Setting::new("n_cpu_moe", Kind::Number, Group::Computing),
     Setting::new("numa", Kind::Text, Group::Computing),

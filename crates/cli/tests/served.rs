@@ -48,7 +48,7 @@ impl Served {
     /// A model on a free port, for as many requests at a time as there are by default.
     pub(crate) fn start_model(model: &Path, folder: &Path) -> Self {
         let mut command = serve_without_model(&folder.join("kv"));
-        Self::start_command(command.args(["--port", "0", "--model"]).arg(model), folder)
+        Self::start_command(command.args(["--port", "0", "--cache-size", "20GiB", "--model"]).arg(model), folder)
     }
 
     /// Any command that becomes a server; its messages go to a file in the folder.

@@ -5,11 +5,23 @@
 //! nothing to a reader without the cluster key. Hashes have 64 bits: they are hints, and a collision costs time only.
 
 use ring::hmac;
-
-use crate::index::Boundary;
+use serde::{Deserialize, Serialize};
 
 /// Tokens of one block.
 pub const BLOCK_TOKENS: usize = 256;
+
+/// A length at which a row's state was saved. States of sliding-window, recurrent and hybrid models are usable there only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Boundary {
+    /// Complete blocks before it.
+    pub blocks: u32,
+    /// The hash of the last of them, or of the namespace if there are none.
+    pub after: u64,
+    /// Tokens after the last complete block.
+    pub tail: u16,
+    /// The hash of everything up to the boundary.
+    pub hash: u64,
+}
 
 /// Makes hashes under one key.
 #[derive(Clone)]

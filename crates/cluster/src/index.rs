@@ -11,24 +11,11 @@ use serde::{Deserialize, Serialize};
 
 pub use compact::CompactIndex;
 
-use crate::blocks::Lookup;
+use crate::blocks::{Boundary, Lookup};
 
 /// A node's place in the tables of this process. Slots of nodes that are gone are used again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Slot(pub u32);
-
-/// A length at which a row's state was saved. States of sliding-window, recurrent and hybrid models are usable there only.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Boundary {
-    /// Complete blocks before it.
-    pub blocks: u32,
-    /// The hash of the last of them, or of the namespace if there are none.
-    pub after: u64,
-    /// Tokens after the last complete block.
-    pub tail: u16,
-    /// The hash of everything up to the boundary.
-    pub hash: u64,
-}
 
 /// A row as its node announces it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -51,8 +51,10 @@ fn a_row_that_moves_to_disk_is_announced_there() {
     assert_eq!(hashes(&moved)[0], hashes(&stored)[0]);
 }
 
+type Stored = BTreeMap<Key, (Vec<u32>, Tier)>;
+
 #[derive(Default)]
-struct Rows(Mutex<(u64, BTreeMap<Key, (Vec<u32>, Tier)>)>);
+struct Rows(Mutex<(u64, Stored)>);
 
 impl RowSource for Rows {
     fn version(&self) -> u64 {

@@ -64,7 +64,7 @@ impl Sum {
         self.tokens as f64 * STEPS[0].1 / self.millis
     }
 
-    /// Microseconds that so many of a hundred lookups do not exceed.
+    /// Microseconds that this percentage of all lookups does not exceed.
     fn lookup_micros(&self, percent: usize) -> f64 {
         let mut sorted = self.lookups.clone();
         sorted.sort_unstable();

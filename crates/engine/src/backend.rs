@@ -58,6 +58,11 @@ pub trait Backend: Send + Sync {
         None
     }
 
+    /// Whether replies are drafted unless a setting says so: another row in a step must be cheap.
+    fn drafts_by_itself(&self) -> bool {
+        true
+    }
+
     /// Memory for state bytes: page-locked where a GPU is present, plain and aligned otherwise.
     fn host_buffer(&self, len: usize) -> HostBuffer;
 }

@@ -71,7 +71,6 @@ mod chat;
 mod config;
 pub mod draft;
 pub mod files;
-pub mod fit;
 mod host;
 mod model;
 pub mod reply;
@@ -80,6 +79,8 @@ mod sequence;
 mod shared;
 pub mod state;
 mod worker;
+
+pub use files::fit;
 
 pub use calls::event::{Completion, FinishReason, StreamEvent, TokenLogprob, TokenProbability};
 pub use calls::request::{Grammar, GrammarSource, Mode, ModelLimits, Request, RequestId, Sampling, Thinking, Trigger};

@@ -32,13 +32,13 @@ use crate::files::footprint::EmbeddingCost;
 use crate::files::parts;
 use crate::files::probe::try_model;
 use crate::reply::detokenize::Utf8Stream;
-use crate::shared::Shared;
 use crate::shared::adapters::{AdapterId, AdapterInfo};
 use crate::shared::embedding::{Embedding, OpenEmbeddings, Reply};
 use crate::shared::queue_place::QueuePlace;
 use crate::shared::running::Running;
 use crate::shared::session_list::SessionList;
 use crate::shared::status::{Phase, Status, StatusReport};
+use crate::shared::{Shared, drafts_wanted};
 use crate::state::identity::FileIdentity;
 use crate::worker::command::{Command, SessionInfo, Verified};
 use crate::worker::embed::embedding_rows;
@@ -117,7 +117,8 @@ impl Model {
         let limits = ModelLimits { context, vocab: probe.n_vocab, sequences, exact };
         let offers_stored = Drafts::Auto.within(config.drafts) == Drafts::Stored;
         let can_draft = matches!(probe.memory, MemoryKind::Attention | MemoryKind::Window { .. });
-        let library = (offers_stored && can_draft).then(|| Library::new(&cache));
+        let drafts = drafts_wanted(&config, &*backend);
+        let library = (offers_stored && can_draft && drafts).then(|| Library::new(&cache));
         let shared = Arc::new(Shared {
             library,
             config,

@@ -12,6 +12,7 @@ pub(crate) mod status;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use poncho_api::{DraftRule, Drafts};
 use poncho_cache::Cache;
 
 use crate::backend::{Backend, Model};
@@ -60,7 +61,17 @@ pub(crate) struct Shared {
     pub(crate) adapters: Mutex<Option<Arc<AdapterSet>>>,
 }
 
+/// Whether the settings ask for drafts, or leave it to a backend on which they pay.
+pub(crate) fn drafts_wanted(config: &ModelConfig, backend: &dyn Backend) -> bool {
+    config.drafts != Drafts::Auto || config.draft_rule == DraftRule::Always || backend.drafts_by_itself()
+}
+
 impl Shared {
+    /// Whether replies are drafted, as far as the settings and the backend decide it.
+    pub(crate) fn drafts(&self) -> bool {
+        drafts_wanted(&self.config, &*self.backend)
+    }
+
     /// The grid of a request, if it is exact.
     pub(crate) fn grid_of(&self, request: &Request) -> Option<Grid> {
         self.config.grid().filter(|_| request.exact)

@@ -3,8 +3,6 @@
 #[cfg(test)]
 mod batching;
 #[cfg(test)]
-mod drafts;
-#[cfg(test)]
 mod embedding;
 #[cfg(test)]
 mod faults;

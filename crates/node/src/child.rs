@@ -11,7 +11,6 @@ mod process;
 mod supervised;
 
 use std::path::Path;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -58,7 +57,7 @@ impl ChildNode {
     /// The process that runs now.
     #[must_use]
     pub fn process_id(&self) -> Option<u32> {
-        Some(self.0.process_id.load(Ordering::Relaxed)).filter(|id| *id != 0)
+        *self.0.process_id.borrow()
     }
 
     /// Ends the process with the states of its models saved. Waits for `limit` and kills it then. Says whether it ended

@@ -82,7 +82,7 @@ struct Served {
     node: Arc<dyn Node>,
     /// Only the process that started this one may end it.
     stop: Option<Arc<Notify>>,
-    /// Whether the node is about to end: nobody is told about it from then on, and callers look for another one.
+    /// Whether the node is about to end: it sends no snapshots from then on, and callers look for another one.
     ending: watch::Receiver<bool>,
     tickets: Tickets,
 }

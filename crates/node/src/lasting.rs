@@ -1,4 +1,4 @@
-//! Models by their name, whose calls and replies outlive the process or the machine that computes them.
+//! Models by their name, with calls and replies that outlive the process or the machine that computes them.
 //!
 //! Given out by `child` and `fleet`, which both are a [`Keeper`]: it knows where a model is now and what a loss means.
 

@@ -2,8 +2,8 @@
 //!
 //! `host` serves a [`poncho_api::Node`] on a socket or a port, and `remote` is the same node as seen from the other end.
 //! `child` keeps such a process running: it starts it again when it ends and loads its models again. `fleet` does the
-//! same for nodes on other machines, as far as a connection can. Both give out the models of `lasting`, whose replies
-//! outlive the process that computes them. The command line decides which process is which. Nothing here computes, and
+//! same for nodes on other machines, as far as a connection can. Both give out the models of `lasting`, with replies
+//! that outlive the process that computes them. The command line decides which process is which. Nothing here computes, and
 //! nothing here may depend on the engine or the server.
 
 mod child;

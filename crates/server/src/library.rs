@@ -298,7 +298,7 @@ mod tests {
 
     use super::*;
 
-    fn loaded(parameters: Value) -> ModelConfig {
+    fn loaded(parameters: &Value) -> ModelConfig {
         let mut model = LibraryModel::new(ModelConfig::new("m", "m"));
         model.defaults.parameters = parameters.as_object().cloned().unwrap_or_default();
         model.load().config
@@ -306,7 +306,7 @@ mod tests {
 
     #[test]
     fn a_modelfile_decides_how_its_model_is_loaded() {
-        let config = loaded(json!({
+        let config = loaded(&json!({
             "num_gpu": 7, "main_gpu": 1, "num_thread": 3, "num_batch": 64, "use_mmap": false, "use_mlock": true,
         }));
         assert_eq!((config.model.gpu_layers, config.model.main_gpu), (Some(7), 1));
@@ -318,9 +318,9 @@ mod tests {
     #[test]
     fn values_that_cannot_work_are_left_out() {
         let usual = ModelConfig::new("m", "m");
-        let config = loaded(json!({"num_gpu": -1, "main_gpu": -2, "num_thread": 0, "num_batch": 99_999_999}));
+        let config = loaded(&json!({"num_gpu": -1, "main_gpu": -2, "num_thread": 0, "num_batch": 99_999_999}));
         assert_eq!((config.model, config.context), (usual.model, usual.context));
-        let small = loaded(json!({"num_batch": 1}));
+        let small = loaded(&json!({"num_batch": 1}));
         assert!(small.context.check().is_ok(), "a batch has a row for every sequence");
     }
 }

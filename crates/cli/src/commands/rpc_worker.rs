@@ -11,7 +11,7 @@ use poncho_engine::backend::llama::serve_devices;
 use poncho_terminal::{Outcome, printable_line, show_bytes};
 
 use crate::serving::devices;
-use crate::settings::device_args::DeviceArgs;
+use crate::settings::args::devices::DeviceArgs;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct RpcWorkerArgs {

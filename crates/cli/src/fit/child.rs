@@ -10,10 +10,10 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use poncho_engine::ModelConfig;
-use poncho_engine::backend::llama::{DeviceSources, LlamaMeasure};
+use poncho_engine::backend::llama::DeviceSources;
 use poncho_engine::backend::{ContextOptions, KvLayout, ModelOptions};
 use poncho_engine::files::probe::end_with_parent;
-use poncho_engine::fit::{Given, Machine, ModelFacts, Plan};
+use poncho_engine::fit::{Exact, Given, Machine, ModelFacts, Plan};
 use serde::{Deserialize, Serialize};
 
 use crate::serving::devices;
@@ -113,6 +113,6 @@ pub(crate) fn child(words: &[OsString]) -> Option<ExitCode> {
 fn answer(question: Question) -> Option<Plan> {
     let Question { model, context, layout, machine, given, facts } = question;
     let config = ModelConfig { context, model: model.clone(), ..ModelConfig::new("measured", model.path) };
-    let mut measure = LlamaMeasure::new(&config, &machine, layout).ok()?;
+    let mut measure = Exact::new(&config, &machine, layout).ok()?;
     poncho_engine::fit::plan(&machine, &facts, &given, &mut measure).ok()
 }

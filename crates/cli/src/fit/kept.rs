@@ -45,7 +45,8 @@ pub(super) fn write(folder: &Path, plan: KeptPlan) {
     file.plans.drain(..excess);
     file.version = VERSION;
     if let Err(error) = store(&path, &file) {
-        tracing::warn!(path = %path.display(), %error, "the plan for this model is not kept; the next start plans again");
+        // Where nothing can be written, the cache folder says so.
+        tracing::debug!(path = %path.display(), %error, "the plan for this model is not kept; the next start plans again");
     }
 }
 
@@ -58,11 +59,13 @@ fn load(path: &Path) -> File {
     match serde_json::from_slice::<File>(&bytes) {
         Ok(file) if file.version == VERSION => file,
         Ok(File { version, .. }) => {
-            tracing::warn!(path = %path.display(), version, "kept plans of another version are not used");
+            // Where nothing can be written, the cache folder says so.
+            tracing::debug!(path = %path.display(), version, "kept plans of another version are not used");
             File::default()
         }
         Err(error) => {
-            tracing::warn!(path = %path.display(), %error, "the file of kept plans is damaged and is written again");
+            // Where nothing can be written, the cache folder says so.
+            tracing::debug!(path = %path.display(), %error, "the file of kept plans is damaged and is written again");
             File::default()
         }
     }

@@ -18,7 +18,7 @@ use poncho_engine::backend::llama::{
 use serde_json::{Value, json};
 
 use crate::serving::probing::own_program;
-use crate::settings::device_args::DeviceArgs;
+use crate::settings::args::devices::DeviceArgs;
 
 /// Makes this binary list the devices of the build. These are not in the help, because users do not need them.
 const LIST: &str = "list-devices";

@@ -25,8 +25,8 @@ use crate::serving::shape::{beside, chat_settings, replay_file};
 use crate::serving::shared_tier::with_shared_tier;
 use crate::serving::tiers::{Quotas, cache_config};
 use crate::settings::args::ServeArgs;
+use crate::settings::args::nodes::NodeArgs;
 use crate::settings::cache_folder::cache_folder;
-use crate::settings::node_args::NodeArgs;
 
 /// Names the socket that a child serves. Users never set it.
 const SOCKET: &str = "__PONCHO_NODE_SOCKET";
@@ -176,8 +176,12 @@ fn serve_engine(
         parent_is_gone().await;
         std::process::exit(1);
     });
-    drain(engine, limit)?;
-    Ok(())
+    let saved = drain(engine, limit);
+    if let Err(error) = &saved {
+        tracing::error!("the states of the models were not saved: {error:#}");
+    }
+    // Not by returning: the end of the runtime waits for standard input, and the server for this process.
+    std::process::exit(i32::from(saved.is_err()));
 }
 
 #[cfg(test)]

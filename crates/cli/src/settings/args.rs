@@ -2,6 +2,9 @@
 //!
 //! Filled by clap. No input or output here.
 
+pub(crate) mod devices;
+pub(crate) mod limits;
+pub(crate) mod nodes;
 pub(crate) mod shared;
 
 use std::path::PathBuf;
@@ -16,10 +19,10 @@ use poncho_engine::backend::KvLayout;
 use poncho_server::{KeepAlive, MemoryBudget};
 use poncho_terminal::parse_bytes;
 
+use crate::settings::args::devices::DeviceArgs;
+use crate::settings::args::limits::LimitArgs;
+use crate::settings::args::nodes::NodeArgs;
 use crate::settings::backend_args::BackendArgs;
-use crate::settings::device_args::DeviceArgs;
-use crate::settings::limit_args::LimitArgs;
-use crate::settings::node_args::NodeArgs;
 
 use self::shared::SharedArgs;
 
@@ -181,7 +184,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "WHEN", num_args = 0..=1, require_equals = true, default_missing_value = "always")]
     pub(crate) exact: Option<ExactArg>,
 
-    /// Guess replies ahead from tokens seen before, where that is faster; replies do not change
+    /// Guess replies ahead from tokens seen before, where that is faster; the sampler keeps a guess only if it draws the same
     #[arg(long, value_name = "SOURCE", value_enum, default_value_t = DraftsArg::Auto)]
     pub(crate) drafts: DraftsArg,
 
@@ -363,7 +366,7 @@ impl KvArg {
 /// Where drafts come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum DraftsArg {
-    /// Like `stored`
+    /// Like `stored` on a GPU, none on the processor
     Auto,
     /// None
     Off,

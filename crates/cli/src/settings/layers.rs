@@ -73,8 +73,7 @@ pub(crate) fn parse(
     let named = sub.get_one::<PathBuf>(FILE_FLAG).map(PathBuf::as_path);
     let layers = Layers::read(&flags, named, environment).map_err(Refused::Settings)?;
     let is_typed = |id: &str| sub.value_source(id) == Some(ValueSource::CommandLine);
-    let untyped =
-        |setting: &Setting| !is_typed(setting.name) && !(setting.name == "model" && is_typed(MODELS_ARGUMENT));
+    let untyped = |setting: &Setting| !(is_typed(setting.name) || setting.name == "model" && is_typed(MODELS_ARGUMENT));
     let lower: Vec<&Entry> = layers.entries.iter().filter(|entry| untyped(entry.setting)).collect();
     let typed_words = words.clone();
     let all = words.into_iter().chain(lower.iter().flat_map(|entry| as_flags(&flags, entry)));
@@ -328,8 +327,12 @@ mod tests {
     /// A command line with the commands that have settings, and one that has none.
     fn command() -> Command {
         let serve = ServeArgs::augment_args(Command::new("serve"));
-        with_settings(Command::new("poncho").subcommands([serve, Command::new("config"), Command::new("doctor")]))
-            .subcommand(Command::new("ps"))
+        with_settings(
+            Command::new("poncho")
+                .subcommands([serve, ServeArgs::augment_args(Command::new("node"))])
+                .subcommands(["config", "doctor", "fit"].map(Command::new)),
+        )
+        .subcommand(Command::new("ps"))
     }
 
     fn words(line: &str) -> Vec<OsString> {
@@ -513,7 +516,7 @@ mod tests {
     fn a_value_for_another_program_never_ends_a_command() {
         let variables = [("LLAMA_ARG_N_PARALLEL", "-1"), ("OLLAMA_HOST", "https://example.test")];
         let found = resolved("poncho config", &variables).unwrap();
-        assert_eq!(holds(&found, "parallel"), (vec!["4".to_owned()], "default".to_owned()));
+        assert_eq!(holds(&found, "parallel"), (Vec::new(), "default".to_owned()));
         assert_eq!(holds(&found, "host").1, "default");
         assert_eq!(found.strange.len(), 2, "{:?}", found.strange);
         assert!(found.strange.iter().any(|note| note.starts_with("LLAMA_ARG_N_PARALLEL is `-1`, which")));

@@ -81,7 +81,7 @@ fn a_session_shows_the_start_the_models_the_rows_and_the_version() {
     settings(
         home.path(),
         &format!(
-            "model = {model:?}\nport = {port}\nparallel = 2\nctx_size = 1024\nthreads = 1\napi_key = \"sk-file\"\nsave_min_tokens = 16\n"
+            "model = {model:?}\nport = {port}\nparallel = 2\nctx_size = 1024\nthreads = 1\napi_key = \"sk-file\"\nsave_min_tokens = 16\ncache_ram = \"512MiB\"\ncache_size = \"20GiB\"\n"
         ),
     );
     let mut session = String::new();
@@ -131,6 +131,17 @@ fn a_context_that_does_not_fit_is_refused_before_the_model_is_loaded() {
     let refused = |words: &[&str]| {
         let mut command = poncho();
         command.args(["serve", "--cache-dir"]).arg(folder.path().join("kv"));
+        // Nothing is left to choose, so nothing is printed about it.
+        command.args([
+            "--cache-ram",
+            "64MiB",
+            "--cache-size",
+            "1GiB",
+            "--cache-type-k",
+            "f16",
+            "--cache-type-v",
+            "f16",
+        ]);
         run(command.args(["--port", "0", "--model"]).arg(model_path(ModelKind::Attention)).args(words))
     };
     let wrong = refused(&["--parallel", "64", "--ctx-size", "4000000000"]);

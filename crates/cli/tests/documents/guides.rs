@@ -10,7 +10,7 @@ use crate::served::{Served, request};
 #[path = "../../../engine/examples/embed.rs"]
 #[expect(dead_code, reason = "its `main` is for people")]
 mod embed;
-#[path = "../../../e2e/examples/own_server.rs"]
+#[path = "../../../../tests/e2e/examples/own_server.rs"]
 #[expect(dead_code, reason = "its `main` is for people")]
 mod own_server;
 
@@ -53,7 +53,7 @@ fn what_each_client_calls_is_a_route() {
 #[test]
 fn code_in_the_guides_is_the_code_of_the_examples() {
     let shown = blocks_of(Way::RustExample);
-    let files = ["crates/engine/examples/embed.rs", "crates/e2e/examples/own_server.rs"];
+    let files = ["crates/engine/examples/embed.rs", "tests/e2e/examples/own_server.rs"];
     assert_eq!(shown.len(), files.len(), "a file for each");
     for (path, block) in files.iter().zip(shown) {
         let file = std::fs::read_to_string(root().join(path)).unwrap();

@@ -38,11 +38,6 @@ fn host_needs(plan: &Value) -> u64 {
     ["weights", "context", "compute"].iter().map(|part| plan["needs"]["host"][part].as_u64().unwrap()).sum()
 }
 
-/// The least memory with which this much can be taken, as docs/fit.md has the margin.
-fn memory_for(bytes: u64) -> u64 {
-    (bytes + 256 * MIB) * 16 / 15 + MIB
-}
-
 fn ask(served: &Served) -> (String, u64) {
     let story: String = (1..=40).map(|line| format!("Line {line} of the story. ")).collect();
     let body = json!({"model": "m", "prompt": story, "max_tokens": 2, "temperature": 0, "poncho": true});
@@ -55,13 +50,18 @@ fn ask(served: &Served) -> (String, u64) {
 fn the_second_start_finds_the_rows_of_the_first_with_a_little_less_memory() {
     let folder = tempfile::tempdir().unwrap();
     let (model, cache) = (long_context(), folder.path().join("kv"));
-    let whole = fit(&model, &cache, &["--parallel", "1", "--cache-type-k", "f16", "--cache-type-v", "f16"]);
-    let first = memory_for(host_needs(&whole));
-    let second = first - 16 * MIB;
     let chosen = |memory: u64, words: &[&str]| {
         let plan = fit(&model, &cache, &[&["--memory", memory.to_string().as_str()][..], words].concat());
         (plan["cache_type_k"].as_str().unwrap().to_owned(), plan["parallel"].as_u64().unwrap())
     };
+    // The least memory with which keys and values keep 16 bits; a little less is not enough for a start alone.
+    let (mut too_little, mut first) = (300 * MIB, 2048 * MIB);
+    while first - too_little > 4 * MIB {
+        let middle = (first + too_little) / 2;
+        let is_enough = chosen(middle, &[]).0 == "f16";
+        *(if is_enough { &mut first } else { &mut too_little }) = middle;
+    }
+    let second = first - 16 * MIB;
     assert_eq!(chosen(first, &[]), ("f16".to_owned(), 1));
     assert_eq!(chosen(second, &[]).0, "q8_0", "what a start alone would choose");
 
@@ -101,7 +101,7 @@ fn a_start_without_flags_prints_each_choice_with_its_flag() {
 fn given_values_stay_and_what_does_not_fit_is_said() {
     let folder = tempfile::tempdir().unwrap();
     let cache = folder.path().join("kv");
-    let given = ["--ctx-size", "65536", "--parallel", "3", "--cache-ram", "7MiB", "--memory", "400MiB"];
+    let given = ["--ctx-size", "65536", "--parallel", "3", "--cache-ram", "7MiB", "--memory", "480MiB"];
     let plan = fit(&long_context(), &cache, &given);
     assert_eq!((&plan["ctx_size"], &plan["parallel"], &plan["cache_ram"]), (&json!(65536), &json!(3), &json!(7 * MIB)));
     assert_eq!((&plan["fits"], &plan["step"]), (&json!(true), &json!("smaller-kv")), "{plan}");

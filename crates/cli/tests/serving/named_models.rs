@@ -74,7 +74,7 @@ fn memory_for_stored_states_is_bounded_and_watched_as_asked() {
         tiers.iter().find(|tier| tier["tier"] == "ram").unwrap()["quota"].as_u64().unwrap()
     };
     let plain = cache(&[]);
-    assert_eq!((ram(&plain), &plain["pressure"]["on"]), (512 << 20, &json!(false)), "{plain}");
+    assert!(ram(&plain) >= 64 << 20 && plain["pressure"]["on"] == json!(false), "what fits is chosen: {plain}");
     let asked = cache(&["--cache-ram", "3MiB", "--pressure", "system"]);
     assert_eq!((ram(&asked), &asked["pressure"]["on"]), (3 << 20, &json!(true)), "{asked}");
     let sample = &asked["pressure"]["last_sample"];

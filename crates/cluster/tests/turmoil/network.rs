@@ -18,7 +18,7 @@ impl Random {
         usize::try_from(self.next() % count as u64).unwrap()
     }
 
-    /// True in so many of a thousand cases.
+    /// True in `permille` of a thousand cases.
     pub(super) fn happens(&mut self, permille: u64) -> bool {
         self.next() % 1_000 < permille
     }

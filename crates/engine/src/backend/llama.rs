@@ -53,7 +53,7 @@ pub use devices::{
     Device, DeviceKind, DeviceSources, LLAMA_VERSION, SourceError, TrialError, backend_of, backends, copy_times,
     devices, libraries_in, serve_devices, try_added_devices, use_devices,
 };
-pub use model::measure::LlamaMeasure;
+pub use model::measure::{LlamaMeasure, MeasuredMemory, MemoryUse};
 
 /// llama.cpp. It starts at the first load or the first buffer, not before.
 #[derive(Clone, Copy, Debug, Default)]
@@ -82,6 +82,10 @@ impl Backend for UncheckedLlamaBackend {
 
     fn exactness_obstacle(&self, options: &ModelOptions) -> Option<String> {
         LlamaBackend.exactness_obstacle(options)
+    }
+
+    fn drafts_by_itself(&self) -> bool {
+        LlamaBackend.drafts_by_itself()
     }
 
     fn host_buffer(&self, len: usize) -> HostBuffer {
@@ -117,6 +121,11 @@ impl Backend for LlamaBackend {
         let obstacle = "layers may run on a GPU, where nothing is known yet about which sums depend on their neighbours \
                         (set gpu_layers to 0)";
         (offloads && options.gpu_layers != Some(0)).then(|| obstacle.to_owned())
+    }
+
+    fn drafts_by_itself(&self) -> bool {
+        start_library();
+        buffer::has_device()
     }
 
     fn host_buffer(&self, len: usize) -> HostBuffer {

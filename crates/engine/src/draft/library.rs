@@ -27,7 +27,7 @@ const MOST_CORPORA: usize = 64;
 /// A smaller corpus is not worth compacting.
 const WORTH_COMPACTING: usize = 65_536;
 
-/// Whose rows a request may be drafted from.
+/// The rows that a request may be drafted from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Scope {
     pub(crate) namespace: Namespace,

@@ -115,6 +115,8 @@ impl Slots {
             Some(DraftObstacle::Setting)
         } else if !can_draft {
             Some(DraftObstacle::Memory)
+        } else if !shared.drafts() {
+            Some(DraftObstacle::Device)
         } else {
             (config.exactness == Exactness::Always && exact_rows == 0).then_some(DraftObstacle::Exact)
         };

@@ -9,7 +9,8 @@ use poncho_api::{DraftObstacle, DraftStatus};
 pub use poncho_api::{LastHit, Phase, StatusReport};
 use poncho_cache::HitKind;
 
-const OBSTACLES: [DraftObstacle; 3] = [DraftObstacle::Setting, DraftObstacle::Memory, DraftObstacle::Exact];
+const OBSTACLES: [DraftObstacle; 4] =
+    [DraftObstacle::Setting, DraftObstacle::Memory, DraftObstacle::Device, DraftObstacle::Exact];
 
 /// See the module.
 #[derive(Debug)]

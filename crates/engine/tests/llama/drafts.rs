@@ -6,7 +6,7 @@ use poncho_testkit::ModelKind;
 
 use crate::llama::real::{KINDS, LAYOUTS, config, load, trace, traced};
 use crate::stub::eventually;
-use crate::support::{greedy, memory_cache, prompt};
+use crate::support::{memory_cache, prompt};
 
 fn always(config: ModelConfig) -> ModelConfig {
     ModelConfig { drafts: Drafts::Auto, draft_rule: DraftRule::Always, ..config }
@@ -25,6 +25,20 @@ fn replies(config: ModelConfig, requests: &[Request]) -> (Vec<Completion>, Optio
     (all, model.status().drafts.off)
 }
 
+/// Log probabilities that kernels for several rows may round to the other side. A wrong row is off by whole units.
+const TIE: f32 = 0.02;
+
+/// How much less probable the token of the second reply was in the first one, where they part; 0 if they do not.
+fn gap_at_difference(one: &Completion, two: &Completion) -> f32 {
+    let Some(at) = one.generated.iter().zip(&two.generated).position(|(one, two)| one != two) else {
+        assert_eq!(one.generated.len(), two.generated.len());
+        return 0.0;
+    };
+    let entry = &one.logprobs[at];
+    let other = entry.top.iter().find(|token| token.id == two.generated[at]);
+    other.map_or(f32::INFINITY, |other| (entry.token.logprob - other.logprob).abs())
+}
+
 #[test]
 fn replies_with_and_without_drafts_are_equal_on_llama_cpp() {
     for kind in KINDS {
@@ -32,7 +46,7 @@ fn replies_with_and_without_drafts_are_equal_on_llama_cpp() {
             let requests: Vec<Request> = (0..parallel)
                 .map(|number| {
                     // One prompt fits into the window with its reply, the next one does not.
-                    let request = greedy(&prompt(number, if number % 2 == 0 { 12 } else { 90 }), 40);
+                    let request = traced(&prompt(number, if number % 2 == 0 { 12 } else { 90 }), 40);
                     let sampling = Sampling { temperature: 0.7, seed: Some(u64::from(number)), ..Sampling::default() };
                     if number % 4 < 2 { request } else { Request { sampling, ..request } }
                 })
@@ -40,8 +54,10 @@ fn replies_with_and_without_drafts_are_equal_on_llama_cpp() {
             let plain = config(kind, kv, parallel);
             let (without, _) = replies(plain.clone(), &requests);
             let (with, obstacle) = replies(always(plain), &requests);
-            let generated = |all: &[Completion]| all.iter().map(|one| one.generated.clone()).collect::<Vec<_>>();
-            assert_eq!(generated(&without), generated(&with), "{kind:?}, {kv:?}, {parallel} at once");
+            for (number, (one, two)) in without.iter().zip(&with).enumerate() {
+                let gap = gap_at_difference(one, two);
+                assert!(gap < TIE, "{kind:?}, {kv:?}, {parallel} at once, reply {number}: differs by {gap}");
+            }
             let accepted: usize = with.iter().map(|one| one.drafts.accepted).sum();
             match kind {
                 ModelKind::Attention | ModelKind::Window => assert!(accepted > 0 && obstacle.is_none(), "{kind:?}"),

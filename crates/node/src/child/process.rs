@@ -5,7 +5,6 @@
 use std::io;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{ExitStatus, Stdio};
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -42,7 +41,7 @@ pub(super) async fn supervise(supervised: Arc<Supervised>) {
         let (mut child, _stdin, node) = match start(&supervised, &lines).await {
             Ok(started) => started,
             Err(reason) => {
-                supervised.process_id.store(0, Ordering::Relaxed);
+                supervised.process_id.send_replace(None);
                 failed_starts += 1;
                 // A first start that fails is an error of the one who wanted it.
                 if supervised.models_are_new() {
@@ -78,7 +77,7 @@ pub(super) async fn supervise(supervised: Arc<Supervised>) {
                 id = due(&supervised), if is_whole => try_again(&supervised, &node, &id, &mut loading).await,
             }
         };
-        supervised.process_id.store(0, Ordering::Relaxed);
+        supervised.process_id.send_replace(None);
         let models = crashed_models(&supervised);
         if is_ended(&supervised) {
             return;
@@ -158,8 +157,9 @@ pub(super) async fn stop(supervised: &Supervised, limit: Duration) -> bool {
     if node.stop().await.is_err() {
         return true;
     }
-    // The process closes its end of the connection when it is gone.
-    tokio::time::timeout(limit, node.closed()).await.is_ok()
+    // Its connection closes before its states are saved, so only its end counts: it gives up when this process ends.
+    let mut running = supervised.process_id.subscribe();
+    tokio::time::timeout(limit, running.wait_for(Option::is_none)).await.is_ok()
 }
 
 fn is_ended(supervised: &Supervised) -> bool {
@@ -196,7 +196,7 @@ async fn start(supervised: &Supervised, lines: &Arc<Mutex<LastLines>>) -> Result
         .kill_on_drop(true)
         .spawn()
         .map_err(|error| format!("{} cannot be started: {error}", launch.program.display()))?;
-    supervised.process_id.store(child.id().unwrap_or(0), Ordering::Relaxed);
+    supervised.process_id.send_replace(child.id());
     let stdin = child.stdin.take();
     let (serves, is_serving) = watch::channel(false);
     let log = child.stderr.take().map(|stderr| tokio::spawn(pass_on(stderr, Arc::clone(lines), is_serving)));

@@ -5,7 +5,6 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -52,8 +51,8 @@ pub(super) struct Supervised {
     pub(super) probation: Arc<tokio::sync::Mutex<()>>,
     poison: Poison,
     pub(super) aside: Aside,
-    /// The process that runs now; 0 while there is none.
-    pub(super) process_id: AtomicU32,
+    /// The process that runs now.
+    pub(super) process_id: watch::Sender<Option<u32>>,
 }
 
 /// A model to load again.
@@ -83,7 +82,7 @@ impl Supervised {
             hygiene: RwLock::default(),
             probation: Arc::default(),
             poison: Poison::default(),
-            process_id: AtomicU32::new(0),
+            process_id: watch::Sender::new(None),
         }
     }
 
@@ -110,7 +109,7 @@ impl Supervised {
         }
     }
 
-    /// Waits to be the one request on trial. One that has the place and whose client does not read must not keep it.
+    /// Waits to be the one request on trial. One with a client that does not read must not keep the place.
     async fn probation(&self) -> Option<Arc<OwnedMutexGuard<()>>> {
         let place = Arc::clone(&self.probation).lock_owned();
         tokio::time::timeout(PROBATION_WAIT, place).await.ok().map(Arc::new)

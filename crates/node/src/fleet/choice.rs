@@ -6,7 +6,7 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use poncho_api::{Generate, Prompt};
 
-/// A node that is so many requests busier than the idlest one is passed over.
+/// A node that has this number of requests more than the idlest one is passed over.
 const BUSIER: usize = 4;
 /// How much of a prompt says which conversation it is.
 const BEGINNING: usize = 2048;

@@ -186,7 +186,7 @@ impl Kept {
     }
 }
 
-/// A fleet as its models see it. They do not keep it. Each node finds out itself which request ended its engine.
+/// A fleet as its models see it. They do not keep it. Each node detects itself which request ended its engine.
 struct Member {
     fleet: Weak<Kept>,
     poison: Poison,

@@ -177,7 +177,6 @@ impl<E: Events> Writer<E> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
 
     use http_body_util::BodyExt as _;
     use poncho_api::{EngineError, Progress};

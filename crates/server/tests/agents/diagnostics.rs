@@ -12,7 +12,7 @@ fn tool(name: &str) -> Value {
 }
 
 /// A request with a system prompt, a tool and messages of the user.
-fn asking(previous: Value) -> Value {
+fn asking(previous: &Value) -> Value {
     json!({
         "model": "stub", "max_tokens": 1, "temperature": 0, "system": "You are an agent of a test.",
         "tools": [tool("look")],
@@ -46,7 +46,7 @@ async fn every_reason_is_found_also_after_a_restart() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("records");
     let mut server = Server::start(setup(Some(file.clone()))).await;
-    let first = server.ask(PATH, &asking(Value::Null)).await;
+    let first = server.ask(PATH, &asking(&Value::Null)).await;
     assert_eq!(first["diagnostics"], Value::Null, "a first turn has nothing to differ from");
     assert!(first.as_object().unwrap().contains_key("diagnostics"));
     let id = &first["id"];
@@ -57,7 +57,7 @@ async fn every_reason_is_found_also_after_a_restart() {
             server = Server::start(setup(Some(file.clone()))).await;
         }
         for (change, expected) in changes() {
-            let answer = server.ask(PATH, &with(asking(id.clone()), &change)).await;
+            let answer = server.ask(PATH, &with(asking(id), &change)).await;
             assert_eq!(reason(&answer), Some(expected), "{change}, restarted: {restarts}");
             let missed = &answer["diagnostics"]["cache_miss_reason"]["cache_missed_input_tokens"];
             assert_eq!(missed.is_u64(), expected != "unavailable", "{answer}");
@@ -66,24 +66,24 @@ async fn every_reason_is_found_also_after_a_restart() {
             {"role": "user", "content": "The first message of a long conversation."},
             {"role": "assistant", "content": "Yes."}, {"role": "user", "content": "And now?"},
         ]);
-        let appended = server.ask(PATH, &with(asking(id.clone()), &json!({"messages": more}))).await;
+        let appended = server.ask(PATH, &with(asking(id), &json!({"messages": more}))).await;
         assert_eq!(appended["diagnostics"], Value::Null, "messages were appended, restarted: {restarts}");
     }
-    let unknown = server.ask(PATH, &asking(json!("msg_nobody"))).await;
+    let unknown = server.ask(PATH, &asking(&json!("msg_nobody"))).await;
     assert_eq!(unknown["diagnostics"], json!({"cache_miss_reason": {"type": "previous_message_not_found"}}));
-    let mut without = asking(Value::Null);
+    let mut without = asking(&Value::Null);
     without.as_object_mut().unwrap().remove("diagnostics");
     let plain = server.ask(PATH, &without).await;
     assert_eq!(plain.get("diagnostics"), None, "nobody asked for it");
-    let later = server.ask(PATH, &asking(plain["id"].clone())).await;
+    let later = server.ask(PATH, &asking(&plain["id"])).await;
     assert_eq!(reason(&later), Some("previous_message_not_found"), "a request that did not ask is not kept");
 }
 
 #[tokio::test]
 async fn a_stream_says_it_at_its_start() {
     let server = Server::start(setup(None)).await;
-    let first = server.ask(PATH, &asking(Value::Null)).await;
-    let body = with(asking(first["id"].clone()), &json!({"system": "Changed."}));
+    let first = server.ask(PATH, &asking(&Value::Null)).await;
+    let body = with(asking(&first["id"]), &json!({"system": "Changed."}));
     let events = server.stream(PATH, &body).await.named_events();
     assert_eq!(reason(&events[0]["message"]), Some("system_changed"), "{events:?}");
     assert!(
@@ -95,34 +95,14 @@ async fn a_stream_says_it_at_its_start() {
 async fn the_other_dialects_have_it_in_the_poncho_object() {
     let server = Server::start(setup(None)).await;
     let messages = |system: &str| json!([{"role": "system", "content": system}, {"role": "user", "content": "Hi"}]);
-    let cases: [(&str, fn(&str, Value) -> Value, Value); 3] = [
-        (
-            "/v1/chat/completions",
-            |system, messages| {
-                let _ = system;
-                json!({"messages": messages, "max_tokens": 1})
-            },
-            json!({}),
-        ),
-        (
-            "/api/chat",
-            |system, messages| {
-                let _ = system;
-                json!({"messages": messages, "stream": false, "options": {"num_predict": 1}})
-            },
-            json!({}),
-        ),
-        (
-            "/v1/responses",
-            |system, _| json!({"instructions": system, "input": "Hi", "max_output_tokens": 1}),
-            json!({}),
-        ),
-    ];
-    for (path, body, more) in cases {
+    let body = |path: &str, system: &str| match path {
+        "/v1/chat/completions" => json!({"messages": messages(system), "max_tokens": 1}),
+        "/api/chat" => json!({"messages": messages(system), "stream": false, "options": {"num_predict": 1}}),
+        _ => json!({"instructions": system, "input": "Hi", "max_output_tokens": 1}),
+    };
+    for path in ["/v1/chat/completions", "/api/chat", "/v1/responses"] {
         let ask = |system: &str, previous: Value| {
-            let body =
-                with(body(system, messages(system)), &json!({"model": "stub", "poncho": {"previous_id": previous}}));
-            with(body, &more)
+            with(body(path, system), &json!({"model": "stub", "poncho": {"previous_id": previous}}))
         };
         let first = server.ask(path, &ask("One.", Value::Null)).await;
         let id = first["poncho"]["id"].clone();

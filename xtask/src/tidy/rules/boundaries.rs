@@ -54,7 +54,9 @@ struct Manifest<'a> {
 pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     let manifests: Vec<Manifest<'_>> = tree
         .with_extension(&["toml"])
-        .filter(|(path, _)| path.starts_with("crates/") && path.ends_with("/Cargo.toml"))
+        .filter(|(path, _)| {
+            (path.starts_with("crates/") || path.starts_with("tests/")) && path.ends_with("/Cargo.toml")
+        })
         .map(|(path, text)| read(path, text))
         .collect();
     let by_name: BTreeMap<&str, &Manifest<'_>> =
@@ -200,7 +202,7 @@ mod tests {
             let files = [
                 ("crates/cache/Cargo.toml", manifest("poncho-cache", rest)),
                 (
-                    "crates/testkit/Cargo.toml",
+                    "tests/testkit/Cargo.toml",
                     manifest("poncho-testkit", "[dependencies]\nponcho-engine.workspace = true"),
                 ),
             ];

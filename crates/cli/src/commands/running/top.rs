@@ -153,7 +153,7 @@ mod tests {
         let modes = || format!("{:?}", pair.master.get_termios().unwrap());
         let before = modes();
         let mut command = CommandBuilder::new(std::env::current_exe().unwrap());
-        let name = "commands::top::tests::a_panic_gives_the_terminal_back_before_it_is_reported";
+        let name = "commands::running::top::tests::a_panic_gives_the_terminal_back_before_it_is_reported";
         command.args(["--exact", name, "--nocapture"]);
         command.env(PANIC, "1");
         // A long report would push the message off the screen.

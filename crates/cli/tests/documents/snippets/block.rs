@@ -51,6 +51,10 @@ pub(crate) fn all_blocks() -> Vec<Block> {
 fn find_documents(folder: &Path, below: bool, found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
+        // Packages of npm are not ours.
+        if path.ends_with("node_modules") {
+            continue;
+        }
         if path.is_dir() && below {
             find_documents(&path, below, found);
         } else if path.extension().is_some_and(|extension| extension == "md") {

@@ -115,7 +115,8 @@ mod tests {
     #[cfg(target_arch = "x86_64")]
     #[test]
     fn a_build_below_the_cpu_is_found() {
-        let (all, none): (&dyn Fn(&str) -> bool, &dyn Fn(&str) -> bool) = (&|_| true, &|_| false);
+        let all: &dyn Fn(&str) -> bool = &|_| true;
+        let none: &dyn Fn(&str) -> bool = &|_| false;
         assert_eq!(unused(None, all), ["AVX2", "FMA", "F16C"], "a build without flags is one for SSE");
         assert_eq!(unused(Some("-O2"), all), ["AVX2", "FMA", "F16C"]);
         assert_eq!(unused(Some("-march=x86-64-v3"), all), ["AVX-512", "AVX-512 VNNI"]);

@@ -1,3 +1,5 @@
+//! Rows are found, evicted and kept apart: the promises of the library, on a cache in memory.
+
 use poncho_cache::{CacheConfig, FingerprintMode, PartKind, PayloadPart, QuantType, SaveReason, SaveRequest};
 
 use super::*;

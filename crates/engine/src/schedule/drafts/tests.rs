@@ -1,3 +1,5 @@
+//! What the planner chooses for given times and outcomes, and what that costs in the worst case.
+
 use super::*;
 
 fn tick(decodes: usize, joining: Joining) -> Tick {

@@ -50,6 +50,9 @@ async fn count(
     object: &'static str,
 ) -> Result<Json<Value>, ApiError> {
     let shape: Shape = parse(body)?;
+    if shape.model().is_none() {
+        return Err(ApiError::field("model", "missing field `model`; name one of /v1/models"));
+    }
     let model = app.models.resolve_or_only(shape.model()).await?;
     let stored = OwnResponses { store: &app.responses, owner };
     let asked = dialect.prompt(body, &shape, &model, stored)?;

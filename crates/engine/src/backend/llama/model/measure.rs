@@ -11,12 +11,10 @@ use std::sync::Arc;
 use llama_cpp_sys_4 as sys;
 
 use super::{Weights, load_handle};
-use crate::backend::KvLayout;
 use crate::backend::llama::handle::ModelHandle;
 use crate::backend::llama::params::context_params;
 use crate::backend::llama::{gguf_check, log, start_library};
-use crate::config::ModelConfig;
-use crate::fit::{Choice, Machine, Measure, Needs, Use};
+use crate::backend::{ContextOptions, ModelOptions};
 
 /// Placements that are kept; each one has a vocabulary of its own.
 const KEPT: usize = 3;
@@ -36,14 +34,29 @@ unsafe extern "C" {
     fn poncho_device_name(model: *const sys::llama_model, index: i32) -> *const c_char;
 }
 
-/// Measures choices for one model.
+/// Bytes that a model takes in one place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct MemoryUse {
+    /// Weights.
+    pub weights: u64,
+    /// Cells of the context.
+    pub context: u64,
+    /// Buffers of a decode call.
+    pub compute: u64,
+}
+
+/// Bytes that a model takes on the host, and on each device by its name.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct MeasuredMemory {
+    /// The host's.
+    pub host: MemoryUse,
+    /// Those of the devices.
+    pub devices: Vec<(String, MemoryUse)>,
+}
+
+/// Measures one model with different settings.
 pub struct LlamaMeasure {
-    config: ModelConfig,
     facts: gguf_check::GgufFacts,
-    /// Names of the machine's devices: the order of the needs.
-    devices: Vec<String>,
-    /// The layout of the cells; `None` for the usual one.
-    layout: Option<KvLayout>,
     models: Vec<((u32, Option<u32>), ModelHandle)>,
 }
 
@@ -52,24 +65,21 @@ impl LlamaMeasure {
     ///
     /// # Errors
     /// Why the file is refused, as text.
-    pub fn new(config: &ModelConfig, machine: &Machine, layout: Option<KvLayout>) -> Result<Self, String> {
+    pub fn new(model: &ModelOptions) -> Result<Self, String> {
         start_library();
-        config.model.check().map_err(|error| error.to_string())?;
-        let facts = gguf_check::check_file(&config.model.path).map_err(|error| error.to_string())?;
-        let devices = machine.devices.iter().map(|device| device.name.clone()).collect();
-        Ok(Self { config: config.clone(), facts, devices, layout, models: Vec::new() })
+        model.check().map_err(|error| error.to_string())?;
+        let facts = gguf_check::check_file(&model.path).map_err(|error| error.to_string())?;
+        Ok(Self { facts, models: Vec::new() })
     }
 
-    fn model(&mut self, choice: &Choice) -> Result<&ModelHandle, String> {
-        let key = (choice.n_cpu_moe, choice.gpu_layers);
+    fn model(&mut self, options: &ModelOptions) -> Result<&ModelHandle, String> {
+        let key = (options.n_cpu_moe, options.gpu_layers);
         if let Some(at) = self.models.iter().position(|(kept, _)| *kept == key) {
             // The one that was used last is the last one.
             let found = self.models.remove(at);
             self.models.push(found);
         } else {
-            let mut config = self.config.clone();
-            choice.set(&mut config);
-            let (handle, reason) = log::collect(|| load_handle(&config.model, &self.facts, Weights::Measured));
+            let (handle, reason) = log::collect(|| load_handle(options, &self.facts, Weights::Measured));
             let handle = handle.map_err(|error| error.to_string())?.ok_or(reason)?;
             if self.models.len() >= KEPT {
                 self.models.remove(0);
@@ -78,18 +88,16 @@ impl LlamaMeasure {
         }
         self.models.last().map(|(_, handle)| handle).ok_or_else(|| "no model is loaded".to_owned())
     }
-}
 
-impl Measure for LlamaMeasure {
-    fn needs(&mut self, choice: &Choice) -> Result<Needs, String> {
-        let mut options = self.config.context.clone();
-        options.kv = self.layout.unwrap_or_else(|| KvLayout::usual(choice.parallel));
-        choice.set_context(&mut options);
-        options.check().map_err(|error| error.to_string())?;
-        let names = self.devices.clone();
-        let model = self.model(choice)?;
+    /// What the model takes with these options. The file must be the one that was checked.
+    ///
+    /// # Errors
+    /// Why it cannot be measured, as text.
+    pub fn measure(&mut self, model: &ModelOptions, context: &ContextOptions) -> Result<MeasuredMemory, String> {
+        context.check().map_err(|error| error.to_string())?;
+        let model = self.model(model)?;
         let abort = Arc::default();
-        let params = context_params(&options, options.n_ctx, &abort).map_err(|error| error.to_string())?;
+        let params = context_params(context, context.n_ctx, &abort).map_err(|error| error.to_string())?;
         // SAFETY: the model is loaded and outlives the context, which is freed below; `abort` lives as long.
         let (context, reason) = log::collect(|| unsafe { sys::llama_init_from_model(model.as_ptr(), params) });
         let context = NonNull::new(context).ok_or(reason)?;
@@ -98,24 +106,15 @@ impl Measure for LlamaMeasure {
         // SAFETY: the context is valid, `rows` has the given length, and exceptions are caught on the other side.
         let count = unsafe { poncho_memory_of(context.as_ptr(), rows.as_mut_ptr(), most) };
         let count = usize::try_from(count).map_err(|_| "llama.cpp did not say how much memory is needed".to_owned());
-        let named = count.map(|count| {
-            let rows = rows.iter().take(count).enumerate().map(|(at, row)| (device_name(model, at), *row));
-            (rows.collect::<Vec<_>>(), count)
+        let use_of = |row: UseRow| MemoryUse { weights: row.weights, context: row.context, compute: row.compute };
+        let measured = count.map(|count| {
+            let devices = rows.iter().take(count).enumerate().map(|(at, row)| (device_name(model, at), use_of(*row)));
+            let host = use_of(rows.get(count).copied().unwrap_or_default());
+            MeasuredMemory { host, devices: devices.collect() }
         });
         // SAFETY: made above, and nothing else knows it.
         unsafe { sys::llama_free(context.as_ptr()) };
-        let (on_devices, count) = named?;
-        let host = rows.get(count).copied().unwrap_or_default();
-        let use_of = |row: UseRow| Use { weights: row.weights, context: row.context, compute: row.compute };
-        let mut devices = vec![Use::default(); names.len()];
-        for (name, row) in on_devices {
-            match names.iter().position(|known| *known == name).and_then(|at| devices.get_mut(at)) {
-                Some(place) => *place = use_of(row),
-                None if row.weights == 0 && row.context == 0 && row.compute == 0 => {}
-                None => return Err(format!("the device {name} appeared while it was measured")),
-            }
-        }
-        Ok(Needs { host: use_of(host), devices })
+        measured
     }
 }
 
@@ -125,59 +124,5 @@ fn device_name(model: &ModelHandle, index: usize) -> String {
     unsafe {
         let name = poncho_device_name(model.as_ptr(), index);
         if name.is_null() { String::new() } else { CStr::from_ptr(name).to_string_lossy().into_owned() }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use poncho_testkit::{ModelKind, model_path};
-
-    use super::*;
-    use crate::backend::KvType;
-    use crate::fit::Arithmetic;
-
-    fn choice(n_ctx: u32, parallel: u32, kind: KvType) -> Choice {
-        Choice { n_ctx, parallel, type_k: kind, type_v: kind, n_cpu_moe: 0, gpu_layers: None }
-    }
-
-    fn machine() -> Machine {
-        Machine { host_free: 1 << 40, devices: Vec::new() }
-    }
-
-    /// What llama.cpp would allocate, and nothing is: a context of a million tokens is measured in a moment.
-    #[test]
-    fn llama_measures_what_it_would_allocate() {
-        let config = ModelConfig::new("m", model_path(ModelKind::Attention));
-        let mut measure = LlamaMeasure::new(&config, &machine(), Some(KvLayout::Split)).unwrap();
-        let small = measure.needs(&choice(1024, 1, KvType::F16)).unwrap().host;
-        let large = measure.needs(&choice(1 << 20, 4, KvType::F16)).unwrap().host;
-        assert!(small.weights > 0 && small.compute > 0, "{small:?}");
-        assert_eq!(large.context, small.context * 4096);
-        let half = measure.needs(&choice(1024, 1, KvType::Q8_0)).unwrap().host;
-        assert!(half.context < small.context && half.context * 2 > small.context, "{half:?}");
-    }
-
-    /// The estimate from the head of the file is never less than llama.cpp takes.
-    #[test]
-    fn the_arithmetic_is_not_below_the_measurement() {
-        for kind in ModelKind::ALL {
-            let config = ModelConfig::new("m", model_path(kind));
-            let mut measure = LlamaMeasure::new(&config, &machine(), Some(KvLayout::Split)).unwrap();
-            let mut arithmetic = Arithmetic::of(&config, &machine());
-            for choice in [choice(2048, 1, KvType::F16), choice(8192, 4, KvType::F16)] {
-                let measured = measure.needs(&choice).unwrap().host;
-                let estimated = arithmetic.needs(&choice).unwrap().host;
-                assert!(estimated.weights >= measured.weights, "{kind:?} {estimated:?} {measured:?}");
-                assert!(estimated.total() * 11 / 10 >= measured.total(), "{kind:?} {estimated:?} {measured:?}");
-            }
-        }
-    }
-
-    #[test]
-    fn a_file_that_is_not_a_model_is_refused() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("m.gguf");
-        std::fs::write(&path, b"GGUF\x03\0\0\0junk").unwrap();
-        assert!(LlamaMeasure::new(&ModelConfig::new("m", &path), &machine(), Some(KvLayout::Split)).is_err());
     }
 }

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target").resolve()
 BINARY = TARGET / "release" / "poncho"
 MODEL = ROOT / ".tools/models/SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -76,7 +76,7 @@ fn known_machines_get_known_plans() {
         (4 * GIB, vec![], Step::WeightsFromDisk, 24_576, 1, "q8_0"),
         (64 * GIB, vec![141 * GIB], Step::Wanted, 131_072, 4, "f16"),
         (64 * GIB, vec![24 * GIB], Step::FewerAtOnce, 131_072, 1, "f16"),
-        (64 * GIB, vec![12 * GIB], Step::LessContext, 81_920, 1, "q8_0"),
+        (64 * GIB, vec![12 * GIB], Step::LessContext, 98_304, 1, "q8_0"),
         (64 * GIB, vec![4 * GIB], Step::LayersOnCpu, 32_768, 1, "q8_0"),
     ] {
         let plan = planned(&machine(host, &devices), eight_b(devices.len()), &Given::default());

@@ -34,7 +34,8 @@ struct Seen {
 fn seen(stream: Stream) -> (Seen, DraftReport) {
     let mut events: Vec<StreamEvent> = stream.collect();
     let Some(StreamEvent::Done(done)) = events.pop() else { panic!("{events:?}") };
-    events.retain(|event| !matches!(event, StreamEvent::Started { .. }));
+    // Progress depends on the ticks that others take.
+    events.retain(|event| !matches!(event, StreamEvent::Started { .. } | StreamEvent::Progress { .. }));
     let Completion { generated, context_tokens: context, committed_tokens: committed, drafts, .. } = *done;
     let (finish, stop, reply) = (done.finish_reason, done.stop_sequence, done.reply);
     (Seen { events, generated, context, committed, finish, stop, reply }, drafts)
@@ -157,7 +158,7 @@ fn a_stored_conversation_is_guessed_when_it_comes_again_also_after_a_restart() {
     assert_eq!(first, again);
     assert!(report.tokens_per_step().unwrap() > 4.0, "{report:?}");
     let reported = || bench.model.status().drafts;
-    eventually("the counters", || reported().accepted == report.accepted as u64);
+    eventually("the counters", || reported().accepted >= report.accepted as u64);
     assert!(reported().drafted >= reported().accepted && reported().steps > 0 && reported().index_bytes > 0);
     drop(bench);
     let restarted = bench_with(always(roomy()), &backend, &cache);

@@ -2,10 +2,12 @@
 //!
 //! Called by the command line before a model is loaded. `planner.rs` is pure: it asks a [`Measure`] how much memory a
 //! choice needs and compares that with a [`Machine`]. `arithmetic.rs` answers from the head of the file; llama.cpp
-//! answers exactly, in a child process (`backend::llama::measure`). Nothing here may allocate what it measures.
+//! answers exactly, in a child process (`exact.rs`). Nothing here may allocate what it measures.
 
 mod arithmetic;
 mod choice;
+#[cfg(feature = "llama")]
+mod exact;
 mod keeping;
 mod machine;
 mod planner;
@@ -14,6 +16,8 @@ mod tests;
 
 pub use arithmetic::Arithmetic;
 pub use choice::{Choice, Given, ModelFacts};
+#[cfg(feature = "llama")]
+pub use exact::Exact;
 pub use keeping::{KeptPlan, ModelKey, Origin, decide};
 pub use machine::{DeviceMemory, Machine, Needs, Use};
 pub use planner::{Measure, Plan, Step, fits, plan};

@@ -3,7 +3,7 @@
 #[cfg(test)]
 mod adapters;
 #[cfg(test)]
-#[path = "../../models/tests/loopback.rs"]
+#[path = "../../../crates/models/tests/loopback.rs"]
 mod loopback;
 #[cfg(test)]
 mod modelfile_templates;
@@ -21,7 +21,7 @@ mod sizes;
 mod smollm2;
 #[cfg(test)]
 #[allow(dead_code, reason = "shared with the server's tests, which use the rest")]
-#[path = "../../server/tests/support.rs"]
+#[path = "../../../crates/server/tests/support.rs"]
 mod support;
 #[cfg(test)]
 mod template_families;
