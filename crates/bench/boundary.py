@@ -2,8 +2,9 @@
 # Measures what the boundary between server and engine costs: in-process and child, in turn, in one run.
 #
 # Called by `make boundary`. Two servers of the same binary and model run side by side, and each figure is taken from one
-# and then from the other, so that a busy machine is as busy for both. Printed: first token of a short prompt, tokens per
-# second of 16 streams, an exact hit of 2,000 tokens, and the memory of the server's own process. It asks nobody else.
+# and then from the other, so that a busy machine is as busy for both. Printed: first token of a short prompt, an exact hit
+# of 2,000 tokens, tokens per second of 16 streams, each with quartiles of the pairs, and the memory of the server's own
+# process. The short prompt repeats, so that one token is computed and the boundary is not lost in the noise of prefill.
 import concurrent.futures
 import http.client
 import json
@@ -21,6 +22,7 @@ BINARY = TARGET / "release" / "poncho"
 MODEL = ROOT / ".tools/models/SmolLM2-135M-Instruct.Q4_1.gguf"
 ROUNDS = int(os.environ.get("BOUNDARY_ROUNDS", "40"))
 STREAMS = 16
+REPLY = 48
 WORDS = "poncho keeps every state warm and finds it again by its tokens ".split()
 
 
@@ -70,14 +72,16 @@ def together(server):
     """Tokens per second of all streams, after their first tokens."""
     with concurrent.futures.ThreadPoolExecutor(STREAMS) as pool:
         started = time.perf_counter()
-        done = list(pool.map(lambda number: server.stream(f"Stream {number} begins", 64), range(STREAMS)))
-        return STREAMS * 64 / (time.perf_counter() - started), done
+        list(pool.map(lambda number: server.stream(f"Stream {number} begins", REPLY), range(STREAMS)))
+        return STREAMS * REPLY / (time.perf_counter() - started)
 
 
-def show(what, values, unit, digits):
-    own, child = (statistics.median(values[name]) for name in ("in-process", "child"))
-    print(f"{what}: in-process {own:.{digits}f} {unit}, child {child:.{digits}f} {unit}", flush=True)
-    return own, child
+def show(what, pairs, unit, change, bound):
+    """Prints both medians, and the quartiles of what `change` makes of each pair."""
+    own, child = (statistics.median(values) for values in zip(*pairs))
+    low, middle, high = statistics.quantiles([change(*pair) for pair in pairs], n=4)
+    print(f"{what}: in-process {own:.2f} {unit}, child {child:.2f} {unit}")
+    print(f"  child against in-process: {middle:.3f} ({low:.3f} to {high:.3f}; {bound})", flush=True)
 
 
 def main():
@@ -85,24 +89,28 @@ def main():
         folder = pathlib.Path(folder)
         servers = [Server("in-process", ["--in-process"], folder), Server("child", [], folder)]
         try:
-            measured = {what: {server.name: [] for server in servers} for what in ("first", "hit", "decode")}
             for server in servers:
                 server.stream("Once", 4)
                 server.stream(text(1700, 0), 2)
-            for number in range(ROUNDS):
-                # In turn, and each time another one first.
-                for server in servers if number % 2 == 0 else reversed(servers):
-                    measured["first"][server.name].append(1000 * server.stream(f"Round {number} of", 1)[0])
-                    measured["hit"][server.name].append(1000 * server.stream(text(1700, 0), 1)[0])
-            for number in range(max(2, ROUNDS // 10)):
-                for server in servers if number % 2 == 0 else reversed(servers):
-                    measured["decode"][server.name].append(together(server)[0])
-            own, child = show("first token, short prompt", measured["first"], "ms", 2)
-            print(f"  difference {child - own:+.2f} ms (at most 0.3)")
-            own, child = show("first token, exact hit of a long prompt", measured["hit"], "ms", 2)
-            print(f"  difference {child - own:+.2f} ms (at most 1)")
-            own, child = show(f"{STREAMS} streams", measured["decode"], "tokens/s", 1)
-            print(f"  ratio {child / own:.3f} (at least 0.98)")
+
+            def pairs(rounds, measure):
+                """Both servers in turn, each time another one first."""
+                taken = []
+                for number in range(rounds):
+                    pair = {server: measure(server) for server in (servers if number % 2 == 0 else servers[::-1])}
+                    taken.append(tuple(pair[server] for server in servers))
+                return taken
+
+            def first(prompt):
+                return lambda server: 1000 * server.stream(prompt, 1)[0]
+
+            difference = lambda own, child: child - own
+            short = pairs(5 * ROUNDS, first("Once upon a time"))
+            show("first token, short prompt", short, "ms", difference, "at most 0.3 ms more")
+            long = pairs(ROUNDS, first(text(1700, 0)))
+            show("first token, exact hit of a long prompt", long, "ms", difference, "at most 1 ms more")
+            decode = pairs(max(4, ROUNDS // 4), together)
+            show(f"{STREAMS} streams", decode, "tokens/s", lambda own, child: child / own, "at least 0.98")
             anonymous, all_of_it = servers[1].resident()
             print(f"memory of the server beside a child: {anonymous:.1f} MB, {all_of_it:.1f} MB with its program (at most 40)")
         finally:

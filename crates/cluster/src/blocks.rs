@@ -96,7 +96,7 @@ impl Prefix<'_> {
         self.tokens.len()
     }
 
-    /// Whether there are no tokens.
+    /// Whether the prompt is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.tokens.is_empty()

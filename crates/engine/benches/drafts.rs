@@ -3,12 +3,18 @@
 //! `cargo bench --profile release -p poncho-engine --bench drafts -- MODEL TRACES` reads traces (docs/replay.md describes
 //! them) with the tokens of a model; nothing is computed by that model. Each reply is forced: a step draws its own token and
 //! those that a draft guessed right. The numbers of rows are chosen as in the engine, with the step times of a graphics card.
-//! Without arguments, as `make bench` runs it, only the index is measured, on generated rows.
+//! `-- MODEL TRACES speed 1,4 8` plays one of 8 exchanges through the engine with 1 and 4 streams instead, and prints decode
+//! speeds with and without drafts; `-- MODEL TRACES tokens FILE` writes the tokens, and FILE takes the place of TRACES for a
+//! model with another vocabulary. Without arguments, as `make bench` runs it, only the index is measured, on generated rows.
 
 #![expect(clippy::indexing_slicing, clippy::unwrap_used, reason = "a benchmark may stop at once")]
 
+#[path = "drafts/forced.rs"]
+mod forced;
 #[path = "drafts/rivals.rs"]
 mod rivals;
+#[path = "drafts/speed.rs"]
+mod speed;
 #[path = "drafts/traces.rs"]
 mod traces;
 
@@ -17,7 +23,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use poncho_cache::{Cache, CacheConfig, FingerprintMode, Key, PartKind, PayloadPart, SaveReason, SaveRequest};
-use poncho_engine::backend::llama::LlamaBackend;
+use poncho_engine::backend::llama::{DeviceSources, LlamaBackend, libraries_in, use_devices};
 use poncho_engine::backend::stub::StubBackend;
 use poncho_engine::backend::{Backend, MemoryKind, ModelOptions};
 use poncho_engine::draft::context::ContextDrafter;
@@ -343,12 +349,28 @@ fn build(rows: u32) {
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with("--")).collect();
-    if let [model, folder] = arguments.as_slice() {
-        let options = ModelOptions { vocab_only: true, ..ModelOptions::new(model) };
-        let model = LlamaBackend.load_model(&options).unwrap();
-        let traces = traces::read(Path::new(folder), &*model);
-        table(&traces);
-        compare(&traces);
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    if let [path, traces, more @ ..] = words.as_slice() {
+        if let Some(folder) = std::env::var_os("PONCHO_BACKENDS") {
+            let found = libraries_in(Path::new(&folder)).into_iter();
+            let libraries = found.filter_map(|(path, verdict)| verdict.is_ok().then_some(path)).collect();
+            use_devices(DeviceSources { libraries, workers: Vec::new() }).unwrap();
+        }
+        let traces = traces::read(Path::new(traces), || {
+            let options = ModelOptions { vocab_only: true, ..ModelOptions::new(path) };
+            LlamaBackend.load_model(&options).unwrap()
+        });
+        match more {
+            ["tokens", file] => return traces::write(Path::new(file), &traces),
+            ["speed", streams, share] => {
+                let streams: Vec<usize> = streams.split(',').map(|count| count.parse().unwrap()).collect();
+                return speed::print(Path::new(path), &traces, &streams, share.parse().unwrap());
+            }
+            _ => {
+                table(&traces);
+                compare(&traces);
+            }
+        }
     }
     build(10_000);
 }

@@ -19,8 +19,8 @@ pub struct Changes {
     pub next: u64,
     /// Rows that were removed by then, since the cache was opened; see `Cache::removals`.
     pub removals: u64,
-    /// The rows that appeared, got an owner or left, in that order; a row may be named more than once. `None` if some
-    /// changes are no longer known: list all rows.
+    /// The rows that appeared, got an owner or left, in that order; a row may be named more than once. `None` if the
+    /// journal has dropped some of them: list all rows.
     pub keys: Option<Vec<Key>>,
 }
 

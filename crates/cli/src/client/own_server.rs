@@ -20,7 +20,7 @@ use super::args::OwnArgs;
 use super::last_model;
 use super::local::LocalServer;
 use crate::fit::{Earlier, Fitting};
-use crate::serving::devices;
+use crate::serving::devices::{self, Looked};
 use crate::serving::memory::{self, Demand, Fit};
 use crate::serving::models::{Asked, Configs, Extras, ServedModels};
 use crate::serving::names;
@@ -63,7 +63,11 @@ pub(crate) async fn start(
     let ctx_size = if purpose == Purpose::Vocabulary { Some(VOCABULARY_CONTEXT) } else { shape.ctx_size };
     let shape = alone(ModelShape { ctx_size, ..shape });
     let kept_in = folder.as_deref().filter(|_| purpose == Purpose::Compute);
-    let looked = devices::look(&settings.devices);
+    // A vocabulary needs no device, and looking for some starts a process.
+    let looked = match purpose {
+        Purpose::Compute => devices::look(&settings.devices),
+        Purpose::Vocabulary => Looked::default(),
+    };
     devices::load(looked.sources.clone())?;
     let fitting = Arc::new(Fitting::new(&settings, shape, kept_in, &looked).with_models(of_models));
     let mut models = find(model, &settings, &fitting.configs())?;

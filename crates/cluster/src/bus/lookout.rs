@@ -118,7 +118,7 @@ impl Lookout {
     ///
     /// # Errors
     ///
-    /// There are no random numbers.
+    /// The system has no random numbers.
     pub fn start(key: &ClusterKey, bus: Option<Arc<dyn Bus>>, seeds: Vec<String>) -> Result<Self, BusError> {
         let mut first = [0; 8];
         getrandom::fill(&mut first).map_err(|_| crate::seal::KeyError::NoRandom)?;

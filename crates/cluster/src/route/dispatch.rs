@@ -82,7 +82,7 @@ impl Dispatch {
         self.end_with(step)
     }
 
-    /// There is no node left to try.
+    /// All nodes were tried.
     pub fn exhausted(&mut self) -> Step {
         let step = self.ended.unwrap_or(Step::TryLater);
         self.end_with(step)

@@ -3,11 +3,14 @@
 //! Used by the benchmark of drafts. Messages are written in one plain form; what matters is what repeats in them.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use poncho_engine::backend::{Model, TokenizeMode};
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 /// A request and its recorded reply.
+#[derive(Serialize, Deserialize)]
 pub(crate) struct Exchange {
     pub(crate) prompt: Vec<u32>,
     pub(crate) reply: Vec<u32>,
@@ -20,20 +23,30 @@ impl Exchange {
 }
 
 /// A recorded conversation.
+#[derive(Serialize, Deserialize)]
 pub(crate) struct Trace {
     pub(crate) name: String,
     pub(crate) exchanges: Vec<Exchange>,
 }
 
-/// The traces of a folder, without the shortened ones.
-pub(crate) fn read(folder: &Path, model: &dyn Model) -> Vec<Trace> {
+/// The traces of a folder, without the shortened ones, in the tokens of the model; or those of a file of tokens.
+pub(crate) fn read(folder: &Path, model: impl FnOnce() -> Arc<dyn Model>) -> Vec<Trace> {
+    if folder.is_file() {
+        return serde_json::from_str(&std::fs::read_to_string(folder).unwrap()).unwrap();
+    }
+    let model = model();
     let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.retain(|file| {
         let name = file.file_name().unwrap().to_string_lossy();
         name.ends_with(".json") && !name.ends_with(".short.json")
     });
     files.sort();
-    files.iter().map(|file| trace(file, model)).collect()
+    files.iter().map(|file| trace(file, &*model)).collect()
+}
+
+/// Writes the tokens of traces, for a machine without the model that they are from.
+pub(crate) fn write(file: &Path, traces: &[Trace]) {
+    std::fs::write(file, serde_json::to_string(traces).unwrap()).unwrap();
 }
 
 fn trace(file: &Path, model: &dyn Model) -> Trace {

@@ -15,7 +15,7 @@ const DRIFT: f64 = 0.1;
 /// A measurement further off than this factor counts as this far off.
 const FARTHEST: f64 = 2.0;
 /// Steps that drafts may lose at first, and the part of all steps that they may lose later.
-const FIRST_LOSS: f64 = 2.0;
+const FIRST_LOSS: f64 = 4.0;
 const LOSS: f64 = 0.01;
 /// Bounds of what is counted.
 const MOST_CREDIT: f64 = 8.0;
@@ -106,15 +106,24 @@ impl Acceptance {
 pub struct StepTimes {
     /// Natural logarithm of seconds; index 0 is one row.
     known: Vec<Option<f64>>,
+    /// Whether a call with this number of rows was made.
+    made: Vec<bool>,
 }
 
 impl Default for StepTimes {
     fn default() -> Self {
-        Self { known: vec![None; TIMED] }
+        Self { known: vec![None; TIMED], made: vec![false; TIMED] }
     }
 }
 
 impl StepTimes {
+    /// Whether a call of `rows` rows is the first one of its kind. The library prepares such a call, which may take ten
+    /// times as long as the call itself: its time says nothing about the next one.
+    fn is_first(&mut self, rows: usize) -> bool {
+        let made = rows.checked_sub(1).and_then(|place| self.made.get_mut(place));
+        made.is_some_and(|made| !std::mem::replace(made, true))
+    }
+
     /// Records a call of `rows` rows.
     pub fn record(&mut self, rows: usize, seconds: f64) {
         let place = rows.wrapping_sub(1);
@@ -446,7 +455,11 @@ impl DraftPlanner {
         if tick.prefill_seconds > 0.0 {
             return;
         }
-        if tick.is_one_pass(Shape::of(lengths)) {
+        let is_one_pass = tick.is_one_pass(Shape::of(lengths));
+        let is_first = self.times.is_first(if is_one_pass { tick.decodes + drafts } else { drafts });
+        if is_first {
+            // Not measured.
+        } else if is_one_pass {
             self.times.record(tick.decodes + drafts, seconds);
         } else if let Some(first) = self.times.seconds(tick.decodes) {
             self.times.record(drafts, (seconds - first).max(first / 4.0));
@@ -456,8 +469,10 @@ impl DraftPlanner {
         }
         let Some(base) = base else { return };
         let requests = tick.decodes.max(1) as f64;
-        // A call that was interrupted by something else says nothing: a row never costs more than a step.
-        let cost = (seconds / base - 1.0).clamp(0.0, drafts as f64);
+        // A call that was interrupted by something else says nothing: a row never costs more than a step. Nor does the
+        // first call of its kind, which is needed once.
+        let most = if is_first { 1.0 } else { drafts as f64 };
+        let cost = (seconds / base - 1.0).clamp(0.0, most);
         let worth = accepted as f64 / requests - cost;
         self.credit = (self.credit + worth).clamp(MOST_DEBT, MOST_CREDIT);
         if worth > 0.0 {

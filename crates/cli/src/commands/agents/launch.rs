@@ -55,8 +55,8 @@ fn find(name: &str) -> anyhow::Result<&'static Agent> {
     }
     let names: Vec<&str> = AGENTS.iter().map(|agent| agent.name).collect();
     match nearest(name, names.iter().copied()).first() {
-        Some(near) => bail!("there is no agent `{name}`; did you mean `{near}`?"),
-        None => bail!("there is no agent `{name}`; known are {}", names.join(", ")),
+        Some(near) => bail!("unknown agent `{name}`; did you mean `{near}`?"),
+        None => bail!("unknown agent `{name}`; choose one of {}", names.join(", ")),
     }
 }
 

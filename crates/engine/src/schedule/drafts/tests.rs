@@ -73,10 +73,27 @@ fn longer_calls_are_measured_first_with_one_row() {
     let tick = tick(1, Joining::Together);
     let mut planner = DraftPlanner::default();
     assert_eq!(planner.plan(&tick, &[candidate(0.9)]), [0], "the plain step comes first");
+    // The first call of each kind is not measured.
+    planner.record(&tick, &[0], 0, 10.0 * flat(1.0));
+    assert_eq!(planner.plan(&tick, &[candidate(0.9)]), [0]);
     planner.record(&tick, &[0], 0, flat(1.0));
+    assert_eq!(planner.plan(&tick, &[candidate(0.9)]), [1]);
+    planner.record(&tick, &[1], 1, 10.0 * flat(2.0));
     assert_eq!(planner.plan(&tick, &[candidate(0.9)]), [1]);
     planner.record(&tick, &[1], 1, flat(2.0));
     assert!(planner.plan(&tick, &[candidate(0.9)])[0] > 4, "from there on by what was measured");
+}
+
+/// A library prepares each new number of rows at its first call. Drafts must pay all the same, and soon.
+#[test]
+fn slow_first_calls_do_not_end_drafts() {
+    let calls = std::cell::RefCell::new(std::collections::HashSet::new());
+    let seconds = |rows: f64| {
+        let is_first = calls.borrow_mut().insert(rows.to_bits());
+        flat(rows) * if is_first { 12.0 } else { 1.0 }
+    };
+    let factor = play(&mut DraftPlanner::default(), seconds, 600, |number| number % 10 > 0);
+    assert!(factor < 0.6, "{factor}");
 }
 
 /// Plays ticks with drafts that are right with the given chance and returns the time, as a factor of that without drafts.

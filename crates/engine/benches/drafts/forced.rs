@@ -1,0 +1,233 @@
+//! llama.cpp with replies that are known beforehand: every step is computed, and the token that is drawn is the recorded one.
+//!
+//! Used by the benchmark of drafts, so that guesses are judged on what real models wrote while the times are those of the
+//! model at hand. The logits of a row are replaced by ones with a single peak: the token that the exchange has next.
+
+use std::ops::Range;
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
+
+use poncho_engine::backend::llama::LlamaBackend;
+use poncho_engine::backend::{
+    Adapter, AdapterError, AdapterUse, Backend, Batch, ChatError, ChatPrompt, ChatRequest, Context, ContextError,
+    ContextInfo, ContextOptions, DecodeOutcome, Grammar, GrammarError, GrammarOptions, HostBuffer, LoadError, Model,
+    ModelInfo, ModelOptions, SegmentJoiner, SeqId, SpecialText, StateError, StatePart, StoredSegment, Token,
+    TokenizeError, TokenizeMode,
+};
+
+use crate::traces::Exchange;
+
+/// The exchanges that are played now, with the sequence of each as soon as it is known.
+type Playing = Arc<Mutex<Vec<(Arc<[Token]>, usize, Option<SeqId>)>>>;
+
+/// See the module.
+#[derive(Clone, Default)]
+pub(crate) struct ForcedBackend {
+    playing: Playing,
+}
+
+impl ForcedBackend {
+    /// From now on these exchanges are played.
+    pub(crate) fn play(&self, exchanges: &[&Exchange]) {
+        let playing = exchanges.iter().map(|exchange| (exchange.whole().into(), exchange.prompt.len(), None));
+        *self.playing.lock().unwrap() = playing.collect();
+    }
+}
+
+impl Backend for ForcedBackend {
+    fn name(&self) -> &'static str {
+        LlamaBackend.name()
+    }
+
+    fn build(&self) -> String {
+        LlamaBackend.build()
+    }
+
+    fn load_model(&self, options: &ModelOptions) -> Result<Arc<dyn Model>, LoadError> {
+        Ok(Arc::new(ForcedModel { model: LlamaBackend.load_model(options)?, playing: Arc::clone(&self.playing) }))
+    }
+
+    fn host_buffer(&self, len: usize) -> HostBuffer {
+        LlamaBackend.host_buffer(len)
+    }
+}
+
+struct ForcedModel {
+    model: Arc<dyn Model>,
+    playing: Playing,
+}
+
+impl Model for ForcedModel {
+    fn info(&self) -> &ModelInfo {
+        self.model.info()
+    }
+
+    fn metadata(&self, key: &str) -> Option<String> {
+        self.model.metadata(key)
+    }
+
+    fn chat_template(&self, variant: Option<&str>) -> Option<String> {
+        self.model.chat_template(variant)
+    }
+
+    fn tokenize(&self, text: &str, mode: TokenizeMode, out: &mut Vec<Token>) -> Result<(), TokenizeError> {
+        self.model.tokenize(text, mode, out)
+    }
+
+    fn token_bytes(&self, token: Token, special: SpecialText, out: &mut Vec<u8>) {
+        self.model.token_bytes(token, special, out);
+    }
+
+    fn is_eog(&self, token: Token) -> bool {
+        self.model.is_eog(token)
+    }
+
+    fn is_control(&self, token: Token) -> bool {
+        self.model.is_control(token)
+    }
+
+    fn new_context(&self, options: &ContextOptions, abort: Arc<AtomicBool>) -> Result<Box<dyn Context>, ContextError> {
+        let context = self.model.new_context(options, abort)?;
+        let width = usize::try_from(self.model.info().n_vocab).unwrap();
+        Ok(Box::new(ForcedContext { context, playing: Arc::clone(&self.playing), width, rows: Vec::new() }))
+    }
+
+    fn load_adapter(&self, path: &Path) -> Result<Arc<dyn Adapter>, AdapterError> {
+        self.model.load_adapter(path)
+    }
+
+    fn new_grammar(&self, options: &GrammarOptions) -> Result<Box<dyn Grammar>, GrammarError> {
+        self.model.new_grammar(options)
+    }
+
+    fn json_schema_to_grammar(&self, schema: &str) -> Result<String, GrammarError> {
+        self.model.json_schema_to_grammar(schema)
+    }
+
+    fn apply_chat_template(&self, request: &ChatRequest) -> Result<ChatPrompt, ChatError> {
+        self.model.apply_chat_template(request)
+    }
+}
+
+struct ForcedContext {
+    context: Box<dyn Context>,
+    playing: Playing,
+    width: usize,
+    /// The logits of the rows of the last batch.
+    rows: Vec<Option<(Token, Vec<f32>)>>,
+}
+
+impl ForcedContext {
+    /// The token that follows a row.
+    fn next(&self, seq: SeqId, pos: u32, token: Token) -> Option<Token> {
+        let place = usize::try_from(pos).unwrap();
+        let mut playing = self.playing.lock().unwrap();
+        let known = playing.iter().position(|(_, _, taken)| *taken == Some(seq));
+        let found = known.or_else(|| {
+            playing.iter().position(|(whole, prompt, taken)| {
+                taken.is_none() && place + 1 >= *prompt && whole.get(place) == Some(&token)
+            })
+        })?;
+        playing[found].2 = Some(seq);
+        playing[found].0.get(place + 1).copied()
+    }
+}
+
+impl Context for ForcedContext {
+    fn info(&self) -> &ContextInfo {
+        self.context.info()
+    }
+
+    fn decode(&mut self, batch: &Batch) -> DecodeOutcome {
+        let outcome = self.context.decode(batch);
+        self.rows.resize_with(self.rows.len().max(batch.rows.len()), || None);
+        for (number, row) in batch.rows.iter().enumerate().filter(|(_, row)| row.want_logits) {
+            let token = self.next(row.seq, row.pos, row.token).unwrap_or(0);
+            let width = self.width;
+            let (peak, logits) = self.rows[number].get_or_insert_with(|| (0, vec![0.0; width]));
+            logits[usize::try_from(*peak).unwrap()] = 0.0;
+            logits[usize::try_from(token).unwrap()] = 10.0;
+            *peak = token;
+        }
+        outcome
+    }
+
+    fn logits(&self, row: usize) -> Option<&[f32]> {
+        // Taken from the device as for any other reply.
+        self.context.logits(row)?;
+        self.rows.get(row)?.as_ref().map(|(_, logits)| logits.as_slice())
+    }
+
+    fn row_embedding(&self, row: usize) -> Option<&[f32]> {
+        self.context.row_embedding(row)
+    }
+
+    fn sequence_embedding(&self, seq: SeqId) -> Option<&[f32]> {
+        self.context.sequence_embedding(seq)
+    }
+
+    fn remove(&mut self, seq: SeqId, range: Range<u32>) -> bool {
+        self.context.remove(seq, range)
+    }
+
+    fn copy(&mut self, from: SeqId, to: SeqId) -> bool {
+        self.context.copy(from, to)
+    }
+
+    fn pos_min(&self, seq: SeqId) -> Option<u32> {
+        self.context.pos_min(seq)
+    }
+
+    fn pos_max(&self, seq: SeqId) -> Option<u32> {
+        self.context.pos_max(seq)
+    }
+
+    fn clear(&mut self) {
+        self.context.clear();
+    }
+
+    fn set_adapters(&mut self, adapters: &[AdapterUse]) -> Result<(), AdapterError> {
+        self.context.set_adapters(adapters)
+    }
+
+    fn state_size(&mut self, seq: SeqId, part: StatePart) -> Result<usize, StateError> {
+        self.context.state_size(seq, part)
+    }
+
+    fn state_read(&mut self, seq: SeqId, part: StatePart, out: &mut [u8]) -> Result<usize, StateError> {
+        self.context.state_read(seq, part, out)
+    }
+
+    fn state_write(&mut self, seq: SeqId, part: StatePart, bytes: &[u8]) -> Result<(), StateError> {
+        self.context.state_write(seq, part, bytes)
+    }
+
+    fn pack_size(&mut self, seq: SeqId, range: Range<u32>) -> Result<usize, StateError> {
+        self.context.pack_size(seq, range)
+    }
+
+    fn pack_range(&mut self, seq: SeqId, range: Range<u32>, out: &mut [u8]) -> Result<usize, StateError> {
+        self.context.pack_range(seq, range, out)
+    }
+
+    fn restore_begin(&mut self, seq: SeqId, n_tokens: u32, partial: Option<&[u8]>) -> Result<(), StateError> {
+        self.context.restore_begin(seq, n_tokens, partial)
+    }
+
+    fn restore_segments(&mut self, segments: &[StoredSegment<'_>]) -> Result<(), StateError> {
+        self.context.restore_segments(segments)
+    }
+
+    fn restore_finish(&mut self) -> Result<(), StateError> {
+        self.context.restore_finish()
+    }
+
+    fn joiner(&self) -> Option<Arc<dyn SegmentJoiner>> {
+        self.context.joiner()
+    }
+
+    fn synchronize(&mut self) {
+        self.context.synchronize();
+    }
+}
