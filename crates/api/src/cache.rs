@@ -3,8 +3,15 @@
 //! Made by the engine, shown by the server's own endpoints and its metrics. Plain owned data; words are those of
 //! `poncho-kinds`.
 
+mod follow;
+pub(crate) mod rows;
+
+use std::time::Duration;
+
 use poncho_kinds::{Key, SaveReason, Tier};
 use serde::{Deserialize, Serialize};
+
+pub use follow::{RowBatch, RowChange, StoredRow};
 
 /// The cache at one moment.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -25,9 +32,11 @@ pub struct CacheReport {
     pub pressure: PressureReport,
     /// The tier that several machines share, if there is one.
     pub shared: Option<SharedTierReport>,
+    /// The caches of other nodes, if this one pulls from them. Uploads are rows that they pulled from this one.
+    pub peers: Option<SharedTierReport>,
 }
 
-/// The shared tier.
+/// A tier of other machines.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct SharedTierReport {
     /// Where its rows are, without credentials.
@@ -52,6 +61,10 @@ pub struct SharedTierReport {
     pub dropped_offers: u64,
     /// Rows that wait for their upload.
     pub queued_offers: u64,
+    /// Time to read a million bytes, lately.
+    pub megabyte: Option<Duration>,
+    /// Time until the first byte, lately.
+    pub round_trip: Option<Duration>,
 }
 
 /// A counter.
@@ -146,6 +159,8 @@ pub struct RowReport {
     pub last_used: u64,
     /// Why it was saved.
     pub reason: SaveReason,
+    /// Whether somebody pinned it; in a list of one owner's rows, whether that owner did.
+    pub pinned: bool,
     /// Its first tokens, enough to recognise it; of rows that build on no other only.
     pub first: Vec<u32>,
 }

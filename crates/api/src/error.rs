@@ -76,6 +76,12 @@ pub enum EngineError {
         /// Length of the queue.
         limit: usize,
     },
+    /// All nodes of a cluster are full.
+    #[error("all nodes are full; try again in {seconds} s, or add a node")]
+    NodesFull {
+        /// When a place will probably be free.
+        seconds: u64,
+    },
     /// The session has a request in flight.
     #[error("the session {session} is busy with another request; wait for its end or cancel it")]
     StickyBusy {
@@ -430,6 +436,7 @@ mod tests {
     fn messages_carry_the_numbers_and_the_next_step() {
         let cases = [
             (EngineError::Overloaded { queued: 64, limit: 64 }, ["64", "later"]),
+            (EngineError::NodesFull { seconds: 7 }, ["7 s", "add a node"]),
             (EngineError::NoRoom { needed: 512, free: 17 }, ["17", "enlarge"]),
             (EngineError::Load { path: "/models/a.gguf".into(), reason: "cut short".into() }, ["a.gguf", "cut short"]),
             (EngineError::Watchdog { model: "m".into(), waited: Duration::from_secs(3) }, ["3000 ms", "again"]),

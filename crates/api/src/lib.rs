@@ -29,9 +29,11 @@ mod signature;
 mod tenant;
 mod turn;
 
+pub use cache::rows::{CopyCheck, EvictionSum, PinOutcome, RowTokens};
 pub use cache::{
     Around, CacheReport, Cause, CauseWords, Counter, Divergence, Explained, ExplainedRow, MessagePlace, PastLookup,
-    PressureReport, Resumption, RowPage, RowReport, SharedTierReport, TierHealth, TierReport,
+    PressureReport, Resumption, RowBatch, RowChange, RowPage, RowReport, SharedTierReport, StoredRow, TierHealth,
+    TierReport,
 };
 pub use chat::{ChatSettings, HygieneRule, Normalised, ReplayScope};
 pub use completion::{Completion, FinishReason, TokenLogprob, TokenProbability};
@@ -45,13 +47,14 @@ pub use load::options::{
     RopeScaling, SplitMode,
 };
 pub use load::prober::{ProbeWhen, Prober};
+pub use load::reasoning::Reasoning;
 pub use model::{
     AdapterId, AdapterInfo, Capabilities, DraftStatus, FillTokens, Footprint, LastHit, MemoryKind, ModelFile,
     ModelFiles, ModelInfo, ModelLimits, ModelReport, Phase, RequestProgress, RequestReport, RequestStage, SessionInfo,
-    SpecialText, SpecialTokens, StatusReport, TokenizeMode, Verified,
+    SpecialText, SpecialTokens, Speeds, StatusReport, TokenizeMode, Verified,
 };
-pub use node::{LoadEvent, LoadModel, Loading, Node, NodeModel, ReplyStream};
-pub use poncho_kinds::{FileStamp, Gates, HitKind, HitTier, Key, OwnerId, SaveReason, Tier, to_hex};
+pub use node::{LoadEvent, LoadModel, Loading, Node, NodeModel, PeerReport, PeerState, ReplyStream, RowStream};
+pub use poncho_kinds::{EvictionCause, FileStamp, Gates, HitKind, HitTier, Key, OwnerId, SaveReason, Tier, to_hex};
 pub use reply::{CallDelta, ChatOutput, ChatToolCall, Delta, Finish, Finished, Progress, ReplyEvent, Started};
 pub use request::{
     Grammar, GrammarSource, MAX_SESSION_BYTES, MAX_STOP_BYTES, MAX_STOPS, MAX_TOP_LOGPROBS, Mode, Request, Resume,

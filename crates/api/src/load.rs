@@ -4,3 +4,4 @@ pub(crate) mod config;
 pub(crate) mod markers;
 pub(crate) mod options;
 pub(crate) mod prober;
+pub(crate) mod reasoning;

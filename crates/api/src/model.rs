@@ -150,6 +150,8 @@ pub struct ModelLimits {
     pub sequences: usize,
     /// Whether the model was loaded so that `exact` can be kept.
     pub exact: bool,
+    /// Requests that may wait for a sequence.
+    pub queue: usize,
 }
 
 impl ModelLimits {
@@ -206,8 +208,25 @@ pub struct LastHit {
     pub prompt: u64,
 }
 
+/// How fast a model runs on this machine, as it measured itself. `None` before the first measurement.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct Speeds {
+    /// Prompt tokens computed in a second.
+    pub prefill: Option<f64>,
+    /// Seconds of a decode call with one stream.
+    pub decode_step: Option<f64>,
+    /// Seconds that each further stream adds to it.
+    pub decode_stream: Option<f64>,
+    /// Bytes of state for each token, by the file of the model.
+    pub bytes_per_token: Option<u64>,
+    /// Bytes restored from memory in a second.
+    pub ram: Option<f64>,
+    /// Bytes restored from disk in a second.
+    pub disk: Option<f64>,
+}
+
 /// A copy of all facts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct StatusReport {
     /// What the model does.
     pub phase: Phase,
@@ -233,6 +252,10 @@ pub struct StatusReport {
     pub overhead_nanos: u64,
     /// Times that the worker was started.
     pub starts: u64,
+    /// Requests that ended so far, well or not.
+    pub ended: u64,
+    /// How fast it is.
+    pub speeds: Speeds,
     /// What drafts did so far.
     pub drafts: DraftStatus,
 }

@@ -13,7 +13,8 @@ use futures_core::Stream;
 use poncho_kinds::{Key, OwnerId, Tier};
 use serde::{Deserialize, Serialize};
 
-use crate::cache::{CacheReport, Explained, PastLookup, RowPage};
+use crate::cache::rows::{CopyCheck, EvictionSum, PinOutcome, RowTokens};
+use crate::cache::{CacheReport, Explained, PastLookup, RowBatch, RowPage};
 use crate::chat::HygieneRule;
 use crate::error::EngineError;
 use crate::load::config::ModelConfig;
@@ -26,6 +27,9 @@ use crate::turn::{Generate, Input, Rendered};
 
 /// The events of one reply. Dropping it cancels the request.
 pub type ReplyStream = Pin<Box<dyn Stream<Item = ReplyEvent> + Send>>;
+
+/// The rows of a cache as they come and go. It ends with the process that has the cache.
+pub type RowStream = Pin<Box<dyn Stream<Item = RowBatch> + Send>>;
 
 /// The events of a load.
 pub type Loading = Pin<Box<dyn Stream<Item = LoadEvent> + Send>>;
@@ -53,6 +57,31 @@ pub enum LoadEvent {
     Loaded,
     /// It is not.
     Failed(EngineError),
+}
+
+/// Whether a process that computes is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PeerState {
+    /// It serves.
+    Up,
+    /// It is being started, or was not tried yet.
+    Starting,
+    /// It is not there; it is tried again.
+    Down,
+}
+
+/// A process that computes for this node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PeerReport {
+    /// Its address, or what it is.
+    pub name: String,
+    /// Whether it is there.
+    pub state: PeerState,
+    /// Why it is not there.
+    pub reason: Option<String>,
+    /// The models that it has loaded.
+    pub models: Vec<String>,
 }
 
 /// Models and a cache, wherever they are.
@@ -90,6 +119,10 @@ pub trait Node: Send + Sync {
     /// Some rows by key, of all owners or of one.
     async fn cache_rows(&self, owner: Option<OwnerId>, offset: usize, limit: usize) -> RowPage;
 
+    /// All rows with their tokens, and from then on what changes. A node of several machines has no such stream: it ends
+    /// at once.
+    fn follow_rows(&self) -> RowStream;
+
     /// Frees at least that many bytes, oldest rows first; of an owner, only what is its own alone. Returns the bytes that
     /// were freed.
     async fn evict_bytes(&self, owner: Option<OwnerId>, bytes: u64, tiers: &[Tier]) -> u64;
@@ -97,6 +130,27 @@ pub trait Node: Send + Sync {
     /// Drops one row that is not in use and that no other row builds on; of an owner, only what is its own alone. Returns
     /// whether it was dropped.
     async fn remove_row(&self, owner: Option<OwnerId>, key: Key) -> bool;
+
+    /// Pins a row, so that it stays while others are evicted; of an owner, only a row of its own.
+    async fn pin_row(&self, owner: Option<OwnerId>, key: Key) -> PinOutcome;
+
+    /// Removes a pin; of an owner, its own pin, and else all pins of the row. Returns whether there was one.
+    async fn unpin_row(&self, owner: Option<OwnerId>, key: Key) -> bool;
+
+    /// Compares the copies of a row with their checksums; of an owner, only of a row of its own. A damaged copy leaves the
+    /// cache. `None` if there is no such row.
+    async fn verify_row(&self, owner: Option<OwnerId>, key: Key) -> Option<Vec<CopyCheck>>;
+
+    /// The tokens of a row; of an owner, only of a row of its own.
+    async fn row_tokens(&self, owner: Option<OwnerId>, key: Key) -> Option<RowTokens>;
+
+    /// Evictions of the last 30 days by hour, tier and cause, the oldest first.
+    async fn evictions(&self) -> Vec<EvictionSum>;
+
+    /// The processes that compute for this node, if they are others than the caller's.
+    fn peers(&self) -> Vec<PeerReport> {
+        Vec::new()
+    }
 
     /// Drops every row that is not in use. Returns the bytes that were freed.
     async fn clear_cache(&self) -> u64;

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::drafts::Drafts;
 use crate::error::{Field, RequestError};
 use crate::load::markers::ThinkingMarkers;
+use crate::load::reasoning::Reasoning;
 use crate::model::ModelLimits;
 use crate::tenant::Tenant;
 
@@ -208,6 +209,14 @@ impl Request {
     #[must_use]
     pub fn new(tokens: Vec<u32>) -> Self {
         Self { tokens, ..Self::default() }
+    }
+
+    /// Fills in what the model's configuration says about thinking where the request leaves it open.
+    pub fn fill_reasoning(&mut self, reasoning: Reasoning) {
+        if self.thinking == Thinking::Default && reasoning.is_off {
+            self.thinking = Thinking::Off;
+        }
+        self.thinking_budget = self.thinking_budget.or(reasoning.budget);
     }
 
     /// Repairs what is only advice (boundary hints that are out of order or out of range) and refuses what is wrong.

@@ -205,4 +205,6 @@ pub struct Rendered {
     pub tokens: Vec<u32>,
     /// Token offsets at which messages end.
     pub boundaries: Vec<usize>,
+    /// What its rows depend on besides the tokens, as in `StoredRow`.
+    pub namespace: [u8; 32],
 }

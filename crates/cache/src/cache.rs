@@ -9,18 +9,22 @@ use std::time::Duration;
 
 use crate::config::{CacheConfig, CheckedConfig};
 use crate::error::CacheError;
+use crate::folder::notes;
 use crate::format::RowMeta;
 use crate::identity::key::{Key, Namespace};
 use crate::identity::owner::OwnerId;
 use crate::index::journal::Changes;
 use crate::index::rows::Row;
+use crate::index::user_pins::{Pinned, UserPins};
 use crate::index::{Cut, Index, Needs};
 use crate::inspect::explain::{self, Explanation, LendIndex, Scope, Then};
 use crate::inspect::sketch::Sketches;
-use crate::kinds::{PartKind, Tier};
+use crate::io::sync::Mutex;
+use crate::kinds::{EvictionCause, PartKind, Tier};
 use crate::policy::Policy;
 use crate::pressure::watcher::PressureWatcher;
 use crate::remote::{Chain, NO_TENANT, RemoteTier};
+use crate::stats::evictions::{EvictionLog, Evictions};
 use crate::stats::{CounterSnapshot, Counters};
 use crate::store::compact::{Compaction, Compactor};
 use crate::store::evict::Evictor;
@@ -28,6 +32,7 @@ use crate::store::lease::SaveBase;
 use crate::store::lookup::export::ExportError;
 use crate::store::lookup::{Lookup, RestorePlan};
 use crate::store::pinned_row::RowReader;
+use crate::store::pinned_row::check::CheckedCopy;
 use crate::store::publish::Publisher;
 use crate::store::queue::WriteQueue;
 use crate::store::recover::recover;
@@ -45,6 +50,7 @@ pub struct Cache {
     index: Arc<SharedIndex>,
     tiers: Arc<FileTiers>,
     counters: Arc<Counters>,
+    evictions: Arc<EvictionLog>,
     lookup: Lookup,
     saver: Saver,
     compactor: Compactor,
@@ -54,6 +60,8 @@ pub struct Cache {
     /// Made by explanations, for the next one.
     sketches: Sketches,
     removals: Arc<AtomicU64>,
+    /// Held while pins are written.
+    noting: Mutex<()>,
 }
 
 /// What the index knows of a row.
@@ -75,6 +83,8 @@ pub struct RowInfo {
     pub parts: Vec<PartKind>,
     /// The owners that sent all of its tokens, as far as they are remembered.
     pub owners: Vec<OwnerId>,
+    /// Whether somebody pinned it; in a list of one owner's rows, whether that owner did.
+    pub pinned: bool,
 }
 
 /// The tokens of a row, and who has sent all of them.
@@ -89,7 +99,7 @@ pub struct StoredPrompt {
 }
 
 impl RowInfo {
-    fn of(row: &Row) -> Self {
+    fn of(index: &Index, row: &Row) -> Self {
         Self {
             key: row.key,
             meta: row.meta,
@@ -99,6 +109,7 @@ impl RowInfo {
             bytes: Tier::ALL.into_iter().map(|tier| row.bytes_in(tier)).sum(),
             parts: PartKind::ALL.into_iter().filter(|kind| row.has_part(*kind)).collect(),
             owners: row.owners.clone(),
+            pinned: index.user_pins.contains(&row.key),
         }
     }
 }
@@ -120,12 +131,22 @@ impl Cache {
         let index = Arc::new(SharedIndex::new(Tier::ALL.map(|tier| settings.quota(tier))));
         let tiers = Arc::new(FileTiers::open(settings)?);
         let counters = Arc::new(Counters::default());
-        let remover = Arc::new(Remover::new(&index, &tiers, &counters));
+        let evictions = Arc::new(EvictionLog::default());
+        let remover = Arc::new(Remover::new(&index, &tiers, &counters, &evictions, &settings.clock));
+        if let Some(folder) = tiers.notes() {
+            let note = |name| notes::read(folder, name);
+            index.lock().user_pins = UserPins::from_text(&note(notes::PINS));
+            let noted = note(notes::EVICTIONS);
+            if !noted.is_empty() {
+                evictions.add_text(&noted, settings.clock.unix_seconds());
+            }
+        }
         let evictor = Arc::new(Evictor { remover: Arc::clone(&remover) });
         recover(&evictor)?;
         let pressure = {
             let evictor = Arc::clone(&evictor);
-            let evict = Box::new(move |bytes, tiers: &[Tier]| evictor.evict_bytes(bytes, tiers, None));
+            let evict =
+                Box::new(move |bytes, tiers: &[Tier]| evictor.evict_bytes(bytes, tiers, None, EvictionCause::Pressure));
             PressureWatcher::start(settings.pressure.clone(), evict)?
         };
         let removals = Arc::clone(index.lock().journal.removals());
@@ -135,7 +156,7 @@ impl Cache {
             queue: Arc::clone(&queue),
             publisher: Publisher::new(settings, Arc::clone(&index), Arc::clone(&counters)),
             remover: Arc::clone(&remover),
-            touches: Touches::new(Arc::clone(&index), Arc::clone(&tiers)),
+            touches: Touches::new(Arc::clone(&index), Arc::clone(&tiers), Arc::clone(&evictions), clock()),
             clock: clock(),
         };
         Ok(Self {
@@ -149,8 +170,10 @@ impl Cache {
             index,
             tiers,
             counters,
+            evictions,
             config,
             sketches: Sketches::default(),
+            noting: Mutex::default(),
         })
     }
 
@@ -257,9 +280,58 @@ impl Cache {
         self.compactor.compact(compaction)
     }
 
-    /// Drops a row that nothing holds and nothing builds on. Returns whether it left.
+    /// Drops a row that nothing holds and nothing builds on, and that nobody pinned: other rows stand for it. Returns
+    /// whether it left.
     pub fn remove(&self, key: &Key) -> bool {
-        self.compactor.remove_row(key)
+        self.compactor.remove_row(key, EvictionCause::Thinned)
+    }
+
+    /// The same because somebody asked for it.
+    pub fn evict_row(&self, key: &Key) -> bool {
+        self.compactor.remove_row(key, EvictionCause::Asked)
+    }
+
+    /// Pins a row: it stays while others are evicted, and so do the rows that it builds on. With an owner, only a row of
+    /// its own. Pins are kept over restarts if there is a folder.
+    pub fn pin_row(&self, key: &Key, owner: Option<OwnerId>) -> Pinned {
+        let pinned = self.index.lock().pin_for(key, owner);
+        if pinned == Pinned::Yes {
+            self.note_pins();
+        }
+        pinned
+    }
+
+    /// Removes the pin of an owner; without one, all pins of the row. Returns whether there was one.
+    pub fn unpin_row(&self, key: &Key, owner: Option<OwnerId>) -> bool {
+        let is_removed = self.index.lock().user_pins.remove(key, owner);
+        if is_removed {
+            self.note_pins();
+        }
+        is_removed
+    }
+
+    fn note_pins(&self) {
+        let Some(folder) = self.tiers.notes() else { return };
+        // One at a time: an older note must not replace a newer one.
+        let _turn = self.noting.lock();
+        let text = self.index.lock().user_pins.to_text();
+        if let Err(error) = notes::write(folder, notes::PINS, &text, true) {
+            tracing::warn!(%error, "the pins of the cache were not written; they end with this process");
+        }
+    }
+
+    /// Compares the stored copies of a row with their checksums; a damaged one is moved aside. Reads files. With an owner,
+    /// only a row of its own. `None` if there is no such row.
+    #[must_use]
+    pub fn verify_row(&self, key: &Key, owner: Option<OwnerId>) -> Option<Vec<CheckedCopy>> {
+        let held = self.lookup.hold(key)?;
+        owner.is_none_or(|owner| held.owners.contains(&owner)).then(|| held.row.check())
+    }
+
+    /// Evictions of the last 30 days by hour, tier and cause, the oldest first.
+    #[must_use]
+    pub fn evictions(&self) -> Vec<Evictions> {
+        self.evictions.all()
     }
 
     /// The rows with tokens that begin these, shortest first.
@@ -268,7 +340,7 @@ impl Cache {
         let index = self.index.lock();
         let matched = index.match_tokens(namespace, tokens);
         let rows = matched.iter().flat_map(|matched| matched.boundaries.iter());
-        rows.map(|(_, id)| RowInfo::of(index.row(*id))).collect()
+        rows.map(|(_, id)| RowInfo::of(&index, index.row(*id))).collect()
     }
 
     /// Whether a row of that name is readable.
@@ -281,13 +353,14 @@ impl Cache {
     #[must_use]
     pub fn row(&self, key: &Key) -> Option<RowInfo> {
         let index = self.index.lock();
-        index.by_key(key).map(|id| RowInfo::of(index.row(id)))
+        index.by_key(key).map(|id| RowInfo::of(&index, index.row(id)))
     }
 
     /// All rows, by key.
     #[must_use]
     pub fn rows(&self) -> Vec<RowInfo> {
-        by_key(self.index.lock().rows().map(RowInfo::of).collect())
+        let index = self.index.lock();
+        by_key(index.rows().map(|row| RowInfo::of(&index, row)).collect())
     }
 
     /// The rows of one owner, by key. Nothing in them reveals rows that are not its own.
@@ -298,8 +371,9 @@ impl Cache {
         let own = index.rows().filter(is_own).map(|row| {
             let parent = row.parent.map(|parent| index.row(parent)).filter(is_own).map(|parent| parent.key);
             let children = row.children.iter().map(|child| index.row(*child)).filter(is_own).count();
-            let info = RowInfo::of(row);
-            RowInfo { meta: RowMeta { parent, ..info.meta }, children, owners: vec![owner], ..info }
+            let info = RowInfo::of(&index, row);
+            let pinned = index.user_pins.is_pinned_by(&row.key, Some(owner));
+            RowInfo { meta: RowMeta { parent, ..info.meta }, children, owners: vec![owner], pinned, ..info }
         });
         by_key(own.collect())
     }
@@ -342,7 +416,7 @@ impl Cache {
         rows.into_iter().map(|(_, _, key)| key).collect()
     }
 
-    /// Which rows appeared, got an owner or left since a point; 0 for the start.
+    /// Which rows appeared, moved to another tier, got an owner or left since a point; 0 for the start.
     #[must_use]
     pub fn changes_since(&self, point: u64) -> Changes {
         self.index.lock().journal.since(point)
@@ -417,12 +491,12 @@ impl Cache {
 
     /// Frees at least `bytes` in the tiers, oldest rows first, as far as rows are free to go.
     pub fn evict_bytes(&self, bytes: u64, tiers: &[Tier]) -> u64 {
-        self.evictor.evict_bytes(bytes, tiers, None)
+        self.evictor.evict_bytes(bytes, tiers, None, EvictionCause::Asked)
     }
 
     /// The same among the rows of one owner. Rows that others have sent too, or that theirs build on, stay.
     pub fn evict_bytes_of(&self, owner: OwnerId, bytes: u64, tiers: &[Tier]) -> u64 {
-        self.evictor.evict_bytes(bytes, tiers, Some(owner))
+        self.evictor.evict_bytes(bytes, tiers, Some(owner), EvictionCause::Asked)
     }
 
     /// Waits until every queued save is written or given up, and hit counts are in the files.

@@ -13,6 +13,7 @@ mod slots;
 pub(crate) mod stored;
 pub(crate) mod table;
 pub(crate) mod trie;
+pub(crate) mod user_pins;
 
 pub use chain::{Cut, Needs};
 pub(crate) use chain::{Found, Link, will_be_durable};

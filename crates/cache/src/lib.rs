@@ -77,6 +77,7 @@ pub use identity::key::{Key, KeyHasher, Namespace, to_hex};
 pub use identity::owner::OwnerId;
 pub use index::journal::Changes;
 pub use index::rows::PayloadPart;
+pub use index::user_pins::Pinned;
 pub use index::{Cut, Needs};
 pub use inspect::alignment::{Alignment, Gap, Run};
 pub use inspect::explain::{ExplainedRow, Explanation, Parting, Similar, Then, Verdict};
@@ -92,7 +93,7 @@ pub use io::files::{
 pub use io::fs::{Entry, Fs, NewFile, ReadFile, StdFs};
 #[cfg(any(test, feature = "testing"))]
 pub use io::testing;
-pub use kinds::{FingerprintMode, HitKind, HitTier, PartKind, SaveReason, Tier};
+pub use kinds::{EvictionCause, FingerprintMode, HitKind, HitTier, PartKind, SaveReason, Tier};
 pub use policy::{GateError, Gates, Policy};
 pub use poncho_gguf::QuantType;
 pub use poncho_gguf::file::FileStamp;
@@ -105,11 +106,13 @@ pub use remote::{
     Cancellation, CanonicalRow, Chain, Export, NO_TENANT, Offer, OfferReason, Patience, RemoteError, RemoteQuery,
     RemoteRates, RemoteRow, RemoteStatus, RemoteTier,
 };
+pub use stats::evictions::Evictions;
 pub use stats::{CounterSnapshot, Counters};
 pub use store::compact::Compaction;
 pub use store::lease::SaveBase;
 pub use store::lookup::RestorePlan;
 pub use store::lookup::export::ExportError;
+pub use store::pinned_row::check::CheckedCopy;
 pub use store::pinned_row::{PinnedRow, Unusable};
 pub use store::save::import::{ImportError, ImportRequest, Imported, JoinParts};
 pub use store::save::{DropReason, SaveOutcome, SaveRequest, Saved};

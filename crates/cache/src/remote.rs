@@ -1,4 +1,4 @@
-//! The shared tier as the cache sees it: rows that another machine computed, behind a trait.
+//! Tiers of other machines as the cache sees them: rows that another one computed, behind a trait.
 //!
 //! The engine asks a [`RemoteTier`] for the longest stored prefix of a prompt, fetches its chain, and imports it with
 //! `Cache::import`; it offers rows of its own with [`RemoteTier::offer`]. An implementation speaks to an object store
@@ -14,6 +14,7 @@ use bytes::Bytes;
 
 use crate::identity::key::{Key, Namespace};
 use crate::identity::owner::OwnerId;
+use crate::kinds::HitTier;
 
 /// The owner of rows on servers without tenants.
 pub const NO_TENANT: OwnerId = OwnerId::from_bytes([0; OwnerId::LENGTH]);
@@ -71,6 +72,8 @@ pub struct RemoteRow {
     pub tokens: u32,
     /// Bytes of its whole chain, as the remote tier promises them.
     pub bytes: u64,
+    /// Where it is: in the shared tier, or in another node.
+    pub tier: HitTier,
     /// What the tier needs to fetch the chain without asking for its description again. Opaque to everybody else.
     pub manifest: Bytes,
 }
@@ -279,6 +282,16 @@ pub trait RemoteTier: Send + Sync + fmt::Debug {
     /// What was measured lately. `None`: the tier is left alone for now, do not call it.
     fn rates(&self) -> Option<RemoteRates>;
 
+    /// What was measured lately of the place that has this row.
+    fn rates_of(&self, _row: &RemoteRow) -> Option<RemoteRates> {
+        self.rates()
+    }
+
     /// What it has done.
     fn status(&self) -> RemoteStatus;
+
+    /// The same for each of the tiers that it consists of, with what was measured of it.
+    fn reports(&self) -> Vec<(HitTier, RemoteStatus, Option<RemoteRates>)> {
+        vec![(HitTier::Shared, self.status(), self.rates())]
+    }
 }

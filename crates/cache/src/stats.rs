@@ -4,6 +4,8 @@
 //! metrics page and the JSON output read. The table below is the only place where a counter's name is spelled.
 //! Counting must never lock, block or order anything: every access is relaxed.
 
+pub(crate) mod evictions;
+
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 

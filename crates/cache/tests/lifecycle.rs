@@ -1,5 +1,7 @@
 //! A row from save to lookup to reopening, in each tier.
 
+mod pins;
+
 use std::sync::Arc;
 
 use poncho_cache::testing::MemoryFs;

@@ -8,7 +8,9 @@ use clap::{CommandFactory, Parser, Subcommand};
 use poncho_engine::backend::llama::{LLAMA_VERSION, backends};
 
 use crate::commands::agents::launch::args::LaunchArgs;
+use crate::commands::agents::mcp::McpArgs;
 use crate::commands::cache::args::CacheArgs;
+use crate::commands::cluster::args::ClusterCommand;
 use crate::commands::machine::bench::BenchArgs;
 use crate::commands::machine::config::ConfigArgs;
 use crate::commands::machine::doctor::DoctorArgs;
@@ -57,6 +59,18 @@ pub(crate) enum Command {
         poncho serve --node gpu-1.example:7070 --node-cert front.pem --node-key front-key.pem --node-ca ca.pem\n\n\
         Settings are those of `poncho serve`; those of HTTP have no effect.")]
     Node(NodeCommand),
+    /// Serve the nodes of a cluster over HTTP: each request goes to the node that has its prefix
+    #[command(after_help = "Examples:\n  \
+        poncho node --cluster nats://10.0.0.1:4222 --cluster-key-file cluster.key --model model.gguf\n  \
+        poncho route --cluster nats://10.0.0.1:4222 --cluster-key-file cluster.key --api-key secret\n\n\
+        Nodes on other machines need certificates, as for `poncho serve --node`.")]
+    Route(ServeArgs),
+    /// Inspect a cluster: its nodes, where a prompt would go, and nodes that take no more requests
+    #[command(
+        arg_required_else_help = true,
+        after_help = "Examples:\n  poncho cluster status\n  poncho cluster explain 'Why is the sky blue?'"
+    )]
+    Cluster(ClusterCommand),
     /// Lend the devices of this machine to a Poncho on another one
     #[command(
         after_help = "Examples:\n  poncho rpc-worker\n  poncho serve --model model.gguf --rpc 127.0.0.1:50052\n\n\
@@ -98,6 +112,12 @@ pub(crate) enum Command {
         poncho launch codex --model qwen3:8b -- exec 'explain this project'\n  poncho launch aider --print\n\n\
         A server that runs is used; otherwise one is started for the agent and ended with it.")]
     Launch(Box<LaunchArgs>),
+    /// Serve tools to agents over MCP: why a prompt is read again, the cache, the models, one prompt to a model
+    #[command(
+        after_help = "Examples:\n  claude mcp add poncho -- poncho mcp\n  poncho mcp --listen 127.0.0.1:8090\n\n\
+        The tools ask a running server; without one they answer with an error (docs/agents.md)."
+    )]
+    Mcp(McpArgs),
     /// List the models that a running server has loaded
     #[command(after_help = "Examples:\n  poncho ps\n  poncho ps --json | jq '.[].name'")]
     Ps(PsArgs),

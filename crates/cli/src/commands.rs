@@ -4,6 +4,7 @@
 
 pub(crate) mod agents;
 pub(crate) mod cache;
+pub(crate) mod cluster;
 pub(crate) mod machine;
 pub(crate) mod models;
 pub(crate) mod rpc_worker;

@@ -21,9 +21,10 @@ use poncho_engine::backend::llama::DeviceSources;
 use poncho_engine::fit::{
     Arithmetic, Choice, GOOD_CONTEXT, Given, KeptPlan, Machine, Needs, Origin, Plan, Step, decide, plan,
 };
-use poncho_server::MemoryBudget;
+use poncho_server::{LoadingParameters, MemoryBudget, Plans};
 
 use crate::serving::devices::Looked;
+use crate::serving::memory;
 use crate::serving::models::Configs;
 use crate::serving::shape::ModelShape;
 use crate::serving::tiers::Quotas;
@@ -34,6 +35,8 @@ use crate::settings::args::ServeArgs;
 pub(crate) struct Fitted {
     pub(crate) plan: Plan,
     pub(crate) origin: Origin,
+    /// The values that were fixed.
+    pub(crate) given: Given,
     /// The context that the model was trained with.
     pub(crate) trained: Option<u32>,
     pub(crate) layers: u32,
@@ -55,6 +58,17 @@ pub(crate) enum Earlier {
     Forgotten,
 }
 
+/// A model that is to be planned.
+#[derive(Clone, Copy)]
+struct ToPlan<'m> {
+    path: &'m Path,
+    shape: &'m ModelShape,
+    loading: LoadingParameters,
+}
+
+/// The file of a model, its name, and its Modelfile: several names may share one file.
+type PlanKey = (PathBuf, String, LoadingParameters);
+
 /// Plans models for one machine.
 #[derive(Debug)]
 pub(crate) struct Fitting {
@@ -65,12 +79,14 @@ pub(crate) struct Fitting {
     folder: Option<PathBuf>,
     /// What no planned model takes yet.
     machine: Mutex<Machine>,
-    /// Plans by the path of the model.
-    plans: Mutex<BTreeMap<PathBuf, Fitted>>,
+    /// Plans by everything that they were made for.
+    plans: Mutex<BTreeMap<PlanKey, Fitted>>,
     /// Given sizes of the tiers.
     given: (Option<u64>, Option<u64>),
     /// Whether new plans are kept.
     keeps: bool,
+    /// How exactly models of the command line are measured.
+    precision: Precision,
     /// Devices that the measuring process has to load.
     sources: DeviceSources,
 }
@@ -78,7 +94,7 @@ pub(crate) struct Fitting {
 impl Fitting {
     /// A fitting for the settings of a server on the machine as it is now.
     pub(crate) fn new(args: &ServeArgs, shape: ModelShape, folder: Option<&Path>, looked: &Looked) -> Self {
-        let memory = args.memory.unwrap_or_default();
+        let memory = memory::limit(args.memory);
         Self {
             machine: Mutex::new(machine::look(memory, &looked.devices, &args.backend.device_names())),
             shape,
@@ -87,6 +103,7 @@ impl Fitting {
             plans: Mutex::new(BTreeMap::new()),
             given: (args.cache_ram, args.cache_size),
             keeps: true,
+            precision: Precision::Measured,
             sources: looked.sources.clone(),
         }
     }
@@ -105,24 +122,45 @@ impl Fitting {
         Self { keeps: false, ..self }
     }
 
+    /// The same for a machine with this much free memory, and with GPUs of these sizes instead of its own. llama.cpp cannot
+    /// measure for devices that are not there.
+    pub(crate) fn imagined(self, host_free: Option<u64>, gpus: &[u64]) -> Self {
+        let mut machine = self.machine();
+        let host_free = host_free.unwrap_or(machine.host_free);
+        if gpus.is_empty() {
+            machine.host_free = host_free;
+            return Self { machine: Mutex::new(machine), ..self };
+        }
+        let machine = machine::imagined(host_free, gpus);
+        Self { machine: Mutex::new(machine), precision: Precision::Estimated, ..self }
+    }
+
     /// The devices that are planned for.
     pub(crate) fn device_names(&self) -> Vec<String> {
         self.machine().devices.into_iter().map(|device| device.name).collect()
     }
 
     /// Plans a model that is about to be loaded. What it needs is not available to the next one.
-    pub(crate) fn plan(&self, path: &Path, id: &str, earlier: Earlier) -> Fitted {
+    pub(crate) fn plan(&self, path: &Path, id: &str, loading: LoadingParameters, earlier: Earlier) -> Fitted {
         let machine = self.machine();
-        let fitted = self.plan_on(&machine, path, self.shape_of(id), Precision::Measured, earlier);
+        let model = ToPlan { path, shape: self.shape_of(id), loading };
+        let fitted = self.plan_on(&machine, &model, self.precision, earlier);
         self.take(&fitted.plan.needs);
-        self.lock_plans().insert(path.to_path_buf(), fitted.clone());
+        self.keep(path, id, loading, &fitted);
         fitted
     }
 
     /// Plans a model again with less memory than it was planned with. `None` if nothing smaller is possible.
-    pub(crate) fn plan_smaller(&self, path: &Path, id: &str, memory: MemoryBudget, looked: &Looked) -> Option<Fitted> {
+    pub(crate) fn plan_smaller(
+        &self,
+        path: &Path,
+        id: &str,
+        loading: LoadingParameters,
+        memory: MemoryBudget,
+        looked: &Looked,
+    ) -> Option<Fitted> {
         let shape = self.shape_of(id);
-        let before = self.lock_plans().get(path).cloned()?;
+        let before = self.known(path, id, loading)?;
         let mut less = machine::look(memory, &looked.devices, &shape.backend.device_names());
         let needs = &before.plan.needs;
         // What was tried did not work, so the budget is below it, whatever the system reports.
@@ -130,34 +168,51 @@ impl Fitting {
         for (device, need) in less.devices.iter_mut().zip(&needs.devices) {
             device.free = device.free.min(need.total());
         }
-        let fitted = self.plan_on(&less, path, shape, Precision::Estimated, Earlier::Forgotten);
+        let model = ToPlan { path, shape, loading };
+        let fitted = self.plan_on(&less, &model, Precision::Estimated, Earlier::Forgotten);
         let is_smaller = fitted.plan.choice != before.plan.choice && fitted.plan.needs.total() < needs.total();
         is_smaller.then(|| {
-            self.lock_plans().insert(path.to_path_buf(), fitted.clone());
+            self.keep(path, id, loading, &fitted);
             fitted
         })
     }
 
     /// The configuration of a model. One that nobody planned yet is planned from the head of its file.
-    pub(crate) fn config(&self, path: &Path, id: &str) -> ModelConfig {
-        let known = self.lock_plans().get(path).cloned();
-        let fitted = known.unwrap_or_else(|| {
-            let fitted = self.plan_on(&self.machine(), path, self.shape_of(id), Precision::Estimated, Earlier::Kept);
-            self.lock_plans().insert(path.to_path_buf(), fitted.clone());
+    pub(crate) fn config(&self, path: &Path, id: &str, loading: LoadingParameters) -> ModelConfig {
+        let shape = self.shape_of(id);
+        let fitted = self.known(path, id, loading).unwrap_or_else(|| {
+            let model = ToPlan { path, shape, loading };
+            let fitted = self.plan_on(&self.machine(), &model, Precision::Estimated, Earlier::Kept);
+            self.keep(path, id, loading, &fitted);
             fitted
         });
-        self.shape_of(id).config(path, id, &fitted.plan.choice)
+        shape.config(path, id, &fitted.plan.choice)
+    }
+
+    fn known(&self, path: &Path, id: &str, loading: LoadingParameters) -> Option<Fitted> {
+        self.lock_plans().get(&(path.to_path_buf(), id.to_owned(), loading)).cloned()
+    }
+
+    fn keep(&self, path: &Path, id: &str, loading: LoadingParameters, fitted: &Fitted) {
+        self.lock_plans().insert((path.to_path_buf(), id.to_owned(), loading), fitted.clone());
+    }
+
+    /// The plans of models that were planned, for the console.
+    pub(crate) fn shown(self: &Arc<Self>) -> Plans {
+        let fitting = Arc::clone(self);
+        Arc::new(move |path: &Path, id: &str| {
+            let plans = fitting.lock_plans();
+            let (_, fitted) = plans.iter().find(|((file, name, _), _)| file == path && name == id)?;
+            let fitted = fitted.clone();
+            drop(plans);
+            Some(lines::shown(&fitted, &fitting.device_names()))
+        })
     }
 
     /// The configurations of models, for a library.
     pub(crate) fn configs(self: &Arc<Self>) -> Configs {
         let fitting = Arc::clone(self);
-        Arc::new(move |path: &Path, id: &str| fitting.config(path, id))
-    }
-
-    /// The values that the planner keeps.
-    pub(crate) fn given(&self, id: &str) -> Given {
-        self.shape_of(id).given()
+        Arc::new(move |path: &Path, id: &str, loading| fitting.config(path, id, loading))
     }
 
     /// The sizes of the cache's tiers beside the models that were planned.
@@ -181,20 +236,15 @@ impl Fitting {
         *machine = machine.without(needs);
     }
 
-    fn lock_plans(&self) -> std::sync::MutexGuard<'_, BTreeMap<PathBuf, Fitted>> {
+    fn lock_plans(&self) -> std::sync::MutexGuard<'_, BTreeMap<PlanKey, Fitted>> {
         self.plans.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn plan_on(
-        &self,
-        machine: &Machine,
-        path: &Path,
-        shape: &ModelShape,
-        precision: Precision,
-        earlier: Earlier,
-    ) -> Fitted {
-        let given = shape.given();
+    fn plan_on(&self, machine: &Machine, model: &ToPlan<'_>, precision: Precision, earlier: Earlier) -> Fitted {
+        let ToPlan { path, shape, loading } = *model;
+        let given = shape.given(&loading);
         let mut config = shape.unplanned(path);
+        loading.set(&mut config);
         config.context.kv = shape.kv.unwrap_or(KvLayout::Split);
         let arithmetic = Arithmetic::of(&config, machine);
         let (facts, key) = (arithmetic.facts(), arithmetic.key());
@@ -215,7 +265,7 @@ impl Fitting {
         if let Some(folder) = self.folder.as_deref().filter(|_| keeps && plan.step != Step::DoesNotFit) {
             kept::write(folder, KeptPlan { model: key, given, machine: machine.clone(), plan: plan.clone() });
         }
-        Fitted { plan, origin, trained: facts.trained, layers: facts.layers }
+        Fitted { plan, origin, given, trained: facts.trained, layers: facts.layers }
     }
 }
 

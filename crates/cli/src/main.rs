@@ -7,6 +7,7 @@
 
 mod args;
 mod client;
+mod cluster;
 mod commands;
 mod fit;
 mod serving;
@@ -20,11 +21,11 @@ use clap::FromArgMatches;
 use poncho_terminal::{Outcome, exit_code, print_error};
 
 use crate::args::{Args, Command};
-use crate::commands::agents::launch;
+use crate::commands::agents::{launch, mcp};
 use crate::commands::machine::{bench, config, doctor, manual};
 use crate::commands::running::{ps, stop, top};
 use crate::commands::texts::{embed, explain, tokenize};
-use crate::commands::{cache, models, rpc_worker, run as chat, serve};
+use crate::commands::{cache, cluster as cluster_command, models, rpc_worker, run as chat, serve};
 use crate::serving::{devices, engine_process, probing};
 use crate::settings::logging::ReplyLines;
 use crate::settings::{Environment, Refused, Resolved, logging};
@@ -68,8 +69,8 @@ fn main() -> ExitCode {
 /// Whether each reply is logged in a line of its own. A chat in this process shows its replies itself.
 fn reply_lines(command: &Command) -> ReplyLines {
     match command {
-        Command::Serve(args) if args.quiet => ReplyLines::Off,
-        Command::Serve(_) => ReplyLines::On,
+        Command::Serve(args) | Command::Route(args) if args.quiet => ReplyLines::Off,
+        Command::Serve(_) | Command::Route(_) => ReplyLines::On,
         _ => ReplyLines::WithInfo,
     }
 }
@@ -87,6 +88,8 @@ fn run(args: &Args, resolved: Option<&Resolved>) -> anyhow::Result<Outcome> {
             serve::run(args, resolved, &mut out)?
         }
         Command::Node(args) => serve::node::run(args, resolved, &mut out)?,
+        Command::Route(args) => serve::route::run(args, resolved, &mut out)?,
+        Command::Cluster(args) => cluster_command::run(args, &mut out)?,
         Command::RpcWorker(args) => rpc_worker::run(args, &mut out)?,
         Command::Cache(args) => cache::run(args, &mut out)?,
         Command::Bench(args) => bench::run(args)?,
@@ -97,6 +100,7 @@ fn run(args: &Args, resolved: Option<&Resolved>) -> anyhow::Result<Outcome> {
         Command::Man(args) => manual::man(args, args::command(), &mut out)?,
         Command::Run(args) => chat::run(args, &mut out)?,
         Command::Launch(args) => launch::run(args, &mut out)?,
+        Command::Mcp(args) => mcp::run(args, &mut out)?,
         Command::Ps(args) => ps::run(args, &mut out)?,
         Command::Stop(args) => stop::run(args, &mut out)?,
         Command::Embed(args) => embed::run(args, &mut out)?,

@@ -151,6 +151,16 @@ pub(crate) const SETTINGS: &[Setting] = &[
     Setting::new("node_cert", Kind::Path, Group::Nodes),
     Setting::new("node_key", Kind::Path, Group::Nodes),
     Setting::new("node_ca", Kind::Path, Group::Nodes),
+    Setting::new("cluster", Kind::List, Group::Nodes),
+    Setting::new("cluster_key_file", Kind::Path, Group::Nodes),
+    Setting::new("advertise", Kind::Text, Group::Nodes),
+    Setting::new("node_name", Kind::Text, Group::Nodes),
+    Setting::new("hints_listen", Kind::Text, Group::Nodes),
+    Setting::new("pull_listen", Kind::Text, Group::Nodes),
+    Setting::new("kv_events", Kind::Text, Group::Nodes),
+    Setting::new("kv_events_replay", Kind::Text, Group::Nodes),
+    Setting::new("kv_events_block", Kind::Number, Group::Nodes),
+    Setting::new("kv_events_open", Kind::Switch, Group::Nodes),
     Setting::new("cache_dir", Kind::Path, Group::Cache),
     Setting::new("cache_size", Kind::Quantity, Group::Cache),
     Setting::new("cache_ram", Kind::Quantity, Group::Cache),
@@ -195,6 +205,8 @@ pub(crate) const SETTINGS: &[Setting] = &[
     Setting::new("mlock", Kind::Switch, Group::Computing),
     Setting::new("check_tensors", Kind::Switch, Group::Computing),
     Setting::new("pooling", Kind::Text, Group::Computing),
+    Setting::new("reasoning", Kind::Text, Group::Computing),
+    Setting::new("reasoning_budget", Kind::Number, Group::Computing),
     Setting::new("rope_scaling", Kind::Text, Group::Computing),
     Setting::new("rope_freq_base", Kind::Decimal, Group::Computing),
     Setting::new("rope_freq_scale", Kind::Decimal, Group::Computing),
@@ -211,7 +223,10 @@ pub(crate) const SETTINGS: &[Setting] = &[
 ];
 
 /// The commands that take every setting.
-const COMMANDS: [&str; 5] = ["serve", "node", "config", "doctor", "fit"];
+const COMMANDS: [&str; 6] = ["serve", "node", "route", "config", "doctor", "fit"];
+
+/// The settings of nodes and routers in a cluster.
+const CLUSTER: [&str; 6] = ["cluster", "cluster_key_file", "advertise", "node_name", "hints_listen", "pull_listen"];
 
 /// The flag that names the settings file; it is not a setting itself.
 const FILE_FLAG: &str = "config";
@@ -237,9 +252,12 @@ pub(crate) fn with_settings(command: Command) -> Command {
         .value_name("FILE")
         .value_parser(clap::value_parser!(std::path::PathBuf))
         .help("Read settings from this file [env: PONCHO_CONFIG] [default: ~/.config/poncho/poncho.toml if it exists]");
-    let command = command.mut_subcommand("serve", |serve| serve.mut_args(with_variable).arg(file.clone()));
+    let command = command
+        .mut_subcommand("serve", |serve| serve.mut_args(with_variable).mut_args(without_cluster).arg(file.clone()));
     let command =
         command.mut_subcommand("node", |node| node.mut_args(with_variable).mut_args(without_http).arg(file.clone()));
+    let command = command
+        .mut_subcommand("route", |route| route.mut_args(with_variable).mut_args(without_engine).arg(file.clone()));
     ["config", "doctor", "fit"].into_iter().fold(command, |command, name| {
         command.mut_subcommand(name, |sub| {
             let shared = ServeArgs::augment_args(Command::new(name)).mut_args(with_variable);
@@ -255,6 +273,22 @@ fn without_http(flag: Arg) -> Arg {
     let is_http = find(flag.get_id().as_str()).is_some_and(|setting| setting.group == Group::Network);
     let is_front = ["node", "keep_alive", "alias", "client_templates", "quiet"].contains(&flag.get_id().as_str());
     if (is_http && !is_used) || is_front { flag.hide(true) } else { flag }
+}
+
+/// A router takes the settings of `serve` too; those of models and their cache have no effect.
+fn without_engine(flag: Arg) -> Arg {
+    let name = flag.get_id().as_str();
+    let is_of_node = ["named", "signing_key", "queue_limit", "advertise", "node_name", "hints_listen"].contains(&name);
+    let is_used = ["alias", "keep_alive"].contains(&name);
+    let is_engine = find(name)
+        .is_some_and(|setting| matches!(setting.group, Group::Models | Group::Cache | Group::Computing) && !is_used);
+    if is_of_node || is_engine { flag.hide(true) } else { flag }
+}
+
+/// A server with its own models is not part of a cluster, but may share the settings file of a node.
+fn without_cluster(flag: Arg) -> Arg {
+    let is_cluster = CLUSTER.contains(&flag.get_id().as_str());
+    if is_cluster { flag.hide(true) } else { flag }
 }
 
 /// The flag with its variable in its help.

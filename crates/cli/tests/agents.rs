@@ -1,3 +1,4 @@
 //! The commands for coding agents.
 
 mod launching;
+mod tools;

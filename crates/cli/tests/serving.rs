@@ -3,6 +3,7 @@
 pub(crate) mod bad_input;
 pub(crate) mod crafted;
 pub(crate) mod devices;
+pub(crate) mod fit_matrix;
 pub(crate) mod fitting;
 pub(crate) mod named_models;
 pub(crate) mod nodes;

@@ -13,7 +13,7 @@ use async_trait::async_trait;
 
 pub use lookout::{Chosen, Lookout, Prompt};
 pub use nats::NatsBus;
-pub use station::{Report, Station};
+pub use station::{Place, Report, Station};
 
 /// What a message on the bus is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,7 +50,7 @@ pub struct Heard {
 #[derive(Debug, thiserror::Error)]
 pub enum BusError {
     /// The bus.
-    #[error("the NATS server {server} cannot be used: {reason}; nodes that are known are asked directly meanwhile")]
+    #[error("the NATS server {server} cannot be used: {reason}; write --cluster nats://HOST:PORT")]
     Bus {
         /// Its address.
         server: String,
@@ -74,6 +74,12 @@ pub enum BusError {
     /// The key.
     #[error(transparent)]
     Key(#[from] crate::seal::KeyError),
+    /// There is no such node.
+    #[error("the cluster has no node {node}; `poncho cluster status` lists its nodes")]
+    NoNode {
+        /// Its name.
+        node: String,
+    },
     /// A node did not answer.
     #[error("{address} does not answer: {reason}; it is asked again")]
     Ask {

@@ -10,4 +10,4 @@ mod message;
 
 pub use announcer::Announcer;
 pub use directory::{Action, Directory, Known, Timing};
-pub use message::{Answer, Beat, Change, Changes, Incarnation, ModelBeat, Question, WireError, decode, encode};
+pub use message::{Answer, Beat, Change, Changes, Drain, Incarnation, ModelBeat, Question, WireError, decode, encode};

@@ -88,6 +88,9 @@ pub trait PrefixIndex {
     /// Adds what these nodes hold of a prompt, those that hold any of it and are not in `found` yet.
     fn held(&self, prompt: &dyn Lookup, nodes: &mut dyn Iterator<Item = Slot>, found: &mut Vec<Match>);
 
+    /// Whether a node announced a row.
+    fn holds(&self, node: Slot, key: &Key) -> bool;
+
     /// Its size.
     fn size(&self) -> IndexSize;
 }

@@ -1,11 +1,9 @@
 //! KV events in vLLM's format, so that routers which already follow vLLM can follow a Poncho node.
 //!
 //! `wire` has the bytes (MessagePack arrays, as msgspec writes array-like tagged structs), `publisher` the ZeroMQ sockets,
-//! `follower` compares a cache with what was announced, and [`BlockLog`] turns rows, which share blocks, into blocks that
-//! are stored and removed once. The format carries token
-//! ids in plain: a node publishes them only where `--kv-events` asks for it.
+//! and [`BlockLog`] turns rows, which share blocks, into blocks that are stored and removed once. A node feeds it with the
+//! changes of its cache. The format carries token ids in plain: a node publishes them only where `--kv-events` asks for it.
 
-mod follower;
 mod publisher;
 mod wire;
 
@@ -14,7 +12,6 @@ use std::collections::HashMap;
 use poncho_kinds::{Key, Tier};
 use ring::digest::{Context, SHA256};
 
-pub use follower::{RowFollower, RowSource, follow};
 pub use publisher::{KvEvents, KvEventsError};
 pub use wire::{Batch, Event};
 

@@ -16,12 +16,17 @@ pub enum State {
     Draining,
 }
 
+/// Tokens in a second where no node has measured a prefill.
+const ASSUMED_PREFILL: f64 = 500.0;
+/// Seconds of a decode step where no node has measured one.
+const ASSUMED_STEP: f64 = 0.02;
+
 /// How fast a node is, as it measured itself for one model.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Rates {
-    /// Prompt tokens computed in a second.
+    /// Prompt tokens computed in a second; 0 before the first measurement.
     pub prefill_tokens: f64,
-    /// Seconds of a decode step with one stream.
+    /// Seconds of a decode step with one stream; 0 before the first measurement.
     pub decode_step: f64,
     /// Seconds that each further stream adds to a decode step.
     pub decode_stream: f64,
@@ -31,7 +36,7 @@ pub struct Rates {
     pub ram_bytes: f64,
     /// Bytes restored from disk in a second.
     pub disk_bytes: f64,
-    /// Bytes received from or sent to another node in a second.
+    /// Bytes received from or sent to another node in a second; 0 if it does not pull rows.
     pub peer_bytes: f64,
     /// Bytes read from the shared tier in a second; 0 without one.
     pub shared_bytes: f64,
@@ -51,9 +56,29 @@ impl Rates {
             bytes_per_token: positive(self.bytes_per_token, 0.0),
             ram_bytes: positive(self.ram_bytes, 1.0),
             disk_bytes: positive(self.disk_bytes, 1.0),
-            peer_bytes: positive(self.peer_bytes, 1.0),
+            peer_bytes: positive(self.peer_bytes, 0.0),
             shared_bytes: positive(self.shared_bytes, 0.0),
             remote_delay: positive(self.remote_delay, 0.0),
+        }
+    }
+}
+
+/// Gives nodes that have not measured themselves yet the mean of the others, so that a new one is neither shunned nor
+/// flooded.
+pub fn fill_unmeasured(rates: &mut [&mut Rates]) {
+    let mean = |of: fn(&Rates) -> f64, assumed: f64| {
+        let known: Vec<f64> =
+            rates.iter().map(|rates| of(rates)).filter(|rate| rate.is_finite() && *rate > 0.0).collect();
+        if known.is_empty() { assumed } else { known.iter().sum::<f64>() / known.len() as f64 }
+    };
+    let prefill = mean(|rates| rates.prefill_tokens, ASSUMED_PREFILL);
+    let step = mean(|rates| rates.decode_step, ASSUMED_STEP);
+    for rates in rates {
+        if rates.prefill_tokens == 0.0 {
+            rates.prefill_tokens = prefill;
+        }
+        if rates.decode_step == 0.0 {
+            rates.decode_step = step;
         }
     }
 }
@@ -101,5 +126,37 @@ impl Member {
     #[must_use]
     pub fn takes_requests(&self) -> bool {
         self.state == State::Up && self.load.has_room()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rates(prefill_tokens: f64, decode_step: f64) -> Rates {
+        let (ram_bytes, disk_bytes) = (1e9, 1e9);
+        let (decode_stream, bytes_per_token, peer_bytes, shared_bytes, remote_delay) = (0.0, 0.0, 0.0, 0.0, 0.0);
+        Rates {
+            prefill_tokens,
+            decode_step,
+            decode_stream,
+            bytes_per_token,
+            ram_bytes,
+            disk_bytes,
+            peer_bytes,
+            shared_bytes,
+            remote_delay,
+        }
+    }
+
+    #[test]
+    fn a_new_node_counts_like_the_others() {
+        let (mut one, mut two, mut new) = (rates(1000.0, 0.001), rates(3000.0, 0.003), rates(0.0, 0.0));
+        fill_unmeasured(&mut [&mut one, &mut two, &mut new]);
+        assert!((new.prefill_tokens - 2000.0).abs() < 1e-6 && (new.decode_step - 0.002).abs() < 1e-9, "{new:?}");
+        assert_eq!((one, two), (rates(1000.0, 0.001), rates(3000.0, 0.003)));
+        let mut alone = rates(0.0, 0.0);
+        fill_unmeasured(&mut [&mut alone]);
+        assert_eq!(alone, rates(ASSUMED_PREFILL, ASSUMED_STEP));
     }
 }

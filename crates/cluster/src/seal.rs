@@ -103,6 +103,15 @@ impl ClusterKey {
         BlockHasher::new(&key)
     }
 
+    /// The secret with which nodes sign requests for rows.
+    #[must_use]
+    pub fn pulls(&self) -> [u8; 32] {
+        let mut key = [0; 32];
+        let filled = self.derive.expand(&[b"pulls"], HKDF_SHA256).and_then(|okm| okm.fill(&mut key));
+        debug_assert!(filled.is_ok(), "32 bytes are the length of the algorithm");
+        key
+    }
+
     /// A name that separates clusters on one bus. It reveals nothing of the key.
     #[must_use]
     pub fn name(&self) -> String {

@@ -1,18 +1,16 @@
 //! Stations and a lookout over a real NATS server: registry, announcements, its loss, and strangers without the key.
 
-mod server;
-
 use std::sync::Arc;
 use std::time::Duration;
 
-use poncho_cluster::bus::{Bus, Chosen, Lookout, NatsBus, Prompt, Report, Station};
+use poncho_cluster::bus::{Bus, Chosen, Lookout, NatsBus, Place, Prompt, Report, Station};
 use poncho_cluster::hints::ModelBeat;
 use poncho_cluster::index::Row;
-use poncho_cluster::member::{Load, Rates, State};
+use poncho_cluster::member::{Load, Rates};
 use poncho_cluster::route::{Dispatch, Source};
 use poncho_cluster::seal::ClusterKey;
 use poncho_kinds::{Key, Tier};
-use server::Server;
+use poncho_testkit::NatsServer;
 
 const NAMESPACE: [u8; 32] = [5; 32];
 
@@ -20,7 +18,7 @@ fn key(byte: u8) -> ClusterKey {
     ClusterKey::new(&[byte; 32]).unwrap()
 }
 
-fn report(state: State) -> Report {
+fn report() -> Report {
     Arc::new(move || {
         let rates = Rates {
             prefill_tokens: 1_000.0,
@@ -35,14 +33,18 @@ fn report(state: State) -> Report {
         };
         let load =
             Load { running: 0, places: 4, waiting: 0, queue: 4, backlog_tokens: 0.0, line_bytes: 0.0, mean_stay: 1.0 };
-        (state, vec![ModelBeat { name: "m".to_owned(), namespace: NAMESPACE, can_cut: true, rates, load }])
+        vec![ModelBeat { name: "m".to_owned(), namespace: NAMESPACE, can_cut: true, rates, load }]
     })
 }
 
-async fn station(key: &ClusterKey, bus: &Arc<NatsBus>, name: &str, state: State) -> Station {
-    let bus: Arc<dyn Bus> = Arc::clone(bus) as Arc<dyn Bus>;
+fn place(name: &str) -> Place {
     let listen = "127.0.0.1:0".parse().unwrap();
-    Station::join(key, bus, name, &format!("http://{name}"), listen, report(state)).await.unwrap()
+    Place { name: name.to_owned(), address: format!("http://{name}"), listen, host: None }
+}
+
+async fn station(key: &ClusterKey, bus: &Arc<NatsBus>, name: &str) -> Station {
+    let bus: Arc<dyn Bus> = Arc::clone(bus) as Arc<dyn Bus>;
+    Station::join(key, Some(bus), &place(name), report()).await.unwrap()
 }
 
 fn lookout(key: &ClusterKey, bus: &Arc<NatsBus>) -> Lookout {
@@ -79,10 +81,10 @@ async fn eventually(what: &str, mut is_true: impl FnMut() -> bool) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rows_are_followed_over_nats_and_without_it() {
     let key = key(1);
-    let mut server = Server::start();
-    let bus = Arc::new(NatsBus::connect(&server.address(), &key.name()).await.unwrap());
-    let first = station(&key, &bus, "node-a", State::Up).await;
-    let _second = station(&key, &bus, "node-b", State::Up).await;
+    let mut server = NatsServer::start();
+    let bus = Arc::new(NatsBus::connect(&[server.address()], &key.name()).await.unwrap());
+    let first = station(&key, &bus, "node-a").await;
+    let _second = station(&key, &bus, "node-b").await;
     let router = lookout(&key, &bus);
     eventually("both nodes are known", || router.nodes().len() == 2).await;
 
@@ -112,12 +114,12 @@ async fn rows_are_followed_over_nats_and_without_it() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_without_the_key_learns_and_serves_nothing() {
     let (ours, theirs) = (key(1), key(2));
-    let server = Server::start();
+    let server = NatsServer::start();
     // The stranger knows the name of our cluster, and listens and announces there.
-    let bus = Arc::new(NatsBus::connect(&server.address(), &ours.name()).await.unwrap());
-    let their_bus = Arc::new(NatsBus::connect(&server.address(), &ours.name()).await.unwrap());
-    let member = station(&ours, &bus, "node-a", State::Up).await;
-    let stranger = station(&theirs, &their_bus, "node-x", State::Up).await;
+    let bus = Arc::new(NatsBus::connect(&[server.address()], &ours.name()).await.unwrap());
+    let their_bus = Arc::new(NatsBus::connect(&[server.address()], &ours.name()).await.unwrap());
+    let member = station(&ours, &bus, "node-a").await;
+    let stranger = station(&theirs, &their_bus, "node-x").await;
     stranger.stored(row(&ours, 9));
     let (router, their_router) = (lookout(&ours, &bus), lookout(&theirs, &their_bus));
     member.stored(row(&ours, 1));
@@ -136,21 +138,55 @@ async fn a_node_without_the_key_learns_and_serves_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_draining_node_is_not_chosen() {
-    let key = key(1);
-    let server = Server::start();
-    let bus = Arc::new(NatsBus::connect(&server.address(), &key.name()).await.unwrap());
-    let draining = station(&key, &bus, "node-a", State::Draining).await;
+    let (key, stranger) = (key(1), key(2));
+    let server = NatsServer::start();
+    let bus = Arc::new(NatsBus::connect(&[server.address()], &key.name()).await.unwrap());
+    let draining = station(&key, &bus, "node-a").await;
     draining.stored(row(&key, 1));
     let router = lookout(&key, &bus);
-    eventually("the draining node is known", || router.rows() == 1).await;
-    assert_eq!(choose(&router), None, "there is no other");
-    let _other = station(&key, &bus, "node-b", State::Up).await;
+    eventually("the node is known", || router.rows() == 1 && choose(&router).is_some()).await;
+    let theirs = Lookout::start(&stranger, None, vec![draining.hints().to_string()]).unwrap();
+    assert!(theirs.drain("node-a").await.is_err() && !draining.is_draining(), "without the key");
+    assert!(router.drain("node-x").await.unwrap_err().to_string().contains("no node node-x"));
+    router.drain("node-a").await.unwrap();
+    assert!(draining.is_draining());
+    eventually("it is not chosen from then on", || choose(&router).is_none()).await;
+    let _other = station(&key, &bus, "node-b").await;
     eventually("the other one is chosen", || choose(&router).is_some_and(|chosen| chosen.node == "node-b")).await;
     assert!(matches!(choose(&router).unwrap().cost.source, Source::Peer(_)), "it pulls the row");
-    let listen = "127.0.0.1:0".parse().unwrap();
     let bus: Arc<dyn Bus> = bus;
-    assert!(
-        Station::join(&key, bus, "node.a", "x", listen, report(State::Up)).await.is_err(),
-        "a dot divides subjects"
-    );
+    assert!(Station::join(&key, Some(bus), &place("node.a"), report()).await.is_err(), "a dot divides subjects");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cache_that_was_opened_again_is_announced_from_the_start() {
+    let key = key(1);
+    let station = Station::join(&key, None, &place("node-a"), report()).await.unwrap();
+    station.stored(row(&key, 1));
+    station.stored(row(&key, 2));
+    let router = Lookout::start(&key, None, vec![station.hints().to_string()]).unwrap();
+    eventually("both rows are known", || router.rows() == 2).await;
+    station.reset();
+    station.stored(row(&key, 3));
+    eventually("only the new row is known", || router.rows() == 1).await;
+    assert_eq!(router.nodes().len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_between_two_beats_count_as_load() {
+    let key = key(1);
+    let (a, b) = (place("node-a"), place("node-b"));
+    let one = Station::join(&key, None, &a, report()).await.unwrap();
+    let two = Station::join(&key, None, &b, report()).await.unwrap();
+    let router = Lookout::start(&key, None, vec![one.hints().to_string(), two.hints().to_string()]).unwrap();
+    eventually("both nodes are known", || router.nodes().len() == 2).await;
+    // Different short prompts, so that only the load decides: without a bus the next beat is seconds away.
+    let mut counts = std::collections::BTreeMap::new();
+    for number in 0..8 {
+        let tokens: Vec<u32> = (number * 1000..number * 1000 + 400).collect();
+        let prompt = Prompt { model: "m", namespace: &NAMESPACE, tokens: &tokens, reply_tokens: 10 };
+        let chosen = router.choose(&prompt, &Dispatch::new(), true).unwrap();
+        *counts.entry(chosen.node).or_insert(0) += 1;
+    }
+    assert_eq!(counts.values().copied().collect::<Vec<i32>>(), [4, 4], "{counts:?}");
 }

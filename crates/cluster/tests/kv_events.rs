@@ -1,10 +1,8 @@
 //! KV events: blocks over rows, bytes as vLLM's readers expect them, and the sockets.
 
-use std::collections::BTreeMap;
-use std::sync::Mutex;
 use std::time::Duration;
 
-use poncho_cluster::kv_events::{Batch, BlockLog, Event, KvEvents, RowFollower, RowSource};
+use poncho_cluster::kv_events::{Batch, BlockLog, Event, KvEvents};
 use poncho_kinds::{Key, Tier};
 use serde::Deserialize;
 use zeromq::{DealerSocket, Socket, SocketRecv, SocketSend, SubSocket, ZmqMessage};
@@ -49,55 +47,6 @@ fn a_row_that_moves_to_disk_is_announced_there() {
         "{moved:?}"
     );
     assert_eq!(hashes(&moved)[0], hashes(&stored)[0]);
-}
-
-type Stored = BTreeMap<Key, (Vec<u32>, Tier)>;
-
-#[derive(Default)]
-struct Rows(Mutex<(u64, Stored)>);
-
-impl RowSource for Rows {
-    fn version(&self) -> u64 {
-        self.0.lock().unwrap().0
-    }
-
-    fn rows(&self) -> Vec<(Key, Tier)> {
-        self.0.lock().unwrap().1.iter().map(|(key, (_, tier))| (*key, *tier)).collect()
-    }
-
-    fn tokens(&self, key: &Key) -> Option<Vec<u32>> {
-        self.0.lock().unwrap().1.get(key).map(|(tokens, _)| tokens.clone())
-    }
-}
-
-#[test]
-fn a_follower_announces_what_changed_and_begins_with_nothing() {
-    let rows = Rows::default();
-    let change = |key: Key, row: Option<(Vec<u32>, Tier)>| {
-        let mut rows = rows.0.lock().unwrap();
-        rows.0 += 1;
-        match row {
-            Some(row) => _ = rows.1.insert(key, row),
-            None => _ = rows.1.remove(&key),
-        }
-    };
-    change(key(1), Some((vec![1, 2, 3], Tier::Ram)));
-    let mut follower = RowFollower::new(2);
-    let first = follower.look(&rows);
-    assert!(matches!(&first[..], [Event::AllBlocksCleared, Event::BlockStored { .. }]), "{first:?}");
-    assert_eq!(follower.look(&rows), [], "nothing changed");
-    change(key(2), Some((vec![1, 2, 3, 4], Tier::Ram)));
-    let second = follower.look(&rows);
-    assert!(matches!(&second[..], [Event::BlockStored { token_ids, .. }] if *token_ids == [3, 4]), "{second:?}");
-    change(key(2), Some((vec![1, 2, 3, 4], Tier::Disk)));
-    assert!(matches!(
-        &follower.look(&rows)[..],
-        [Event::BlockRemoved { .. }, Event::BlockStored { medium: "DISK", .. }]
-    ));
-    change(key(1), None);
-    assert_eq!(hashes(&follower.look(&rows)).len(), 0, "the other row has the block too");
-    change(key(2), None);
-    assert_eq!(hashes(&follower.look(&rows)).len(), 2);
 }
 
 /// What a reader of vLLM's events expects, field by field.

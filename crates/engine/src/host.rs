@@ -7,6 +7,7 @@
 mod capabilities;
 mod engine;
 mod explain;
+mod follow;
 mod hosted;
 mod reports;
 
@@ -18,10 +19,10 @@ use std::task::{Context, Poll};
 use async_trait::async_trait;
 use futures_core::Stream;
 use poncho_api::{
-    CacheReport, ChatSettings, Footprint, HygieneRule, Key, LoadEvent, LoadModel, Loading, ModelFile, Node, NodeModel,
-    OwnerId, RowPage, Tier,
+    CacheReport, ChatSettings, CopyCheck, EvictionSum, Footprint, HygieneRule, Key, LoadEvent, LoadModel, Loading,
+    ModelFile, Node, NodeModel, OwnerId, PinOutcome, RowPage, RowStream, RowTokens, Tier,
 };
-use poncho_cache::RowInfo;
+use poncho_cache::{Cache, RowInfo};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use crate::chat::kept::KeptTurns;
@@ -57,7 +58,7 @@ impl Host {
         &self,
         doing: &'static str,
         lost: T,
-        work: impl FnOnce(&poncho_cache::Cache) -> T + Send + 'static,
+        work: impl FnOnce(&Cache) -> T + Send + 'static,
     ) -> T {
         let engine = Arc::clone(&self.engine);
         blocking(doing, move || Ok(work(engine.cache()))).await.unwrap_or(lost)
@@ -124,6 +125,10 @@ impl Node for Host {
         self.on_cache("listed the rows", lost, move |cache| reports::rows(cache, owner, offset, limit)).await
     }
 
+    fn follow_rows(&self) -> RowStream {
+        follow::rows(&self.engine)
+    }
+
     async fn evict_bytes(&self, owner: Option<OwnerId>, bytes: u64, tiers: &[Tier]) -> u64 {
         let tiers = tiers.to_vec();
         self.on_cache("evicted rows", 0, move |cache| match owner {
@@ -136,9 +141,31 @@ impl Node for Host {
     async fn remove_row(&self, owner: Option<OwnerId>, key: Key) -> bool {
         self.on_cache("removed a row", false, move |cache| {
             let is_free = |row: RowInfo| owner.is_none_or(|owner| row.owners == [owner]);
-            cache.row(&key).is_some_and(is_free) && cache.remove(&key)
+            cache.row(&key).is_some_and(is_free) && cache.evict_row(&key)
         })
         .await
+    }
+
+    async fn pin_row(&self, owner: Option<OwnerId>, key: Key) -> PinOutcome {
+        let pin = move |cache: &Cache| reports::pinned(cache.pin_row(&key, owner));
+        self.on_cache("pinned a row", PinOutcome::NoRow, pin).await
+    }
+
+    async fn unpin_row(&self, owner: Option<OwnerId>, key: Key) -> bool {
+        self.on_cache("unpinned a row", false, move |cache| cache.unpin_row(&key, owner)).await
+    }
+
+    async fn verify_row(&self, owner: Option<OwnerId>, key: Key) -> Option<Vec<CopyCheck>> {
+        let verify = move |cache: &Cache| cache.verify_row(&key, owner).map(reports::checked);
+        self.on_cache("checked a row", None, verify).await
+    }
+
+    async fn row_tokens(&self, owner: Option<OwnerId>, key: Key) -> Option<RowTokens> {
+        self.on_cache("read the tokens of a row", None, move |cache| reports::tokens(cache, owner, &key)).await
+    }
+
+    async fn evictions(&self) -> Vec<EvictionSum> {
+        self.on_cache("read the evictions", Vec::new(), reports::evictions).await
     }
 
     async fn clear_cache(&self) -> u64 {

@@ -96,7 +96,7 @@ pub use host::{Engine, Host};
 pub use model::Model;
 pub use poncho_api::{
     ChatSettings, DraftObstacle, DraftReport, DraftRule, DraftStatus, Drafts, Footprint, HygieneRule, LoadModel,
-    ReplayScope, RequestProgress, RequestReport, RequestStage, SigningKey,
+    Reasoning, ReplayScope, RequestProgress, RequestReport, RequestStage, SigningKey,
 };
 pub use shared::adapters::{AdapterId, AdapterInfo};
 pub use shared::embedding::Embedding;

@@ -28,7 +28,7 @@ use crate::config::{Checked as _, Exactness, ModelConfig};
 use crate::draft::library::Library;
 use crate::error::EngineError;
 use crate::files::file_watch::FileWatch;
-use crate::files::footprint::EmbeddingCost;
+use crate::files::footprint::{EmbeddingCost, sizing};
 use crate::files::parts;
 use crate::files::probe::try_model;
 use crate::reply::detokenize::Utf8Stream;
@@ -114,11 +114,13 @@ impl Model {
         let context = if config.context.n_ctx == 0 { probe.n_ctx_train } else { config.context.n_ctx } as usize;
         let sequences = usize::try_from(config.context.n_seq_max).unwrap_or(1).max(1);
         let exact = config.exactness != Exactness::Off;
-        let limits = ModelLimits { context, vocab: probe.n_vocab, sequences, exact };
+        let limits = ModelLimits { context, vocab: probe.n_vocab, sequences, exact, queue: config.queue_limit };
         let offers_stored = Drafts::Auto.within(config.drafts) == Drafts::Stored;
         let can_draft = matches!(probe.memory, MemoryKind::Attention | MemoryKind::Window { .. });
         let drafts = drafts_wanted(&config, &*backend);
         let library = (offers_stored && can_draft && drafts).then(|| Library::new(&cache));
+        let status = Status::default();
+        status.speeds.set_bytes_per_token(sizing(&config).bytes_per_token);
         let shared = Arc::new(Shared {
             library,
             config,
@@ -128,7 +130,7 @@ impl Model {
             file,
             watch: Arc::new(watch),
             limits,
-            status: Status::default(),
+            status,
             streams: Arc::new(Streams::default()),
             sessions: SessionList::default(),
             embeddings: OpenEmbeddings::default(),
@@ -350,7 +352,12 @@ impl Model {
     /// The model's chat template.
     #[must_use]
     pub fn chat_template(&self) -> Option<String> {
-        self.shared().model.chat_template(None)
+        self.template_named(None)
+    }
+
+    /// One of the model's chat templates: some files have another one for tools.
+    pub(crate) fn template_named(&self, variant: Option<&str>) -> Option<String> {
+        self.shared().model.chat_template(variant)
     }
 
     /// A metadata value of the model file.

@@ -7,6 +7,7 @@ pub(crate) mod embedding;
 pub(crate) mod queue_place;
 pub(crate) mod running;
 pub(crate) mod session_list;
+pub(crate) mod speeds;
 pub(crate) mod status;
 
 use std::sync::atomic::Ordering;
@@ -28,7 +29,7 @@ use crate::shared::adapters::AdapterSet;
 use crate::shared::embedding::OpenEmbeddings;
 use crate::shared::running::Running;
 use crate::shared::session_list::SessionList;
-use crate::shared::status::Status;
+use crate::shared::status::{Status, add};
 use crate::state::identity::FileIdentity;
 use crate::state::segment_reader::Readers;
 
@@ -82,6 +83,7 @@ impl Shared {
         if let Some(sender) = self.streams.close(id) {
             // Counted first: a caller that has read the event may send the next request at once.
             self.status.depth.fetch_sub(1, Ordering::Relaxed);
+            add(&self.status.ended, 1);
             sender.send(last);
         }
     }
@@ -91,6 +93,7 @@ impl Shared {
         // All are closed before the first error is sent: what a caller starts after its error is for the next worker.
         let (open, embeddings) = (self.streams.close_all(), self.embeddings.close_all());
         self.status.depth.fetch_sub(open.len(), Ordering::Relaxed);
+        add(&self.status.ended, open.len() as u64);
         open.iter().for_each(|sender| sender.send(StreamEvent::Error(error.clone())));
         for reply in embeddings {
             let _ = reply.send(Err(error.clone()));

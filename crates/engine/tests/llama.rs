@@ -12,3 +12,4 @@ pub(crate) mod rows;
 pub(crate) mod segments;
 pub(crate) mod settings;
 pub(crate) mod smollm2;
+pub(crate) mod templates;

@@ -103,6 +103,24 @@ async fn a_turn_renders_and_tokenizes_only_what_is_new_in_it() {
     }
 }
 
+/// A client that tries again, or counts tokens before it sends, pays for the template once.
+#[tokio::test]
+async fn a_conversation_that_was_rendered_before_is_not_rendered_again() {
+    let server = Server::new(MemoryKind::Recurrent, ReplayScope::Nothing);
+    let messages: Vec<Value> = (0..40).map(|at| json!({"role": "user", "content": format!("Message {at}")})).collect();
+    let first = server.rendered(&messages).await;
+    let before = server.faults.counts();
+    let again = server.rendered(&messages).await;
+    assert_eq!((&again.tokens, &again.boundaries, &again.text), (&first.tokens, &first.boundaries, &first.text));
+    let after = server.faults.counts();
+    assert_eq!(after.renders, before.renders);
+    assert_eq!(after.tokenized_bytes, before.tokenized_bytes);
+    let mut edited = messages.clone();
+    edited[20] = json!({"role": "user", "content": "Message 20!"});
+    assert_ne!(server.rendered(&edited).await.tokens, first.tokens);
+    assert!(server.faults.counts().renders > after.renders);
+}
+
 fn message() -> impl Strategy<Value = Value> {
     let role = prop::sample::select(vec!["user", "assistant", "system", "tool"]);
     (role, prop::sample::select(vec!["a", "b", "<|im_end|>\n", "a longer text", ""]))
@@ -115,18 +133,26 @@ fn a_server_that_has_seen_much_finds_the_ends_that_a_fresh_one_finds() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let seasoned = Server::new(MemoryKind::Recurrent, ReplayScope::Nothing);
     let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig { cases: 24, ..ProptestConfig::default() });
-    let conversations = prop::collection::vec((prop::collection::vec(message(), 1..4), 0..6_usize), 1..6);
+    let step = (prop::collection::vec(message(), 1..4), 0..6_usize, prop::option::of((0..6_usize, message())));
+    let conversations = prop::collection::vec(step, 1..6);
     runner
         .run(&conversations, |steps| {
             let mut messages: Vec<Value> = Vec::new();
-            for (more, kept) in steps {
+            for (more, kept, edit) in steps {
                 messages.truncate(kept);
                 messages.extend(more);
+                if let Some((place, other)) = edit {
+                    let place = place % messages.len();
+                    messages[place] = other;
+                }
                 let fresh = Server::new(MemoryKind::Recurrent, ReplayScope::Nothing);
                 let expected = runtime.block_on(fresh.rendered(&messages));
-                let found = runtime.block_on(seasoned.rendered(&messages));
-                prop_assert_eq!(&found.tokens, &expected.tokens);
-                prop_assert_eq!(&found.boundaries, &expected.boundaries);
+                for _ in 0..2 {
+                    let found = runtime.block_on(seasoned.rendered(&messages));
+                    prop_assert_eq!(&found.text, &expected.text);
+                    prop_assert_eq!(&found.tokens, &expected.tokens);
+                    prop_assert_eq!(&found.boundaries, &expected.boundaries);
+                }
             }
             Ok(())
         })

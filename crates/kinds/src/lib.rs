@@ -16,4 +16,4 @@ pub use gates::Gates;
 pub use key::{Key, to_hex};
 pub use owner::OwnerId;
 pub use stamp::FileStamp;
-pub use words::{FingerprintMode, HitKind, HitTier, PartKind, SaveReason, Tier};
+pub use words::{EvictionCause, FingerprintMode, HitKind, HitTier, PartKind, SaveReason, Tier};

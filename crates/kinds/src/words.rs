@@ -112,6 +112,44 @@ impl Tier {
     }
 }
 
+/// Why a row left a tier although its file was usable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum EvictionCause {
+    /// Another row needed its room.
+    Room,
+    /// The machine ran out of memory.
+    Pressure,
+    /// The tier holds less than it did at an earlier start.
+    Quota,
+    /// Somebody asked for it.
+    Asked,
+    /// Its conversation has other rows close by.
+    Thinned,
+}
+
+impl EvictionCause {
+    /// All causes.
+    pub const ALL: [Self; 5] = [Self::Room, Self::Pressure, Self::Quota, Self::Asked, Self::Thinned];
+
+    /// The one spelling.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Room => "room",
+            Self::Pressure => "pressure",
+            Self::Quota => "quota",
+            Self::Asked => "asked",
+            Self::Thinned => "thinned",
+        }
+    }
+
+    /// The cause of that name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|cause| cause.as_str() == name)
+    }
+}
+
 /// What a piece of a row's payload is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
@@ -247,13 +285,15 @@ pub enum HitTier {
     RamFile,
     /// In files on a disk.
     Disk,
+    /// In the cache of another node.
+    Peer,
     /// In the tier that several machines share.
     Shared,
 }
 
 impl HitTier {
     /// All of them, fastest first.
-    pub const ALL: [Self; 5] = [Self::Sequence, Self::Ram, Self::RamFile, Self::Disk, Self::Shared];
+    pub const ALL: [Self; 6] = [Self::Sequence, Self::Ram, Self::RamFile, Self::Disk, Self::Peer, Self::Shared];
 
     /// The one spelling.
     #[must_use]
@@ -263,6 +303,7 @@ impl HitTier {
             Self::Ram => Tier::Ram.as_str(),
             Self::RamFile => Tier::RamFile.as_str(),
             Self::Disk => Tier::Disk.as_str(),
+            Self::Peer => "peer",
             Self::Shared => "shared",
         }
     }
@@ -303,7 +344,7 @@ macro_rules! spelled {
         }
     )+};
 }
-spelled!(SaveReason, Tier, PartKind, FingerprintMode, HitKind, HitTier);
+spelled!(SaveReason, Tier, EvictionCause, PartKind, FingerprintMode, HitKind, HitTier);
 
 #[cfg(test)]
 mod tests {
@@ -347,6 +388,9 @@ mod tests {
         assert!(Tier::Ram < Tier::RamFile && Tier::RamFile < Tier::Disk);
         for tier in Tier::ALL {
             assert_eq!(Tier::from_name(tier.as_str()), Some(tier));
+        }
+        for cause in EvictionCause::ALL {
+            assert_eq!(EvictionCause::from_name(cause.as_str()), Some(cause));
         }
     }
 

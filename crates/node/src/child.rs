@@ -17,8 +17,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::{StreamExt as _, stream};
 use poncho_api::{
-    CacheReport, EngineError, Footprint, HygieneRule, Key, LoadEvent, LoadModel, Loading, ModelFile, Node, NodeModel,
-    OwnerId, RowPage, Tier,
+    CacheReport, CopyCheck, EngineError, EvictionSum, Footprint, HygieneRule, Key, LoadEvent, LoadModel, Loading,
+    ModelFile, Node, NodeModel, OwnerId, PeerReport, PeerState, PinOutcome, RowPage, RowStream, RowTokens, Tier,
 };
 use tokio::time::Instant;
 
@@ -155,6 +155,17 @@ impl Node for ChildNode {
         }
     }
 
+    fn follow_rows(&self) -> RowStream {
+        let supervised = Arc::clone(&self.0);
+        let batches = async move {
+            match supervised.up().await {
+                Ok(node) => node.follow_rows(),
+                Err(_) => stream::empty().boxed(),
+            }
+        };
+        Box::pin(stream::once(batches).flatten())
+    }
+
     async fn evict_bytes(&self, owner: Option<OwnerId>, bytes: u64, tiers: &[Tier]) -> u64 {
         match self.0.up().await {
             Ok(node) => node.evict_bytes(owner, bytes, tiers).await,
@@ -167,6 +178,45 @@ impl Node for ChildNode {
             Ok(node) => node.remove_row(owner, key).await,
             Err(_) => false,
         }
+    }
+
+    async fn pin_row(&self, owner: Option<OwnerId>, key: Key) -> PinOutcome {
+        match self.0.up().await {
+            Ok(node) => node.pin_row(owner, key).await,
+            Err(_) => PinOutcome::NoRow,
+        }
+    }
+
+    async fn unpin_row(&self, owner: Option<OwnerId>, key: Key) -> bool {
+        match self.0.up().await {
+            Ok(node) => node.unpin_row(owner, key).await,
+            Err(_) => false,
+        }
+    }
+
+    async fn verify_row(&self, owner: Option<OwnerId>, key: Key) -> Option<Vec<CopyCheck>> {
+        self.0.up().await.ok()?.verify_row(owner, key).await
+    }
+
+    async fn row_tokens(&self, owner: Option<OwnerId>, key: Key) -> Option<RowTokens> {
+        self.0.up().await.ok()?.row_tokens(owner, key).await
+    }
+
+    async fn evictions(&self) -> Vec<EvictionSum> {
+        match self.0.up().await {
+            Ok(node) => node.evictions().await,
+            Err(_) => Vec::new(),
+        }
+    }
+
+    fn peers(&self) -> Vec<PeerReport> {
+        let (state, reason) = match &*self.0.state.borrow() {
+            State::Up(_) => (PeerState::Up, None),
+            State::Starting => (PeerState::Starting, None),
+            State::Failing(reason) | State::Ended(reason) => (PeerState::Down, Some(reason.clone())),
+        };
+        let models = self.models().iter().map(|model| model.report().id.clone()).collect();
+        vec![PeerReport { name: "engine process".to_owned(), state, reason, models }]
     }
 
     async fn clear_cache(&self) -> u64 {

@@ -1,40 +1,34 @@
 //! Nodes on other machines as one: a model is found on any of them, and its replies outlive each of them.
 //!
-//! Made by `poncho serve --node`. Each node has a task that connects again when the connection ends. While no node has a
+//! Made by `poncho serve --node` and `poncho route`. Each node has a task that connects again when the connection ends. In
+//! a cluster, nodes come and go as they announce themselves, and requests go where their prefix is. While no node has a
 //! model, reads answer from what is last known and calls wait. Models are loaded on the machines of the nodes: the paths
 //! of this one mean nothing there. It must never block.
 
 mod choice;
+mod cluster;
 mod kept;
 mod peer;
+mod route;
+mod settings;
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::future::join_all;
 use futures_util::stream;
 use poncho_api::{
-    CacheReport, EngineError, Footprint, HygieneRule, Key, LoadEvent, LoadModel, Loading, ModelFile, Node, NodeModel,
-    OwnerId, RowPage, Tier,
+    CacheReport, CopyCheck, EngineError, EvictionSum, Footprint, Generate, HygieneRule, Key, LoadEvent, LoadModel,
+    Loading, ModelFile, Node, NodeModel, OwnerId, PeerReport, PinOutcome, RowPage, RowStream, RowTokens, Tier,
 };
 
 use self::kept::Kept;
+pub use self::kept::Routed;
+pub use self::settings::FleetSettings;
 use crate::link::{ConnectError, NodeAddress};
 use crate::remote::RemoteNode;
-use crate::tls::Credentials;
-
-/// Which nodes there are.
-#[derive(Debug, Clone)]
-pub struct FleetSettings {
-    /// Where they listen.
-    pub nodes: Vec<NodeAddress>,
-    /// What this end shows, and what it demands of the nodes; not needed for nodes on this machine.
-    pub credentials: Option<Arc<Credentials>>,
-    /// How long a call waits for a node that has its model.
-    pub call_wait: Duration,
-}
 
 /// See the module.
 #[derive(Clone)]
@@ -50,8 +44,9 @@ impl Fleet {
         if let Some(address) = exposed {
             return Err(ConnectError::NeedsTls { address: address.clone() });
         }
+        let cluster = settings.cluster.clone();
         let kept = Arc::new(Kept::new(settings));
-        let connected = join_all(kept.peers().map(peer::connect)).await;
+        let connected = join_all(kept.peers().iter().map(peer::connect)).await;
         let mut nodes = Vec::new();
         for node in connected {
             nodes.push(match node {
@@ -63,7 +58,25 @@ impl Fleet {
             tokio::spawn(peer::keep(Arc::downgrade(&kept), number, node));
         }
         kept.settled().await;
+        if let Some(cluster) = cluster {
+            cluster::first(&kept, &cluster).await;
+            tokio::spawn(cluster::follow(Arc::downgrade(&kept), cluster));
+        }
         Ok(Self(kept))
+    }
+
+    /// Which node would compute a reply, and why; nothing is computed. Without a name, the first model.
+    ///
+    /// # Errors
+    /// No node has the model, the prompt cannot be rendered, or the fleet is not that of a cluster.
+    pub async fn explain_route(&self, model: Option<&str>, generate: &Generate) -> Result<Routed, EngineError> {
+        Kept::explain_route(&self.0, model, generate).await
+    }
+
+    /// How many nodes are connected now.
+    #[must_use]
+    pub fn connected(&self) -> usize {
+        self.0.nodes().len()
     }
 
     /// Those that do not answer now, each with the reason.
@@ -142,6 +155,11 @@ impl Node for Fleet {
         page
     }
 
+    fn follow_rows(&self) -> RowStream {
+        // Each node announces its own.
+        Box::pin(stream::empty())
+    }
+
     async fn evict_bytes(&self, owner: Option<OwnerId>, bytes: u64, tiers: &[Tier]) -> u64 {
         self.sum(|node| async move { node.evict_bytes(owner, bytes, tiers).await }).await
     }
@@ -152,6 +170,45 @@ impl Node for Fleet {
         removed.await.contains(&true)
     }
 
+    async fn pin_row(&self, owner: Option<OwnerId>, key: Key) -> PinOutcome {
+        // A row may be on several nodes. One that could pin it is enough.
+        let pinned = join_all(self.0.nodes().into_iter().map(|node| async move { node.pin_row(owner, key).await }));
+        let worth = |outcome: &PinOutcome| match outcome {
+            PinOutcome::Pinned => 2,
+            PinOutcome::TooLarge { .. } | PinOutcome::TooMany { .. } => 1,
+            PinOutcome::NoRow => 0,
+        };
+        pinned.await.into_iter().max_by_key(worth).unwrap_or(PinOutcome::NoRow)
+    }
+
+    async fn unpin_row(&self, owner: Option<OwnerId>, key: Key) -> bool {
+        let removed = join_all(self.0.nodes().into_iter().map(|node| async move { node.unpin_row(owner, key).await }));
+        removed.await.contains(&true)
+    }
+
+    async fn verify_row(&self, owner: Option<OwnerId>, key: Key) -> Option<Vec<CopyCheck>> {
+        let checked = join_all(self.0.nodes().into_iter().map(|node| async move { node.verify_row(owner, key).await }));
+        checked.await.into_iter().flatten().reduce(|one, two| [one, two].concat())
+    }
+
+    async fn row_tokens(&self, owner: Option<OwnerId>, key: Key) -> Option<RowTokens> {
+        for node in self.0.nodes() {
+            if let Some(tokens) = node.row_tokens(owner, key).await {
+                return Some(tokens);
+            }
+        }
+        None
+    }
+
+    async fn evictions(&self) -> Vec<EvictionSum> {
+        let all = join_all(self.0.nodes().into_iter().map(|node| async move { node.evictions().await })).await;
+        summed(all.into_iter().flatten())
+    }
+
+    fn peers(&self) -> Vec<PeerReport> {
+        self.0.reports()
+    }
+
     async fn clear_cache(&self) -> u64 {
         self.sum(|node| async move { node.clear_cache().await }).await
     }
@@ -159,6 +216,17 @@ impl Node for Fleet {
     async fn collect_garbage(&self) -> u64 {
         self.sum(|node| async move { node.collect_garbage().await }).await
     }
+}
+
+/// The evictions of several caches, the oldest first.
+fn summed(all: impl Iterator<Item = EvictionSum>) -> Vec<EvictionSum> {
+    let mut sums: BTreeMap<_, EvictionSum> = BTreeMap::new();
+    for one in all {
+        let sum = sums.entry((one.hour, one.tier, one.cause)).or_insert(EvictionSum { rows: 0, bytes: 0, ..one });
+        sum.rows = sum.rows.saturating_add(one.rows);
+        sum.bytes = sum.bytes.saturating_add(one.bytes);
+    }
+    sums.into_values().collect()
 }
 
 /// Two caches as one report.
@@ -191,6 +259,7 @@ fn together(mut one: CacheReport, two: CacheReport) -> CacheReport {
 mod tests {
     use std::convert::Infallible;
     use std::task::{Context, Poll};
+    use std::time::Duration;
 
     use futures_util::future::{Ready, ready};
     use tonic::Status;
@@ -226,7 +295,8 @@ mod tests {
 
     async fn connect(address: &str) -> Result<Fleet, ConnectError> {
         let nodes = vec![address.parse().unwrap()];
-        Fleet::connect(FleetSettings { nodes, credentials: None, call_wait: Duration::from_secs(1) }).await
+        let call_wait = Duration::from_secs(1);
+        Fleet::connect(FleetSettings { nodes, credentials: None, call_wait, cluster: None }).await
     }
 
     #[tokio::test]

@@ -288,12 +288,34 @@ fn route(served: Arc<Served>, request: HttpRequest) -> Answering {
         m::CacheRows::PATH => unary::<m::CacheRows, _>(served, request, |served, (owner, offset, limit)| async move {
             served.node.cache_rows(owner, offset, limit).await
         }),
+        m::FollowRows::PATH => {
+            streaming::<m::FollowRows, _>(
+                served,
+                request,
+                |served, ()| async move { Ok(served.node.follow_rows().boxed()) },
+            )
+        }
         m::EvictBytes::PATH => unary::<m::EvictBytes, _>(served, request, |served, (owner, bytes, tiers)| async move {
             served.node.evict_bytes(owner, bytes, &tiers).await
         }),
         m::RemoveRow::PATH => unary::<m::RemoveRow, _>(served, request, |served, (owner, key)| async move {
             served.node.remove_row(owner, key).await
         }),
+        m::PinRow::PATH => unary::<m::PinRow, _>(served, request, |served, (owner, key)| async move {
+            served.node.pin_row(owner, key).await
+        }),
+        m::UnpinRow::PATH => unary::<m::UnpinRow, _>(served, request, |served, (owner, key)| async move {
+            served.node.unpin_row(owner, key).await
+        }),
+        m::VerifyRow::PATH => unary::<m::VerifyRow, _>(served, request, |served, (owner, key)| async move {
+            served.node.verify_row(owner, key).await
+        }),
+        m::RowTokensOf::PATH => unary::<m::RowTokensOf, _>(served, request, |served, (owner, key)| async move {
+            served.node.row_tokens(owner, key).await
+        }),
+        m::Evictions::PATH => {
+            unary::<m::Evictions, _>(served, request, |served, ()| async move { served.node.evictions().await })
+        }
         m::ClearCache::PATH => {
             unary::<m::ClearCache, _>(served, request, |served, ()| async move { served.node.clear_cache().await })
         }

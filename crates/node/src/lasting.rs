@@ -15,17 +15,25 @@ use tokio::sync::OwnedMutexGuard;
 
 pub(crate) use self::model::LastingModel;
 pub(crate) use self::poison::Poison;
-use crate::remote::{RemoteModel, RemoteNode};
+use crate::journey::Journey;
+use crate::remote::{Note, RemoteModel, RemoteNode};
+
+/// A model on a node that serves.
+pub(crate) struct Up {
+    pub(crate) node: RemoteNode,
+    pub(crate) model: Arc<RemoteModel>,
+    pub(crate) note: Option<Note>,
+}
 
 /// Where models are, as long as somebody wants them.
 #[async_trait]
 pub(crate) trait Keeper: Send + Sync + 'static {
-    /// The model, once a node that has it serves, and that node. With several, the prompt says which one is best.
-    async fn up_model(
-        &self,
-        model: &ModelReport,
-        prompt: Option<&Generate>,
-    ) -> Result<(RemoteNode, Arc<RemoteModel>), EngineError>;
+    /// The model, once a node that has it serves, and that node. With several, the prompt and what the request went through
+    /// say which one is best.
+    async fn up_model(&self, model: &ModelReport, asked: Option<(&Generate, &mut Trial)>) -> Result<Up, EngineError>;
+
+    /// A node refused a request. Returns whether another one may be tried.
+    fn may_go_elsewhere(&self, trial: &mut Trial, error: &EngineError) -> bool;
 
     /// The model on each node that has it at this moment.
     fn models_now(&self, model: &ModelReport) -> Vec<Arc<RemoteModel>>;
@@ -36,8 +44,8 @@ pub(crate) trait Keeper: Send + Sync + 'static {
     /// Before a new request: some wait until it is known which one ended the last process.
     async fn admit(&self, model: &ModelReport) -> Trial;
 
-    /// A request lost this node. Says whether it may be asked again.
-    async fn judge(&self, trial: &mut Trial, lost: &RemoteNode) -> Result<Verdict, EngineError>;
+    /// A request lost this node, which had begun to compute it or not. Says whether it may be asked again.
+    async fn judge(&self, trial: &mut Trial, lost: &RemoteNode, is_begun: bool) -> Result<Verdict, EngineError>;
 
     /// Requests that are refused.
     fn poison(&self) -> &Poison;
@@ -58,6 +66,8 @@ pub(crate) struct Trial {
     pub(crate) losses: u32,
     /// Those of them that ended by themselves.
     pub(crate) crashes: u32,
+    /// The nodes of a cluster that it was sent to.
+    pub(crate) journey: Journey,
 }
 
 /// What becomes of a request that lost its node.

@@ -6,15 +6,16 @@
 use std::path::PathBuf;
 
 use poncho_api::{
-    AdapterId, AdapterInfo, CacheReport, Capabilities, EngineError, Explained, Footprint, Generate, HygieneRule, Input,
-    Key, LoadEvent, LoadModel, ModelFile, ModelFiles, ModelReport, OwnerId, PastLookup, Rendered, ReplyEvent,
-    RequestReport, RowPage, SessionInfo, SpecialText, StatusReport, Tier, TokenizeMode, Verified,
+    AdapterId, AdapterInfo, CacheReport, Capabilities, CopyCheck, EngineError, EvictionSum, Explained, Footprint,
+    Generate, HygieneRule, Input, Key, LoadEvent, LoadModel, ModelFile, ModelFiles, ModelReport, OwnerId, PastLookup,
+    PinOutcome, Rendered, ReplyEvent, RequestReport, RowBatch, RowPage, RowTokens, SessionInfo, SpecialText,
+    StatusReport, Tier, TokenizeMode, Verified,
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// The version of the protocol.
-pub(crate) const VERSION: u32 = 3;
+pub(crate) const VERSION: u32 = 4;
 /// The header that carries it.
 pub(crate) const VERSION_HEADER: &str = "poncho-protocol";
 /// The service that all paths begin with.
@@ -54,8 +55,15 @@ methods! {
     FootprintOf "footprint_of": LoadModel => Footprint;
     ModelFileOf "model_file": (PathBuf, usize) => ModelFile;
     CacheRows "cache_rows": (Option<OwnerId>, usize, usize) => RowPage;
+    /// All rows with their tokens, and then what changes.
+    FollowRows "follow_rows": () => RowBatch;
     EvictBytes "evict_bytes": (Option<OwnerId>, u64, Vec<Tier>) => u64;
     RemoveRow "remove_row": (Option<OwnerId>, Key) => bool;
+    PinRow "pin_row": (Option<OwnerId>, Key) => PinOutcome;
+    UnpinRow "unpin_row": (Option<OwnerId>, Key) => bool;
+    VerifyRow "verify_row": (Option<OwnerId>, Key) => Option<Vec<CopyCheck>>;
+    RowTokensOf "row_tokens": (Option<OwnerId>, Key) => Option<RowTokens>;
+    Evictions "evictions": () => Vec<EvictionSum>;
     ClearCache "clear_cache": () => u64;
     CollectGarbage "collect_garbage": () => u64;
     LookAtFile "look_at_file": String => bool;

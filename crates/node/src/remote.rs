@@ -14,15 +14,15 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use futures_util::{StreamExt as _, stream};
 use poncho_api::{
-    AdapterId, AdapterInfo, CacheReport, Capabilities, EngineError, Explained, Footprint, Generate, HygieneRule, Input,
-    Key, LoadEvent, LoadModel, Loading, ModelFile, ModelFiles, ModelReport, Node, NodeModel, OwnerId, PastLookup,
-    Rendered, ReplyEvent, ReplyStream, RequestReport, RowPage, SessionInfo, SpecialText, StatusReport, Tier,
-    TokenizeMode, Verified,
+    AdapterId, AdapterInfo, CacheReport, Capabilities, CopyCheck, EngineError, EvictionSum, Explained, Footprint,
+    Generate, HygieneRule, Input, Key, LoadEvent, LoadModel, Loading, ModelFile, ModelFiles, ModelReport, Node,
+    NodeModel, OwnerId, PastLookup, PinOutcome, Rendered, ReplyEvent, ReplyStream, RequestReport, RowPage, RowStream,
+    RowTokens, SessionInfo, SpecialText, StatusReport, Tier, TokenizeMode, Verified,
 };
 use tokio::sync::watch;
 
 use self::calls::Calls;
-pub(crate) use self::calls::Mark;
+pub(crate) use self::calls::{Mark, Note};
 use crate::link::{Link, LinkError, Place};
 use crate::methods::{self, Accepted, ModelNow, ModelSnapshot, Snapshot};
 
@@ -222,12 +222,46 @@ impl Node for RemoteNode {
         page.unwrap_or_else(|_| RowPage { total: 0, rows: Vec::new() })
     }
 
+    fn follow_rows(&self) -> RowStream {
+        let link = self.link.clone();
+        let batches = async move {
+            match link.stream::<methods::FollowRows>(()).await {
+                Ok(batches) => batches
+                    .take_while(|batch| std::future::ready(batch.is_ok()))
+                    .filter_map(|batch| std::future::ready(batch.ok()))
+                    .boxed(),
+                Err(_) => stream::empty().boxed(),
+            }
+        };
+        Box::pin(stream::once(batches).flatten())
+    }
+
     async fn evict_bytes(&self, owner: Option<OwnerId>, bytes: u64, tiers: &[Tier]) -> u64 {
         self.link.call::<methods::EvictBytes>((owner, bytes, tiers.to_vec())).await.unwrap_or(0)
     }
 
     async fn remove_row(&self, owner: Option<OwnerId>, key: Key) -> bool {
         self.link.call::<methods::RemoveRow>((owner, key)).await.unwrap_or(false)
+    }
+
+    async fn pin_row(&self, owner: Option<OwnerId>, key: Key) -> PinOutcome {
+        self.link.call::<methods::PinRow>((owner, key)).await.unwrap_or(PinOutcome::NoRow)
+    }
+
+    async fn unpin_row(&self, owner: Option<OwnerId>, key: Key) -> bool {
+        self.link.call::<methods::UnpinRow>((owner, key)).await.unwrap_or(false)
+    }
+
+    async fn verify_row(&self, owner: Option<OwnerId>, key: Key) -> Option<Vec<CopyCheck>> {
+        self.link.call::<methods::VerifyRow>((owner, key)).await.ok().flatten()
+    }
+
+    async fn row_tokens(&self, owner: Option<OwnerId>, key: Key) -> Option<RowTokens> {
+        self.link.call::<methods::RowTokensOf>((owner, key)).await.ok().flatten()
+    }
+
+    async fn evictions(&self) -> Vec<EvictionSum> {
+        self.link.call::<methods::Evictions>(()).await.unwrap_or_default()
     }
 
     async fn clear_cache(&self) -> u64 {

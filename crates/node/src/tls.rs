@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::{ClientConfig, RootCertStore};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
@@ -111,15 +112,46 @@ impl Credentials {
     }
 
     fn config(&self) -> Option<ClientConfig> {
-        let mut roots = RootCertStore::empty();
-        roots.add_parsable_certificates(CertificateDer::pem_slice_iter(&self.authority).filter_map(Result::ok));
-        let certificates = CertificateDer::pem_slice_iter(&self.certificate).filter_map(Result::ok).collect();
-        let key = PrivateKeyDer::from_pem_slice(&self.key).ok()?;
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().ok()?;
-        let mut config = config.with_root_certificates(roots).with_client_auth_cert(certificates, key).ok()?;
+        let mut config = self.client_config().ok()?;
         config.alpn_protocols = vec![b"h2".to_vec()];
         Some(config)
+    }
+
+    fn roots(&self) -> RootCertStore {
+        let mut roots = RootCertStore::empty();
+        roots.add_parsable_certificates(CertificateDer::pem_slice_iter(&self.authority).filter_map(Result::ok));
+        roots
+    }
+
+    fn shown(&self) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), rustls::Error> {
+        let certificates = CertificateDer::pem_slice_iter(&self.certificate).filter_map(Result::ok).collect();
+        let unusable = |error| rustls::Error::General(format!("the private key cannot be used: {error}"));
+        Ok((certificates, PrivateKeyDer::from_pem_slice(&self.key).map_err(unusable)?))
+    }
+
+    /// TLS for connections to other nodes: shows the certificate, and demands one of the authority.
+    ///
+    /// # Errors
+    /// The certificates do not fit together.
+    pub fn client_config(&self) -> Result<ClientConfig, rustls::Error> {
+        let (certificates, key) = self.shown()?;
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+        config.with_root_certificates(self.roots()).with_client_auth_cert(certificates, key)
+    }
+
+    /// TLS for connections of other nodes: the same from the other end.
+    ///
+    /// # Errors
+    /// The certificates do not fit together.
+    pub fn server_config(&self) -> Result<ServerConfig, rustls::Error> {
+        let (certificates, key) = self.shown()?;
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let verifier =
+            WebPkiClientVerifier::builder_with_provider(Arc::new(self.roots()), Arc::clone(&provider)).build();
+        let verifier = verifier.map_err(|error| rustls::Error::General(error.to_string()))?;
+        let config = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+        config.with_client_cert_verifier(verifier).with_single_cert(certificates, key)
     }
 }
 

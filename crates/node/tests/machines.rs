@@ -53,6 +53,8 @@ async fn a_machine_serves_the_port_of_its_folder() {
     let new = folder.join("port.new");
     std::fs::write(&new, listener.local_addr().unwrap().port().to_string()).unwrap();
     std::fs::rename(new, port).unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let _member = crate::cluster::join(&folder, address, Arc::clone(&node)).await;
     let mut terminated = signal(SignalKind::terminate()).unwrap();
     let stop = async move {
         let _ = terminated.recv().await;
@@ -138,5 +140,5 @@ pub(crate) async fn fleet(machines: &[&Machine]) -> Fleet {
 pub(crate) async fn connect(machines: &[&Machine], files: Option<CredentialFiles>) -> Result<Fleet, ConnectError> {
     let nodes = machines.iter().map(|machine| machine.address().parse().unwrap()).collect();
     let credentials = files.map(|files| Arc::new(Credentials::read(&files).unwrap()));
-    Fleet::connect(FleetSettings { nodes, credentials, call_wait: PATIENCE }).await
+    Fleet::connect(FleetSettings { nodes, credentials, call_wait: PATIENCE, cluster: None }).await
 }

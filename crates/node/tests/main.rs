@@ -3,6 +3,8 @@
 #[cfg(test)]
 mod aside;
 #[cfg(test)]
+mod cluster;
+#[cfg(test)]
 mod kills;
 #[cfg(test)]
 mod machines;

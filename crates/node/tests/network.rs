@@ -49,6 +49,7 @@ async fn certificates_of_another_authority_are_refused_on_both_ends() {
         nodes: vec![named.parse().unwrap()],
         credentials: files.map(|files| std::sync::Arc::new(poncho_node::Credentials::read(&files).unwrap())),
         call_wait: PATIENCE,
+        cluster: None,
     };
     let error = Fleet::connect(settings).await.err().unwrap();
     assert!(matches!(error, ConnectError::Untrusted { .. }), "{error}");

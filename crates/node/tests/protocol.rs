@@ -1,6 +1,6 @@
 //! A child and a node on the network answer as an engine in this process does.
 
-use poncho_api::{EngineError, Node, SpecialText, TokenizeMode};
+use poncho_api::{EngineError, EvictionCause, Node, OwnerId, PeerState, PinOutcome, SpecialText, TokenizeMode};
 
 use crate::machines::{Machine, fleet};
 use crate::support::{KINDS, ask, child, in_process, read, written};
@@ -44,6 +44,51 @@ async fn answers_as_an_engine_in_this_process(there: &dyn Node) {
     let [here, there] = <[_; 2]>::try_from(answers).unwrap();
     assert_eq!(here, there);
     assert!(there.6.is_some(), "a request for nothing is refused on both sides");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_a_child_are_pinned_checked_and_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let node = child(KINDS[0], folder.path()).await;
+    works_on_rows(&node).await;
+    let [engine] = &node.peers()[..] else { panic!("one process computes") };
+    assert_eq!((engine.state, &engine.models[..]), (PeerState::Up, &["stub".to_owned()][..]));
+    assert!(node.stop(crate::support::PATIENCE).await);
+    assert_eq!(node.peers()[0].state, PeerState::Down);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_a_node_on_the_network_are_pinned_checked_and_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let machine = Machine::start(KINDS[0], folder.path(), "one").await;
+    let node = fleet(&[&machine]).await;
+    works_on_rows(&node).await;
+    let [peer] = &node.peers()[..] else { panic!("one node computes") };
+    assert_eq!((peer.state, &peer.models[..]), (PeerState::Up, &["stub".to_owned()][..]));
+}
+
+async fn works_on_rows(node: &dyn Node) {
+    ask(node, written("a prompt that is long enough to be stored", 40)).await.unwrap();
+    let page = node.cache_rows(None, 0, 100).await;
+    let row = page.rows.iter().find(|row| row.children == 0).unwrap();
+    let stranger = Some(OwnerId::from_bytes([9; 16]));
+    assert_eq!(node.pin_row(stranger, row.key).await, PinOutcome::NoRow);
+    assert_eq!(node.pin_row(None, row.key).await, PinOutcome::Pinned);
+    assert!(!node.remove_row(None, row.key).await);
+    node.clear_cache().await;
+    let left = node.cache_rows(None, 0, 100).await;
+    assert!(left.rows.iter().any(|left| left.key == row.key && left.pinned), "{left:?}");
+    let read = node.row_tokens(None, row.key).await.unwrap();
+    assert_eq!((read.tokens.len(), read.fingerprint), (row.tokens as usize, row.fingerprint));
+    assert_eq!(node.row_tokens(stranger, row.key).await, None);
+    let checked = node.verify_row(None, row.key).await.unwrap();
+    assert!(checked.iter().all(|copy| copy.checked_bytes > 0 && copy.problem.is_none()), "{checked:?}");
+    assert_eq!(node.verify_row(stranger, row.key).await, None);
+    assert!(node.unpin_row(None, row.key).await && !node.unpin_row(None, row.key).await);
+    node.clear_cache().await;
+    assert_eq!(node.cache_rows(None, 0, 100).await.total, 0);
+    let asked = node.evictions().await;
+    assert!(!asked.is_empty() && asked.iter().all(|sum| sum.cause == EvictionCause::Asked), "{asked:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -19,7 +19,9 @@ use crate::library::ModelLibrary;
 pub(crate) use endpoint::Endpoint;
 pub use keep_alive::KeepAlive;
 pub use memory::MemoryBudget;
-pub use system::{RecentLines, ShownSetting};
+pub use system::{
+    PlanLine, PlannedMemory, Plans, RecentLines, ShownDevice, ShownMachine, ShownPlan, ShownSetting, UnusedDevice,
+};
 pub use uploads::UploadRules;
 
 /// Everything that can be set. `ServerConfig::default()` is right for a private server on the loopback.
@@ -78,6 +80,10 @@ pub struct ServerConfig {
     pub savings_file: Option<PathBuf>,
     /// The settings of the program that runs this server, as `/api/system` lists them. Without keys and other secrets.
     pub settings: Vec<ShownSetting>,
+    /// The devices of the machine, for `/api/system`.
+    pub machine: ShownMachine,
+    /// The plans of models, for `/api/system`.
+    pub plans: Option<Plans>,
     /// The last log lines at warn and above, for `/api/system`.
     pub recent_warnings: Arc<RecentLines>,
 }
@@ -115,6 +121,8 @@ impl Default for ServerConfig {
             requests_kept: 1000,
             savings_file: None,
             settings: Vec::new(),
+            machine: ShownMachine::default(),
+            plans: None,
             recent_warnings: Arc::default(),
         }
     }

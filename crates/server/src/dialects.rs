@@ -11,12 +11,13 @@ pub(crate) mod poncho;
 pub(crate) mod poncho_options;
 pub(crate) mod responses;
 pub(crate) mod shared;
+pub(crate) mod template_variables;
 
 #[cfg(test)]
 mod tests {
     use std::path::Path;
 
-    use super::{anthropic, ollama, openai, responses};
+    use super::{anthropic, llama_server, ollama, openai, responses};
     use crate::http::warnings::Ignored;
 
     /// The document is what a test sends to a server (`tests/http/ignored_input.rs`), so nothing may be missing there.
@@ -24,13 +25,14 @@ mod tests {
     fn the_document_lists_every_field_of_the_tables() {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/ignored-input.md");
         let document = std::fs::read_to_string(file).unwrap();
-        let tables: [&[Ignored]; 6] = [
+        let tables: [&[Ignored]; 7] = [
             &openai::ignored::CHAT,
             &openai::ignored::PLAIN,
             &anthropic::ignored::MESSAGES,
             &ollama::ignored::REPLY,
             &ollama::ignored::LIBRARY,
             &responses::ignored::RESPONSES,
+            &llama_server::infill::IGNORED,
         ];
         for ignored in tables.into_iter().flatten() {
             let ending = match ignored.path.strip_prefix('*') {

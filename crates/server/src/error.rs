@@ -7,17 +7,20 @@ use std::time::Duration;
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use poncho_api::{EngineError, Field, RequestError};
+use poncho_api::{EngineError, Field, Key, RequestError};
 use serde_json::{Value, json};
 
 use crate::library::LibraryError;
 use crate::owner::told;
 
 /// Seconds after which a refused client may try again: a queue moves within about that time.
-const RETRY_SECONDS: u32 = 1;
+const RETRY_SECONDS: u64 = 1;
 
 /// Anthropic's own status for "try again later".
 const ANTHROPIC_OVERLOADED: u16 = 529;
+
+/// Agents show it to their users, so it names no dialect's word.
+pub(crate) const NO_IMAGES: &str = "this model cannot read images; send text";
 
 /// Why a request was not answered.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -131,6 +134,15 @@ pub(crate) enum ApiError {
     /// A request that is kept without its prompt.
     #[error("the prompt of request {id} is no longer kept; send it again and ask then, or use POST /api/cache/explain")]
     PromptForgotten { id: u64 },
+    /// A row that is not in the cache, or not the caller's.
+    #[error("there is no row {key} in the cache; list the rows with GET /api/cache/rows")]
+    NoRow { key: Key },
+    /// Pinned rows take too much of a tier.
+    #[error("pinned rows may take {limit} bytes of their tier, which is half of it; unpin others first")]
+    PinsTooLarge { limit: u64 },
+    /// Too many rows are pinned.
+    #[error("{limit} rows are pinned, which is the most; unpin others first")]
+    TooManyPins { limit: usize },
     /// A bug.
     #[error("the server failed while it {doing}; send the request again and report this")]
     Internal { doing: &'static str },
@@ -205,12 +217,13 @@ struct Facts {
     kind: Kind,
     code: Option<&'static str>,
     param: Option<String>,
-    retry: bool,
+    /// Seconds after which a client may try again.
+    retry: Option<u64>,
 }
 
 impl Facts {
     fn new(status: StatusCode, kind: Kind) -> Self {
-        Self { status, kind, code: None, param: None, retry: false }
+        Self { status, kind, code: None, param: None, retry: None }
     }
 
     fn code(self, code: &'static str) -> Self {
@@ -222,7 +235,11 @@ impl Facts {
     }
 
     fn retry(self) -> Self {
-        Self { retry: true, ..self }
+        self.retry_in(RETRY_SECONDS)
+    }
+
+    fn retry_in(self, seconds: u64) -> Self {
+        Self { retry: Some(seconds), ..self }
     }
 }
 
@@ -326,8 +343,8 @@ impl ApiError {
         let mut response = (family.status(facts.status), body.to_string()).into_response();
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        if facts.retry {
-            headers.insert(header::RETRY_AFTER, HeaderValue::from(RETRY_SECONDS));
+        if let Some(seconds) = facts.retry {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
         if facts.status == StatusCode::UNAUTHORIZED {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
@@ -404,6 +421,10 @@ impl ApiError {
             Self::CancelledByName => Facts::new(StatusCode::GONE, InvalidRequest).code("cancelled"),
             Self::NoRequest { .. } => Facts::new(StatusCode::NOT_FOUND, InvalidRequest).code("request_not_found"),
             Self::PromptForgotten { .. } => Facts::new(StatusCode::NOT_FOUND, InvalidRequest).code("prompt_not_kept"),
+            Self::NoRow { .. } => Facts::new(StatusCode::NOT_FOUND, InvalidRequest).code("row_not_found"),
+            Self::PinsTooLarge { .. } | Self::TooManyPins { .. } => {
+                Facts::new(StatusCode::CONFLICT, InvalidRequest).code("too_many_pins")
+            }
             Self::Internal { .. } => Facts::new(StatusCode::INTERNAL_SERVER_ERROR, Server).code("internal_error"),
         }
     }
@@ -436,6 +457,7 @@ fn engine_facts(error: &EngineError) -> Facts {
             Facts::new(StatusCode::CONFLICT, Kind::Conflict).code("session_busy").param("session_id").retry()
         }
         EngineError::Overloaded { .. } => busy().code("overloaded"),
+        EngineError::NodesFull { seconds } => busy().code("overloaded").retry_in(*seconds),
         EngineError::NoRoom { .. } => busy().code("no_room"),
         EngineError::ShuttingDown { .. } => {
             Facts::new(StatusCode::SERVICE_UNAVAILABLE, Kind::Unavailable).code("shutting_down").retry()

@@ -68,11 +68,13 @@ mod telemetry;
 mod texts;
 
 pub use config::{
-    ConfigError, KeepAlive, MemoryBudget, RecentLines, ServerConfig, ShownSetting, UploadRules, check_bind,
+    ConfigError, KeepAlive, MemoryBudget, PlanLine, PlannedMemory, Plans, RecentLines, ServerConfig, ShownDevice,
+    ShownMachine, ShownPlan, ShownSetting, UnusedDevice, UploadRules, check_bind,
 };
 pub use library::{
-    LibraryError, LibraryFacts, LibraryModel, ModelDefaults, ModelLibrary, PullStep, Recipe, UploadLimits,
+    LibraryError, LibraryFacts, LibraryModel, LoadingParameters, ModelDefaults, ModelLibrary, PullStep, Recipe,
+    UploadLimits,
 };
-pub use models::registry_library::{ModelSettings, RegistryLibrary, TemplateCheck, check_modelfile};
+pub use models::registry_library::{ModelSettings, PlannedSettings, RegistryLibrary, TemplateCheck, check_modelfile};
 pub use serve::{Draining, Ending, serve, serve_until};
 pub use telemetry::reply_line::REPLY_TARGET;

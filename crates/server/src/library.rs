@@ -4,6 +4,8 @@
 //! Implemented over the registry on disk, and by tests. Every call may block and runs off the async threads. A name
 //! is whatever a client wrote: an implementation must never make a path out of it.
 
+mod loading;
+
 use std::io::Read;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -12,10 +14,7 @@ use std::time::SystemTime;
 use poncho_api::{LoadModel, ModelConfig};
 use serde_json::{Map, Value};
 
-/// Compute threads that a Modelfile may ask for.
-const MOST_THREADS: u32 = 1024;
-/// Rows of a batch that a Modelfile may ask for.
-const MOST_ROWS: u32 = 1 << 16;
+pub use loading::LoadingParameters;
 
 /// Models that can be loaded by name.
 pub trait ModelLibrary: Send + Sync {
@@ -115,32 +114,6 @@ pub struct LibraryModel {
     pub facts: LibraryFacts,
 }
 
-/// Puts the parameters of a Modelfile that concern loading into a configuration. Values that cannot work are left out.
-fn set_loading(parameters: &Map<String, Value>, config: &mut ModelConfig) {
-    let number = |name: &str| parameters.get(name).and_then(Value::as_i64);
-    let positive = |name: &str, most: u32| {
-        number(name).and_then(|count| u32::try_from(count).ok()).filter(|count| (1..=most).contains(count))
-    };
-    match number("num_gpu") {
-        Some(layers @ 0..) => config.model.gpu_layers = u32::try_from(layers).ok(),
-        Some(_) => config.model.gpu_layers = None,
-        None => {}
-    }
-    if let Some(gpu) = number("main_gpu").and_then(|gpu| u32::try_from(gpu).ok()) {
-        config.model.main_gpu = gpu;
-    }
-    if let Some(threads) = positive("num_thread", MOST_THREADS) {
-        config.context.threads = Some(threads);
-    }
-    if let Some(rows) = positive("num_batch", MOST_ROWS).map(|rows| rows.max(config.context.n_seq_max)) {
-        config.context.n_batch = rows;
-        config.context.n_ubatch = config.context.n_ubatch.min(rows);
-    }
-    let switch = |name: &str| parameters.get(name).and_then(Value::as_bool);
-    config.model.mmap = switch("use_mmap").unwrap_or(config.model.mmap);
-    config.model.mlock = switch("use_mlock").unwrap_or(config.model.mlock);
-}
-
 impl LibraryModel {
     /// A model without defaults, of which only the settings are known.
     #[must_use]
@@ -159,15 +132,7 @@ impl LibraryModel {
     #[must_use]
     pub fn load(&self) -> LoadModel {
         let mut config = self.config.clone();
-        set_loading(&self.defaults.parameters, &mut config);
-        let asked = self.defaults.parameters.get("num_ctx").and_then(Value::as_u64).filter(|count| *count > 0);
-        if let Some(asked) = asked.and_then(|count| u32::try_from(count).ok()) {
-            let context = &mut config.context;
-            // Every request may still use all of its context.
-            let shares = context.n_cells.map(|cells| cells.checked_div(context.n_ctx).unwrap_or(context.n_seq_max));
-            context.n_cells = shares.map(|shares| asked.saturating_mul(shares.max(1)));
-            context.n_ctx = asked;
-        }
+        LoadingParameters::of(&self.defaults.parameters).set(&mut config);
         LoadModel { config, adapters: self.adapters.clone() }
     }
 }
@@ -290,37 +255,4 @@ pub enum LibraryError {
         /// The model.
         name: String,
     },
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    fn loaded(parameters: &Value) -> ModelConfig {
-        let mut model = LibraryModel::new(ModelConfig::new("m", "m"));
-        model.defaults.parameters = parameters.as_object().cloned().unwrap_or_default();
-        model.load().config
-    }
-
-    #[test]
-    fn a_modelfile_decides_how_its_model_is_loaded() {
-        let config = loaded(&json!({
-            "num_gpu": 7, "main_gpu": 1, "num_thread": 3, "num_batch": 64, "use_mmap": false, "use_mlock": true,
-        }));
-        assert_eq!((config.model.gpu_layers, config.model.main_gpu), (Some(7), 1));
-        assert_eq!((config.model.mmap, config.model.mlock), (false, true));
-        assert_eq!((config.context.threads, config.context.n_batch, config.context.n_ubatch), (Some(3), 64, 64));
-        assert!(config.context.check().is_ok() && config.model.check().is_ok());
-    }
-
-    #[test]
-    fn values_that_cannot_work_are_left_out() {
-        let usual = ModelConfig::new("m", "m");
-        let config = loaded(&json!({"num_gpu": -1, "main_gpu": -2, "num_thread": 0, "num_batch": 99_999_999}));
-        assert_eq!((config.model, config.context), (usual.model, usual.context));
-        let small = loaded(&json!({"num_batch": 1}));
-        assert!(small.context.check().is_ok(), "a batch has a row for every sequence");
-    }
 }

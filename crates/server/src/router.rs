@@ -11,7 +11,7 @@ use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, header};
 use axum::middleware::{self, Next};
 use axum::response::Response;
-use axum::routing::{any, delete, get, head, patch, post};
+use axum::routing::{any, delete, get, head, patch, post, put};
 use tokio::time::Instant;
 use tracing::Instrument;
 
@@ -20,8 +20,8 @@ use crate::dialects::llama_server::{infill, properties, rerank};
 use crate::dialects::openai::{chat, completions, embeddings, models};
 use crate::dialects::openapi::NOT_BUILT;
 use crate::dialects::poncho::{
-    adapters, cache as cache_api, counting, endpoints as poncho, explain, models as model_api, requests, sessions,
-    speculation, system,
+    adapters, cache as cache_api, counting, endpoints as poncho, explain, models as model_api, requests, rows,
+    sessions, speculation, system,
 };
 use crate::dialects::responses::{create, stored};
 use crate::dialects::{ollama, openapi};
@@ -65,6 +65,8 @@ pub(crate) fn router(app: &SharedApp) -> Router {
         .route("/api/cache/evict", post(cache_api::evict))
         .route("/api/cache/clear", post(cache_api::clear))
         .route("/api/cache/rows/{id}", delete(cache_api::remove))
+        .route("/api/cache/rows/{id}/pin", put(rows::pin).delete(rows::unpin))
+        .route("/api/cache/rows/{id}/verify", post(rows::verify))
         .route("/api/cache/gc", post(cache_api::gc))
         .route("/api/sessions/{*id}", delete(sessions::end))
         .route("/api/pull", post(ollama::library::pull))
@@ -89,6 +91,8 @@ pub(crate) fn router(app: &SharedApp) -> Router {
         .route("/metrics", get(poncho::metrics))
         .route("/api/cache", get(poncho::cache))
         .route("/api/cache/rows", get(cache_api::rows))
+        .route("/api/cache/rows/{id}/text", get(rows::text))
+        .route("/api/cache/evictions", get(rows::evictions))
         .route("/api/hygiene", get(poncho::hygiene))
         .route("/api/sessions", get(sessions::list))
         .route("/api/requests", get(requests::list))

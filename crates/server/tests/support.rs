@@ -13,7 +13,7 @@ use poncho_api::{ChatSettings, SigningKey};
 use poncho_cache::{Cache, CacheConfig, Gates};
 use poncho_engine::backend::stub::{StubBackend, StubFaults, StubTemplate, vocab};
 use poncho_engine::backend::{ContextOptions, MemoryKind};
-use poncho_engine::{DraftRule, Drafts, Engine, FingerprintSource, Host, Model, ModelConfig, RestoreRule};
+use poncho_engine::{DraftRule, Drafts, Engine, FingerprintSource, Host, Model, ModelConfig, Reasoning, RestoreRule};
 use poncho_server::{ConfigError, Draining, Ending, ServerConfig, serve_until};
 use serde_json::{Value, json};
 use tokio::net::{TcpListener, TcpStream};
@@ -48,6 +48,8 @@ pub(crate) struct Setup {
     pub(crate) fingerprint: [u8; 32],
     pub(crate) restore_rule: RestoreRule,
     pub(crate) drafts: Drafts,
+    /// What the operator wants of thinking.
+    pub(crate) reasoning: Reasoning,
     /// How long a request waits for stored rows at least.
     pub(crate) read_wait: Duration,
     /// How long a request waits for the row that it names as its parent.
@@ -74,6 +76,7 @@ impl Default for Setup {
             // The stub computes faster than anything can be restored.
             restore_rule: RestoreRule::Always,
             drafts: Drafts::Off,
+            reasoning: Reasoning::default(),
             read_wait: Duration::from_secs(1),
             parent_wait: Duration::from_millis(500),
         }
@@ -357,6 +360,7 @@ pub(crate) fn load(engine: &Engine, id: &str, setup: &Setup) {
         signing_key: setup.signing_key.clone(),
         restore_rule: setup.restore_rule,
         drafts: setup.drafts,
+        reasoning: setup.reasoning,
         draft_rule: DraftRule::Always,
         read_wait: setup.read_wait,
         ..ModelConfig::new(id, &setup.file)

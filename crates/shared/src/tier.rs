@@ -5,15 +5,13 @@
 //! were not checked.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use object_store::ObjectStore;
 use poncho_cache::{
     Chain, Key, Offer, Patience, RemoteError, RemoteQuery, RemoteRates, RemoteRow, RemoteStatus, RemoteTier,
 };
-use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc;
 
 use crate::content::manifest::Damage;
@@ -26,9 +24,7 @@ use crate::settings::Settings;
 use crate::transfer::read::{NotFetched, Reader};
 use crate::transfer::upload::Uploader;
 use crate::transfer::vitals::{Vitals, add, load};
-
-/// How often a waiting call looks whether it is cancelled.
-const LOOK: Duration = Duration::from_millis(5);
+use crate::transfer::waiter::Waiter;
 
 /// See the module.
 #[derive(Debug)]
@@ -37,8 +33,7 @@ pub struct SharedTier {
     vitals: Arc<Vitals>,
     offers: mpsc::Sender<Offer>,
     pending: Arc<Pending>,
-    /// Taken when the tier is dropped.
-    runtime: Option<Runtime>,
+    waiter: Waiter,
 }
 
 impl SharedTier {
@@ -61,56 +56,23 @@ impl SharedTier {
 
     fn with_location(settings: &Settings, location: Location) -> Result<Self, SharedError> {
         let secret = ClusterSecret::open(settings.key_file.as_deref())?;
-        let runtime = Builder::new_multi_thread()
-            .worker_threads(2)
-            .thread_name("poncho-shared")
-            .enable_all()
-            .build()
-            .map_err(|error| SharedError::Threads { detail: error.to_string() })?;
+        let waiter = Waiter::start("poncho-shared")?;
         let vitals = Arc::new(Vitals::new(location.name.clone(), &settings.timing));
         let objects = Objects::new(location, settings.timing);
         let (offers, queue) = mpsc::channel(settings.sizes.queue.max(1));
         let pending = Arc::new(Pending::default());
         let limits = (settings.quota, settings.upload_bytes_per_second);
         let uploader = Uploader::new(objects.clone(), secret.clone(), settings.sizes, limits, Arc::clone(&vitals));
-        runtime.spawn(upload_all(uploader, queue, Arc::clone(&pending)));
-        runtime.spawn(keep_measuring(objects.clone(), Arc::clone(&vitals)));
+        waiter.spawn(upload_all(uploader, queue, Arc::clone(&pending)));
+        waiter.spawn(keep_measuring(objects.clone(), Arc::clone(&vitals)));
         let reader = Reader { objects, secret, sizes: settings.sizes, vitals: Arc::clone(&vitals) };
-        Ok(Self { reader, vitals, offers, pending, runtime: Some(runtime) })
+        Ok(Self { reader, vitals, offers, pending, waiter })
     }
 
     /// Rows and segments that were refused for a reason.
     #[must_use]
     pub fn damaged(&self, damage: Damage) -> u64 {
         self.vitals.counters.damage(damage)
-    }
-
-    /// Runs a future on the tier's runtime and waits for it as long as the patience lasts.
-    fn wait<T: Send + 'static>(
-        &self,
-        patience: &Patience,
-        future: impl Future<Output = T> + Send + 'static,
-    ) -> Result<T, RemoteError> {
-        let Some(runtime) = &self.runtime else { return Err(RemoteError::Unavailable { retry_in: Duration::ZERO }) };
-        let (send, receive) = sync_channel(1);
-        let task = runtime.spawn(async move {
-            let _ = send.send(future.await);
-        });
-        loop {
-            let left = patience.deadline.saturating_duration_since(Instant::now());
-            match receive.recv_timeout(left.min(LOOK)) {
-                Ok(outcome) => return Ok(outcome),
-                Err(RecvTimeoutError::Disconnected) => {
-                    return Err(RemoteError::Failed { detail: "the request ended without a result".to_owned() });
-                }
-                Err(RecvTimeoutError::Timeout) if patience.is_over(Instant::now()) => {
-                    task.abort();
-                    let cancelled = patience.cancelled.is_cancelled();
-                    return Err(if cancelled { RemoteError::Cancelled } else { RemoteError::Late });
-                }
-                Err(RecvTimeoutError::Timeout) => {}
-            }
-        }
     }
 
     fn available(&self) -> Result<(), RemoteError> {
@@ -144,7 +106,7 @@ impl RemoteTier for SharedTier {
         let started = Instant::now();
         let (reader, owner, namespace) = (self.reader.clone(), query.owner, *query.namespace);
         let keys: Vec<Key> = query.keys.to_vec();
-        match self.wait(patience, async move { reader.find(owner, namespace, keys).await }) {
+        match self.waiter.wait(patience, async move { reader.find(owner, namespace, keys).await }) {
             Ok(Ok(found)) => {
                 self.vitals.small_read(started.elapsed());
                 let counters = &self.vitals.counters;
@@ -165,7 +127,7 @@ impl RemoteTier for SharedTier {
         let started = Instant::now();
         let progress = Arc::new(AtomicU64::new(0));
         let (reader, wanted, counted) = (self.reader.clone(), row.clone(), Arc::clone(&progress));
-        match self.wait(patience, async move { reader.fetch(&wanted, &counted).await }) {
+        match self.waiter.wait(patience, async move { reader.fetch(&wanted, &counted).await }) {
             Ok(Ok(chain)) => {
                 self.vitals.fetched(progress.load(Ordering::Relaxed), started.elapsed());
                 Ok(chain)
@@ -217,15 +179,6 @@ impl RemoteTier for SharedTier {
             uploaded_bytes: load(&counters.uploaded_bytes),
             dropped_offers: load(&counters.dropped_offers),
             queued_offers: self.pending.count(),
-        }
-    }
-}
-
-impl Drop for SharedTier {
-    fn drop(&mut self) {
-        // Never waits: a request may hang in a store that does not answer.
-        if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_background();
         }
     }
 }

@@ -6,3 +6,4 @@ pub(crate) mod pace;
 pub(crate) mod read;
 pub(crate) mod upload;
 pub(crate) mod vitals;
+pub(crate) mod waiter;

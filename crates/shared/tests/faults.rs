@@ -94,8 +94,10 @@ fn an_offer_to_a_store_that_fails_waits_and_never_blocks_its_caller() {
     settings.sizes.queue = 2;
     let tier = open(&settings);
     // The store turns into a file: nothing can be written below it.
-    std::fs::remove_dir_all(folder.path()).unwrap();
-    std::fs::write(folder.path(), b"not a folder").unwrap();
+    // The tier measures it meanwhile, which may put a file there.
+    eventually("the folder is a file", || {
+        std::fs::remove_dir_all(folder.path()).is_ok() && std::fs::write(folder.path(), b"not a folder").is_ok()
+    });
     for conversation in 0..20 {
         tier.offer(crate::fixture::offer(chain(ANNA, conversation, &[500], 3)));
     }

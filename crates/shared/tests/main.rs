@@ -1,4 +1,4 @@
-//! The shared tier over a folder, over memory, over SeaweedFS, and over stores that fail.
+//! The shared tier over a folder, over memory, over SeaweedFS, and over stores that fail; and pulls between nodes.
 #![expect(clippy::cast_possible_truncation, reason = "the numbers of these tests are small")]
 
 #[cfg(test)]
@@ -9,6 +9,8 @@ mod faults;
 mod fixture;
 #[cfg(test)]
 mod folder;
+#[cfg(test)]
+mod peers;
 #[cfg(test)]
 mod race;
 #[cfg(test)]

@@ -60,12 +60,9 @@ impl AlteredModel {
     /// Gives a tensor another shape and zeros as its data.
     pub fn set_shape(&mut self, name: &str, shape: &[u32]) -> &mut Self {
         for tensor in self.0.tensors.iter_mut().filter(|tensor| tensor.name == name) {
-            let size = match tensor.kind {
-                TensorType::F32 | TensorType::I32 => 4,
-                TensorType::F16 | TensorType::I16 => 2,
-            };
+            let count = shape.iter().map(|length| *length as usize).product();
             tensor.shape = shape.to_vec();
-            tensor.data = vec![0; shape.iter().map(|length| *length as usize).product::<usize>() * size];
+            tensor.data = vec![0; tensor.kind.bytes(count)];
         }
         self
     }

@@ -75,10 +75,23 @@ pub enum TensorType {
     F32 = 0,
     /// 16-bit floats.
     F16 = 1,
+    /// 4 bits and a scale for each 32 weights.
+    Q4_0 = 2,
     /// 16-bit integers, which no weight has.
     I16 = 25,
     /// 32-bit integers, which no weight has.
     I32 = 26,
+}
+
+impl TensorType {
+    /// Bytes of this many elements.
+    pub(crate) fn bytes(self, count: usize) -> usize {
+        match self {
+            Self::F32 | Self::I32 => count * 4,
+            Self::F16 | Self::I16 => count * 2,
+            Self::Q4_0 => count.div_ceil(32) * 18,
+        }
+    }
 }
 
 /// A named array; `shape` starts with the dimension that is contiguous in `data`.
@@ -120,7 +133,7 @@ impl Gguf {
     }
 
     /// Everything in front of the data, and the bytes of data that it promises.
-    #[expect(clippy::cast_possible_truncation, reason = "a tensor has one or two dimensions")]
+    #[expect(clippy::cast_possible_truncation, reason = "a tensor has up to three dimensions")]
     pub(crate) fn header(&self, bytes_of: impl Fn(&Tensor) -> usize) -> (Vec<u8>, usize) {
         let mut out = Vec::new();
         out.extend(b"GGUF");

@@ -9,6 +9,7 @@ mod altered;
 mod fixture;
 mod gguf;
 mod models;
+mod nats;
 mod random;
 mod sparse;
 mod spec;
@@ -22,6 +23,7 @@ use std::path::{Path, PathBuf};
 pub use altered::AlteredModel;
 pub use fixture::{adapter_path, default_model_path, model_path, path_of};
 pub use gguf::{TensorType, Value};
+pub use nats::NatsServer;
 pub use sparse::{LargeModel, write_sparse_model};
 pub use spec::{AdapterSpec, ChatSpec, Mark, ModelKind, ModelSpec, WeightType};
 

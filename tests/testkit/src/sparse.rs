@@ -12,7 +12,7 @@ use crate::models;
 use crate::spec::{ModelKind, ModelSpec};
 use crate::vocabulary;
 
-/// The sizes of an attention model in 16 bits.
+/// The sizes of an attention model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LargeModel {
     /// Number of blocks.
@@ -27,15 +27,61 @@ pub struct LargeModel {
     pub kv_heads: u32,
     /// Context length that the file claims to be trained for.
     pub n_ctx_train: u32,
+    /// Experts of a layer, each with a feed-forward part of its own; 0 for a dense model.
+    pub experts: u32,
+    /// Type of the matrices.
+    pub weights: TensorType,
 }
 
 impl LargeModel {
     /// The shape of an 8B model of today: 13 GiB in 16 bits with this vocabulary, 128 KiB of keys and values for a token.
-    pub const EIGHT_B: Self =
-        Self { layers: 32, width: 4096, inner: 14_336, heads: 32, kv_heads: 8, n_ctx_train: 131_072 };
+    pub const EIGHT_B: Self = Self {
+        layers: 32,
+        width: 4096,
+        inner: 14_336,
+        heads: 32,
+        kv_heads: 8,
+        n_ctx_train: 131_072,
+        experts: 0,
+        weights: TensorType::F16,
+    };
+
+    /// A 7B model in 4 bits: 3.4 GiB, 56 KiB for a token.
+    pub const SEVEN_B_Q4: Self = Self {
+        layers: 28,
+        width: 3584,
+        inner: 18_944,
+        heads: 28,
+        kv_heads: 4,
+        weights: TensorType::Q4_0,
+        ..Self::EIGHT_B
+    };
+
+    /// A 32B model in 4 bits: 16.3 GiB, 256 KiB for a token.
+    pub const THIRTY_TWO_B_Q4: Self = Self {
+        layers: 64,
+        width: 5120,
+        inner: 25_600,
+        heads: 40,
+        kv_heads: 8,
+        weights: TensorType::Q4_0,
+        ..Self::EIGHT_B
+    };
+
+    /// A 30B model with 128 experts in 4 bits: 15.4 GiB, 96 KiB for a token.
+    pub const THIRTY_B_EXPERTS_Q4: Self = Self {
+        layers: 48,
+        width: 2048,
+        inner: 768,
+        heads: 16,
+        kv_heads: 4,
+        experts: 128,
+        weights: TensorType::Q4_0,
+        ..Self::EIGHT_B
+    };
 
     fn gguf(&self) -> io::Result<Gguf> {
-        let Self { layers, width, inner, heads, kv_heads, n_ctx_train } = *self;
+        let Self { layers, width, inner, heads, kv_heads, n_ctx_train, experts, weights } = *self;
         let head = width / heads.max(1);
         let small = ModelSpec { n_layers: 1, n_ctx_train, ..ModelSpec::tiny(ModelKind::Attention) };
         let mut gguf = models::build(&small)?;
@@ -53,8 +99,13 @@ impl LargeModel {
             gguf.metadata.retain(|(known, _)| *known != key);
             gguf.set(key, Value::U32(number));
         }
+        if experts > 0 {
+            for (key, number) in [("expert_count", experts), ("expert_used_count", experts.min(8))] {
+                gguf.set(format!("{}.{key}", ModelKind::Attention.architecture()), Value::U32(number));
+            }
+        }
         let tensor = |name: String, shape: &[u32]| {
-            let kind = if shape.len() == 1 { TensorType::F32 } else { TensorType::F16 };
+            let kind = if shape.len() == 1 { TensorType::F32 } else { weights };
             Tensor { name, shape: shape.to_vec(), kind, data: Vec::new() }
         };
         let vocabulary = vocabulary::size_with(&[]);
@@ -69,9 +120,16 @@ impl LargeModel {
             add("attn_v", &[width, kv_heads * head]);
             add("attn_output", &[heads * head, width]);
             add("ffn_norm", &[width]);
-            add("ffn_gate", &[width, inner]);
-            add("ffn_up", &[width, inner]);
-            add("ffn_down", &[inner, width]);
+            if experts == 0 {
+                add("ffn_gate", &[width, inner]);
+                add("ffn_up", &[width, inner]);
+                add("ffn_down", &[inner, width]);
+            } else {
+                add("ffn_gate_inp", &[width, experts]);
+                add("ffn_gate_exps", &[width, inner, experts]);
+                add("ffn_up_exps", &[width, inner, experts]);
+                add("ffn_down_exps", &[inner, width, experts]);
+            }
         }
         gguf.tensors.push(tensor("output_norm.weight".to_owned(), &[width]));
         gguf.tensors.push(tensor("output.weight".to_owned(), &[width, vocabulary]));
@@ -82,8 +140,7 @@ impl LargeModel {
 /// Writes the head of a large model and leaves its data out. Returns the length of the file.
 pub fn write_sparse_model(model: &LargeModel, path: &Path) -> io::Result<u64> {
     let (head, data) = model.gguf()?.header(|tensor| {
-        let bytes = if tensor.kind == TensorType::F32 { 4 } else { 2 };
-        tensor.shape.iter().fold(bytes, |product: usize, size| product * *size as usize)
+        tensor.kind.bytes(tensor.shape.iter().fold(1, |product: usize, size| product * *size as usize))
     });
     let mut file = File::create(path)?;
     file.write_all(&head)?;
@@ -105,5 +162,9 @@ mod tests {
         let facts = std::fs::metadata(&path).unwrap();
         assert!(length > 12 << 30 && facts.len() == length, "{length}");
         assert!(facts.blocks() * 512 < 16 << 20, "{} blocks", facts.blocks());
+        let gigabytes = |model: &LargeModel| write_sparse_model(model, &path).unwrap() >> 30;
+        assert_eq!(gigabytes(&LargeModel::SEVEN_B_Q4), 3);
+        assert_eq!(gigabytes(&LargeModel::THIRTY_TWO_B_Q4), 15);
+        assert_eq!(gigabytes(&LargeModel::THIRTY_B_EXPERTS_Q4), 15);
     }
 }

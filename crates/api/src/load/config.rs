@@ -14,6 +14,7 @@ use crate::drafts::{DraftRule, Drafts};
 use crate::load::markers::MarkerSet;
 use crate::load::options::{ContextOptions, ModelOptions};
 use crate::load::prober::Prober;
+use crate::load::reasoning::Reasoning;
 use crate::signature::SigningKey;
 
 /// Where the identity of the model file comes from.
@@ -125,6 +126,8 @@ pub struct ModelConfig {
     pub exact_grid: NonZeroUsize,
     /// Thinking and tool-call markers.
     pub markers: MarkerSet,
+    /// Whether and how long it thinks, for requests that leave it open.
+    pub reasoning: Reasoning,
     /// Signs thinking blocks.
     pub signing_key: Option<SigningKey>,
     /// A tick that takes longer is aborted, and after the same time again the worker is given up.
@@ -159,6 +162,7 @@ impl ModelConfig {
             exactness: Exactness::Off,
             exact_grid: DEFAULT_GRID,
             markers: MarkerSet::default(),
+            reasoning: Reasoning::default(),
             signing_key: None,
             // Far above any honest tick, also of a large model on a slow machine.
             watchdog: Duration::from_secs(300),

@@ -4,7 +4,7 @@
 
 use super::*;
 
-const LIMITS: ModelLimits = ModelLimits { context: 8, vocab: 100, sequences: 1, exact: false };
+const LIMITS: ModelLimits = ModelLimits { context: 8, vocab: 100, sequences: 1, exact: false, queue: 4 };
 
 fn refusal(change: impl FnOnce(&mut Request)) -> Option<RequestError> {
     let mut request = Request::new(vec![1, 2, 3]);
@@ -141,4 +141,18 @@ fn a_seed_keeps_its_value_and_never_means_choose_yourself() {
     assert_eq!(seeded(None), 77);
     assert_ne!(seeded(Some(u64::from(u32::MAX))), u32::MAX);
     assert_ne!(seeded(Some(1 << 32)), seeded(Some(0)), "the upper half counts");
+}
+
+#[test]
+fn the_models_reasoning_fills_only_what_a_request_leaves_open() {
+    let filled = |reasoning: Reasoning, thinking, thinking_budget| {
+        let mut request = Request { thinking, thinking_budget, ..Request::default() };
+        request.fill_reasoning(reasoning);
+        (request.thinking, request.thinking_budget)
+    };
+    let off = Reasoning { is_off: true, budget: Some(7) };
+    assert_eq!(filled(off, Thinking::Default, None), (Thinking::Off, Some(7)));
+    assert_eq!(filled(off, Thinking::On, Some(3)), (Thinking::On, Some(3)));
+    assert_eq!(filled(off, Thinking::On, None), (Thinking::On, Some(7)), "the limit holds for those who ask to think");
+    assert_eq!(filled(Reasoning::default(), Thinking::Default, None), (Thinking::Default, None));
 }

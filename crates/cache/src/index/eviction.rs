@@ -1,7 +1,7 @@
 //! Age and room: touching rows on use, and choosing what a tier gives up.
 //!
-//! Called by the store when a plan is made, a save needs room, or a caller asks for bytes. It must never drop a pinned
-//! row, a row that is being written, or a row that a stored row still builds on.
+//! Called by the store when a plan is made, a save needs room, or a caller asks for bytes. It must never drop a leased
+//! row, a row that somebody pinned, a row that is being written, or a row that a stored row still builds on.
 
 use std::collections::HashSet;
 use std::ops::Bound;
@@ -38,8 +38,10 @@ pub(crate) struct Evicted {
     pub(crate) dropped: Vec<DroppedFile>,
     /// Bytes given up, in memory and in files.
     pub(crate) bytes: u64,
-    /// How many rows left the tier.
+    /// How many rows left the tiers.
     pub(crate) rows: u64,
+    /// Rows and bytes by tier, in the order of the tiers.
+    pub(crate) by_tier: [(u64, u64); 3],
     /// Whether that was as much as was asked for.
     pub(crate) enough: bool,
 }
@@ -116,6 +118,9 @@ impl Index {
             let evicted = self.give_up(tier, &chosen);
             sum.bytes = sum.bytes.saturating_add(evicted.bytes);
             sum.rows += evicted.rows;
+            for (sum, more) in sum.by_tier.iter_mut().zip(evicted.by_tier) {
+                *sum = (sum.0 + more.0, sum.1.saturating_add(more.1));
+            }
             sum.dropped.extend(evicted.dropped);
         }
         sum.enough = sum.bytes >= bytes;
@@ -147,7 +152,9 @@ impl Index {
     }
 
     fn give_up(&mut self, tier: Tier, chosen: &Chosen) -> Evicted {
-        let mut evicted = Evicted { bytes: chosen.bytes, rows: chosen.rows.len() as u64, ..Evicted::default() };
+        let (bytes, rows) = (chosen.bytes, chosen.rows.len() as u64);
+        let by_tier = Tier::ALL.map(|other| if other == tier { (rows, bytes) } else { (0, 0) });
+        let mut evicted = Evicted { bytes, rows, by_tier, ..Evicted::default() };
         for &id in &chosen.rows {
             evicted.dropped.extend(self.drop_copy(id, tier));
         }
@@ -157,7 +164,8 @@ impl Index {
     /// Whether a row may leave a tier once the rows `leaving` have left it.
     fn can_leave(&self, id: RowId, tier: Tier, leaving: &HashSet<RowId>) -> bool {
         let row = self.row(id);
-        if row.pins > 0 || row.pending.is_some() || self.reservations.is_busy(row.key, tier) {
+        let is_held = row.pins > 0 || row.pending.is_some() || self.is_kept_in(id, tier);
+        if is_held || self.reservations.is_busy(row.key, tier) {
             return false;
         }
         row.children.iter().all(|child_id| {

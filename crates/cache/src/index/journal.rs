@@ -19,8 +19,8 @@ pub struct Changes {
     pub next: u64,
     /// Rows that were removed by then, since the cache was opened; see `Cache::removals`.
     pub removals: u64,
-    /// The rows that appeared, got an owner or left, in that order; a row may be named more than once. `None` if the
-    /// journal has dropped some of them: list all rows.
+    /// The rows that appeared, moved to another tier, got an owner or left, in that order; a row may be named more than
+    /// once. `None` if the journal has dropped some of them: list all rows.
     pub keys: Option<Vec<Key>>,
 }
 
@@ -34,7 +34,7 @@ pub(crate) struct Journal {
 }
 
 impl Journal {
-    /// A row appeared, or got an owner.
+    /// A row appeared, moved to another tier, or got an owner.
     pub(super) fn note(&mut self, key: Key) {
         if self.last.len() == KEPT {
             self.last.pop_front();

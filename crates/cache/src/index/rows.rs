@@ -128,6 +128,11 @@ impl Row {
         Tier::ALL.into_iter().find(|tier| self.resides_in(*tier))
     }
 
+    /// The most durable tier that holds it.
+    pub(crate) fn durable_tier(&self) -> Option<Tier> {
+        Tier::ALL.into_iter().rev().find(|tier| self.resides_in(*tier))
+    }
+
     pub(crate) fn is_stored(&self) -> bool {
         self.pending.is_some() || self.best_tier().is_some()
     }

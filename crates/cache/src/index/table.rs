@@ -12,6 +12,7 @@ use super::reservation::Reservations;
 use super::rows::{FileSpot, NamespaceId, Payload, Row, RowId, payload_bytes};
 use super::slots::RowSlots;
 use super::trie::{Match, TokenTrie};
+use super::user_pins::UserPins;
 use crate::format::RowMeta;
 use crate::identity::key::{Key, Namespace};
 use crate::identity::owner::OwnerId;
@@ -44,6 +45,8 @@ pub(crate) struct Index {
     pub(crate) reservations: Reservations,
     /// Rows that appeared, got an owner or left, for readers that keep a copy in step.
     pub(crate) journal: Journal,
+    /// What people pinned.
+    pub(crate) user_pins: UserPins,
     /// Rows with hits or a last use that their files do not have yet.
     dirty: Vec<RowId>,
 }
@@ -58,6 +61,7 @@ impl Index {
             ledgers: quotas.map(TierLedger::new),
             reservations: Reservations::default(),
             journal: Journal::default(),
+            user_pins: UserPins::default(),
             dirty: Vec::new(),
         }
     }
@@ -235,8 +239,12 @@ impl Index {
         if !row.in_ram {
             row.memory = None;
         }
-        let is_stored = row.is_stored();
+        let (is_stored, key) = (row.is_stored(), row.key);
         self.ledger_mut(tier).end_write(bytes);
+        if is_stored {
+            // It is read from another tier from now on.
+            self.journal.note(key);
+        }
         let dropped = if is_stored { Vec::new() } else { self.remove_with_descendants(id) };
         self.unpin(id);
         dropped
@@ -321,7 +329,10 @@ impl Index {
     /// Takes a row out of a tier, and out of the index if it is in no other one.
     pub(super) fn drop_copy(&mut self, id: RowId, tier: Tier) -> Vec<DroppedFile> {
         let mut dropped: Vec<DroppedFile> = self.leave_tier(id, tier).into_iter().collect();
-        if !self.row(id).is_stored() {
+        if self.row(id).is_stored() {
+            let key = self.row(id).key;
+            self.journal.note(key);
+        } else {
             dropped.extend(self.remove_with_descendants(id));
         }
         dropped

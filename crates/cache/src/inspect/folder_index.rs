@@ -3,12 +3,16 @@
 //! For `poncho cache explain` and for `--dry-run`, which answer beside a running server exactly as the server would:
 //! same longest prefix, same order of eviction. It lives in memory only and never takes a lock or changes a file.
 
+use std::path::Path;
+
 use super::explain::{self, Explanation, LendIndex, Scope};
 use super::listing::RowFile;
 use super::sketch::Sketches;
+use crate::folder::notes;
 use crate::folder::parents_first::ParentsFirst;
 use crate::format::VERSION_CHAINED;
 use crate::identity::key::{Key, Namespace};
+use crate::index::user_pins::UserPins;
 use crate::index::{Cut, DroppedFile, Index};
 use crate::kinds::Tier;
 
@@ -50,6 +54,13 @@ impl FolderIndex {
             }
         }
         Self { index, sketches: Sketches::default() }
+    }
+
+    /// With the rows that are pinned in a folder: they are not evicted.
+    #[must_use]
+    pub fn with_pins_of(mut self, folder: &Path) -> Self {
+        self.index.user_pins = UserPins::from_text(&notes::read(folder, notes::PINS));
+        self
     }
 
     /// How many rows were entered.
@@ -120,6 +131,11 @@ mod tests {
         assert_eq!(saved.unwrap().outcome, crate::SaveOutcome::Published);
     }
 
+    fn listed_keys(reports: &[FolderReport; 2], bytes: u64) -> Vec<Key> {
+        let mut listed = index_of(&[(Tier::Disk, &reports[0]), (Tier::RamFile, &reports[1])]);
+        listed.evict(bytes, &[Tier::Disk]).into_iter().map(|eviction| eviction.key).collect()
+    }
+
     fn index_of(folders: &[(Tier, &FolderReport)]) -> FolderIndex {
         FolderIndex::new(folders.iter().flat_map(|(tier, report)| report.rows.iter().map(|row| (*tier, row))))
     }
@@ -143,7 +159,7 @@ mod tests {
 
         let reports = [disk.path(), memory.path()].map(|folder| inspect_folder(folder).unwrap());
         let folders = [(Tier::Disk, &reports[0]), (Tier::RamFile, &reports[1])];
-        let mut listed = index_of(&folders);
+        let listed = index_of(&folders);
         assert_eq!((listed.len(), listed.namespaces()), (6, vec![NAMESPACE]));
         for prompt in [&tokens[..], &tokens[..250], &tokens[..123], &[1, 2, 3][..], &[]] {
             for cut in [Cut::AnyToken, Cut::SavedBoundary] {
@@ -154,6 +170,10 @@ mod tests {
         let verdict = listed.explain(&other, &tokens, Cut::AnyToken).verdict;
         assert_eq!(verdict, Verdict::OtherNamespace { fingerprint: false, quant: true, context: false });
 
+        // Without a pin it would be the first one to leave.
+        let first = listed_keys(&reports, 3000)[0];
+        assert_eq!(cache.pin_row(&first, None), crate::Pinned::Yes);
+        let mut listed = listed.with_pins_of(disk.path());
         let expected: Vec<Eviction> = listed.evict(2500, &[Tier::RamFile, Tier::Disk]);
         let freed = cache.evict_bytes(2500, &[Tier::RamFile, Tier::Disk]);
         assert_eq!(freed, expected.iter().map(|eviction| eviction.bytes).sum::<u64>());
@@ -161,6 +181,7 @@ mod tests {
         for eviction in &expected {
             assert!(!cache.contains(&eviction.key), "{eviction:?} was foretold and stayed");
         }
+        assert!(cache.contains(&first), "a pinned row stays");
         assert_eq!(cache.len(), listed.len());
     }
 

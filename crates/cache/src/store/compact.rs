@@ -17,7 +17,7 @@ use crate::identity::key::Key;
 use crate::index::rows::{Payload, PayloadPart, Row, RowId, payload_bytes};
 use crate::index::{DroppedFile, Index, Needs};
 use crate::io::clock::Clock;
-use crate::kinds::{PartKind, Tier};
+use crate::kinds::{EvictionCause, PartKind, Tier};
 
 /// A row with a chain that is to become shorter.
 #[derive(Debug)]
@@ -90,7 +90,7 @@ impl Compactor {
         index.pin(id);
         let evicted = index.make_room(tier, bytes);
         index.unpin(id);
-        self.remover.counters.evictions.add(evicted.rows);
+        self.remover.count(&evicted, EvictionCause::Room);
         let mut dropped = evicted.dropped;
         if !evicted.enough {
             drop(index);
@@ -148,13 +148,17 @@ impl Compactor {
         Ok((id, tier, parent))
     }
 
-    /// Takes out a row that nothing holds and nothing builds on. Returns whether it left.
-    pub(crate) fn remove_row(&self, key: &Key) -> bool {
+    /// Takes out a row that nothing holds and nothing builds on, and that nobody pinned. Returns whether it left.
+    pub(crate) fn remove_row(&self, key: &Key, cause: EvictionCause) -> bool {
         let mut index = self.remover.index.lock();
-        let Some(id) = index.by_key(key).filter(|id| index.row(*id).is_idle()) else { return false };
+        let is_free = |id: &RowId| index.row(*id).is_idle() && !index.user_pins.contains(key);
+        let Some(id) = index.by_key(key).filter(is_free) else { return false };
+        let row = index.row(id);
+        // Counted once, in the tier that it lasted in.
+        let (tier, bytes) = row.durable_tier().map_or((Tier::Ram, 0), |tier| (tier, row.bytes_in(tier)));
         let dropped = index.remove_with_descendants(id);
         drop(index);
-        self.remover.counters.evictions.increment();
+        self.remover.count_in(tier, cause, 1, bytes);
         self.remover.remove_files(&dropped);
         true
     }
@@ -217,7 +221,7 @@ fn remove_covered(index: &mut Index, from: Option<RowId>, start: u32, give_up: &
     while let Some(id) = next {
         let row = index.row(id);
         let is_boundary = row.has_part(PartKind::Partial) && !give_up.contains(&row.key);
-        if !row.is_idle() || row.meta.start < start || is_boundary {
+        if !row.is_idle() || row.meta.start < start || is_boundary || index.user_pins.contains(&row.key) {
             break;
         }
         next = row.parent;

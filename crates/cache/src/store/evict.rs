@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::removal::Remover;
 use crate::format::{self, FileNameKind};
 use crate::identity::owner::OwnerId;
-use crate::kinds::Tier;
+use crate::kinds::{EvictionCause, Tier};
 
 /// See the module.
 pub(crate) struct Evictor {
@@ -20,9 +20,9 @@ impl Evictor {
     /// the bytes freed, which is less only if nothing more could be freed.
     ///
     /// With an owner only rows go that are its own and nobody else's.
-    pub(crate) fn evict_bytes(&self, bytes: u64, tiers: &[Tier], owner: Option<OwnerId>) -> u64 {
+    pub(crate) fn evict_bytes(&self, bytes: u64, tiers: &[Tier], owner: Option<OwnerId>, cause: EvictionCause) -> u64 {
         let evicted = self.remover.index.lock().evict(bytes, tiers, owner);
-        self.remover.counters.evictions.add(evicted.rows);
+        self.remover.count(&evicted, cause);
         self.remover.remove_files(&evicted.dropped);
         self.remover.index.notify();
         evicted.bytes
@@ -30,18 +30,22 @@ impl Evictor {
 
     /// Evicts until every tier is within its quota, which may have been lowered since its folder was written.
     pub(crate) fn shrink_to_quotas(&self) {
+        let unpinned = self.remover.index.lock().drop_excess_pins();
+        if unpinned > 0 {
+            tracing::warn!(rows = unpinned, "pinned rows take more than half of their tier; these are not pinned now");
+        }
         for tier in Tier::ALL {
             let excess = {
                 let index = self.remover.index.lock();
                 index.used(tier).saturating_sub(index.quota(tier))
             };
-            self.evict_bytes(excess, &[tier], None);
+            self.evict_bytes(excess, &[tier], None, EvictionCause::Quota);
         }
     }
 
     /// Drops every row that nothing holds, and the files that were moved aside. Returns the bytes freed.
     pub(crate) fn clear(&self) -> u64 {
-        self.evict_bytes(u64::MAX, &Tier::ALL, None) + self.gc()
+        self.evict_bytes(u64::MAX, &Tier::ALL, None, EvictionCause::Asked) + self.gc()
     }
 
     /// Removes the files that were moved aside as damaged. Returns the bytes freed.

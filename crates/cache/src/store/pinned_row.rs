@@ -4,6 +4,8 @@
 //! as unusable and its row leaves the cache; the engine looks up again and goes on colder. It must never return bytes
 //! that do not have their checksum.
 
+pub(crate) mod check;
+
 use std::fmt;
 use std::io;
 use std::sync::Arc;

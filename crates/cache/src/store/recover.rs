@@ -16,7 +16,7 @@ use crate::folder::scan::{Scanned, scan};
 use crate::format::{self, RowPrefix, VERSION_CHAINED};
 use crate::identity::key::{Key, KeyHasher};
 use crate::index::stored::NotEntered;
-use crate::kinds::Tier;
+use crate::kinds::{EvictionCause, Tier};
 
 /// A readable row of a folder.
 struct Candidate {
@@ -67,7 +67,7 @@ impl Recovery<'_> {
             // One that is larger than all that the tier may hold: the oldest rows would leave first to make room for it.
             Scanned::Row { key, prefix } if prefix.file_length() > self.remover.index.lock().quota(tier.tier()) => {
                 tracing::warn!(%key, bytes = prefix.file_length(), "a row does not fit into its tier's quota; removed");
-                counters.evictions.increment();
+                self.remover.count_in(tier.tier(), EvictionCause::Quota, 1, prefix.file_length());
                 self.remove_leftover(&tier.row_path(&key));
             }
             Scanned::Row { key, prefix } => self.candidates.push(Candidate { key, tier: tier.tier(), prefix }),

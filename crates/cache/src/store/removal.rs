@@ -12,15 +12,20 @@ use super::tier::FileTiers;
 use crate::format;
 use crate::identity::key::Key;
 use crate::index::DroppedFile;
+use crate::index::eviction::Evicted;
 use crate::index::rows::RowId;
-use crate::kinds::Tier;
+use crate::io::clock::Clock;
+use crate::kinds::{EvictionCause, Tier};
 use crate::stats::Counters;
+use crate::stats::evictions::EvictionLog;
 
 /// See the module.
 pub(crate) struct Remover {
     pub(super) index: Arc<SharedIndex>,
     pub(super) tiers: Arc<FileTiers>,
     pub(super) counters: Arc<Counters>,
+    pub(super) evictions: Arc<EvictionLog>,
+    pub(super) clock: Arc<dyn Clock>,
 }
 
 /// What happens to the files of rows that build on a lost one.
@@ -50,8 +55,36 @@ impl Drop for KeysHeld<'_> {
 }
 
 impl Remover {
-    pub(crate) fn new(index: &Arc<SharedIndex>, tiers: &Arc<FileTiers>, counters: &Arc<Counters>) -> Self {
-        Self { index: Arc::clone(index), tiers: Arc::clone(tiers), counters: Arc::clone(counters) }
+    pub(crate) fn new(
+        index: &Arc<SharedIndex>,
+        tiers: &Arc<FileTiers>,
+        counters: &Arc<Counters>,
+        evictions: &Arc<EvictionLog>,
+        clock: &Arc<dyn Clock>,
+    ) -> Self {
+        Self {
+            index: Arc::clone(index),
+            tiers: Arc::clone(tiers),
+            counters: Arc::clone(counters),
+            evictions: Arc::clone(evictions),
+            clock: Arc::clone(clock),
+        }
+    }
+
+    /// Counts rows that left their tiers.
+    pub(super) fn count(&self, evicted: &Evicted, cause: EvictionCause) {
+        for (tier, (rows, bytes)) in Tier::ALL.into_iter().zip(evicted.by_tier) {
+            self.count_in(tier, cause, rows, bytes);
+        }
+    }
+
+    /// Counts rows that left one tier.
+    pub(super) fn count_in(&self, tier: Tier, cause: EvictionCause, rows: u64, bytes: u64) {
+        if rows == 0 {
+            return;
+        }
+        self.counters.evictions.add(rows);
+        self.evictions.add(self.clock.unix_seconds(), tier, cause, rows, bytes);
     }
 
     /// Removes files that the index has dropped, then frees their keys for writers.

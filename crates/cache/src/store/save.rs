@@ -20,7 +20,7 @@ use crate::identity::owner::OwnerId;
 use crate::index::rows::{Payload, PayloadPart, Row, RowId, payload_bytes};
 use crate::index::{DroppedFile, Index, Use, will_be_durable};
 use crate::io::clock::Clock;
-use crate::kinds::{FingerprintMode, PartKind, SaveReason, Tier};
+use crate::kinds::{EvictionCause, FingerprintMode, PartKind, SaveReason, Tier};
 
 /// A row to save: the state after exactly `tokens`.
 #[derive(Debug)]
@@ -270,7 +270,7 @@ impl Pending<'_> {
         existing.inspect(|id| index.pin(*id));
         let mut evict = |tier, bytes| {
             let evicted = index.make_room(tier, bytes);
-            remover.counters.evictions.add(evicted.rows);
+            remover.count(&evicted, EvictionCause::Room);
             dropped.extend(evicted.dropped);
             evicted.enough
         };

@@ -215,6 +215,11 @@ impl FileTiers {
         &*self.fs
     }
 
+    /// The folder that keeps the notes of the cache: the most durable one, if it is a folder of this machine.
+    pub(crate) fn notes(&self) -> Option<&Path> {
+        self.tiers.last().filter(|_| self.fs.has_locks()).map(FileTier::root)
+    }
+
     /// The configured tiers, fastest first.
     pub(crate) fn all(&self) -> &[FileTier] {
         &self.tiers

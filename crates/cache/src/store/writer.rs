@@ -13,7 +13,7 @@ use super::job::{Job, JobEnd};
 use super::publish::{PublishError, Publisher};
 use super::queue::{Work, WriteQueue};
 use super::removal::Remover;
-use super::touch::Touches;
+use super::touch::{Touches, Urgency};
 use crate::index::DroppedFile;
 use crate::io::clock::Clock;
 use crate::io::sync::thread::{self, JoinHandle};
@@ -52,7 +52,7 @@ impl WriterPool {
     /// Waits until every queued save is written or given up, and hit counts are in the files.
     pub(crate) fn flush(&self) {
         self.writer.queue.wait_idle();
-        self.writer.touches.write();
+        self.writer.touches.write(Urgency::Now);
     }
 
     /// The queue that the threads work on.
@@ -97,7 +97,7 @@ impl Present {
     /// The life of a writer thread. All known hits are in the files when the last one ends.
     fn run(self) {
         self.writer.work();
-        if catch_unwind(AssertUnwindSafe(|| self.writer.touches.write())).is_err() {
+        if catch_unwind(AssertUnwindSafe(|| self.writer.touches.write(Urgency::Now))).is_err() {
             tracing::error!("a cache writer panicked at its end; some hit counts are not written");
         }
     }
@@ -200,7 +200,7 @@ impl Writer {
         }
         let touched = catch_unwind(AssertUnwindSafe(|| {
             if self.queue.depth() == 0 {
-                self.touches.write();
+                self.touches.write(Urgency::Idle);
             }
         }));
         if compacted.and(removed).and(touched).is_err() {

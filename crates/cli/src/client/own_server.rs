@@ -73,7 +73,8 @@ pub(crate) async fn start(
     let mut models = find(model, &settings, &fitting.configs())?;
     let id = models.named.first().context("no model was named")?.clone();
     if purpose == Purpose::Compute {
-        fitting.plan(&models.get(&id)?.config.model.path, &id, Earlier::Kept);
+        let (path, loading) = models.file(&id)?;
+        fitting.plan(&path, &id, loading, Earlier::Kept);
         models.configure_again(&id)?;
     }
     let found = models.get(&id)?;

@@ -8,6 +8,7 @@ mod greeting;
 mod manager;
 pub(crate) mod node;
 mod report;
+pub(crate) mod route;
 mod start;
 mod stopping;
 
@@ -18,11 +19,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
+use poncho_cluster::bus::Lookout;
 use poncho_server::{Ending, ServerConfig, check_bind};
 use poncho_terminal::{Outcome, printable_line};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 
+use crate::cluster::kv_events;
 use crate::commands::machine::config::shown_settings;
 use crate::commands::serve::greeting::Greeting;
 use crate::commands::serve::start::Start;
@@ -33,7 +36,7 @@ use crate::serving::models::aliases;
 use crate::serving::shape::{beside, records_file};
 use crate::serving::shared_tier;
 use crate::serving::templates::usable_template;
-use crate::serving::{limits, port};
+use crate::serving::{limits, memory, port};
 use crate::settings::Resolved;
 use crate::settings::args::ServeArgs;
 use crate::settings::cache_folder::cache_folder;
@@ -47,9 +50,43 @@ const IDLE_THREAD: Duration = Duration::from_secs(2);
 pub(crate) fn run(args: &ServeArgs, resolved: Option<&Resolved>, out: &mut impl Write) -> anyhow::Result<Outcome> {
     limits::raise_open_files();
     if let Some(socket) = engine_process::socket() {
-        engine_process::compute(args, &runtime()?, &socket)?;
+        engine_process::compute(args, &runtime()?, &socket, None)?;
         return Ok(Outcome::Good);
     }
+    let (address, mut config) = configured(args, resolved)?;
+    shared_tier::check(&args.shared_tier)?;
+    let runtime = runtime()?;
+    if !args.nodes.node.is_empty() {
+        return front(args, &runtime, address, config, None, out);
+    }
+    kv_events::check(&args.events)?;
+    let start = Start::find(args, resolved)?;
+    let listener = listen(&runtime, address)?;
+    let address = listener.local_addr()?;
+    let mut start = start.look(args, out)?;
+    let engine = start.engine(args, &runtime, None)?;
+    start.load(args, &engine, &runtime, out)?;
+    kv_events::publish(&args.events, &runtime, engine.node())?;
+    let id = start.models.named.first().context("no model is named")?.clone();
+    let signals = install(&runtime)?;
+    greet(args, address, &id, &start.report(), out)?;
+    config.default_model = Some(id);
+    start.show_in(&mut config);
+    config.library = Some(Arc::new(
+        start.models.library.with_client_templates(args.client_templates).with_template_check(usable_template),
+    ));
+    serve(Serving { runtime: &runtime, listener, engine: &engine, config, signals }, out)?;
+    let limit = args.drain_limit;
+    writeln!(out, "saving the states of the models, for at most {} s", limit.as_secs_f64())?;
+    out.flush()?;
+    end(engine, &runtime, limit, &start.folder, out)?;
+    // A load that is still running must not delay the end.
+    runtime.shutdown_background();
+    Ok(Outcome::Good)
+}
+
+/// The address and the settings of the server, checked before anything is loaded.
+fn configured(args: &ServeArgs, resolved: Option<&Resolved>) -> anyhow::Result<(SocketAddr, ServerConfig)> {
     let address = address(args)?;
     let keys = args.api_key.clone();
     let all_keys = [keys.as_slice(), &args.admin_key].concat();
@@ -65,7 +102,7 @@ pub(crate) fn run(args: &ServeArgs, resolved: Option<&Resolved>, out: &mut impl 
         admin_keys: args.admin_key.clone(),
         isolate_keys: args.isolate_keys,
         any_model: true,
-        memory: args.memory.unwrap_or_default(),
+        memory: memory::limit(args.memory),
         keep_alive: args.keep_alive,
         aliases: aliases(&args.alias)?,
         records_file: Some(records_file(&folder)),
@@ -75,34 +112,8 @@ pub(crate) fn run(args: &ServeArgs, resolved: Option<&Resolved>, out: &mut impl 
     config.savings_file = Some(beside(&folder, ".savings"));
     config.settings = resolved.map(shown_settings).unwrap_or_default();
     config.recent_warnings = recent_warnings();
-    // Fail before a model is loaded.
     config.check()?;
-    shared_tier::check(&args.shared_tier)?;
-    let runtime = runtime()?;
-    if !args.nodes.node.is_empty() {
-        return front(args, &runtime, address, config, out);
-    }
-    let start = Start::find(args, resolved)?;
-    let listener = listen(&runtime, address)?;
-    let address = listener.local_addr()?;
-    let mut start = start.look(args, out)?;
-    let engine = start.engine(args, &runtime)?;
-    start.load(args, &engine, &runtime, out)?;
-    let id = start.models.named.first().context("no model is named")?.clone();
-    let signals = install(&runtime)?;
-    greet(args, address, &id, &start.report(), out)?;
-    config.default_model = Some(id);
-    config.library = Some(Arc::new(
-        start.models.library.with_client_templates(args.client_templates).with_template_check(usable_template),
-    ));
-    serve(Serving { runtime: &runtime, listener, engine: &engine, config, signals }, out)?;
-    let limit = args.drain_limit;
-    writeln!(out, "saving the states of the models, for at most {} s", limit.as_secs_f64())?;
-    out.flush()?;
-    end(engine, &runtime, limit, &start.folder, out)?;
-    // A load that is still running must not delay the end.
-    runtime.shutdown_background();
-    Ok(Outcome::Good)
+    Ok((address, config))
 }
 
 /// Serves the models of nodes on other machines. Nothing is computed or stored here.
@@ -111,14 +122,16 @@ fn front(
     runtime: &Runtime,
     address: SocketAddr,
     config: ServerConfig,
+    cluster: Option<Arc<Lookout>>,
     out: &mut impl Write,
 ) -> anyhow::Result<Outcome> {
     if let Some(model) = args.models().first() {
-        bail!("--model {model} and --node exclude each other; nodes load their models themselves");
+        let with = if cluster.is_some() { "a cluster" } else { "--node" };
+        bail!("--model {model} and {with} exclude each other; nodes load their models themselves");
     }
     let listener = listen(runtime, address)?;
     let address = listener.local_addr()?;
-    let engine = EngineProcess::fleet(runtime, &args.nodes)?;
+    let engine = EngineProcess::fleet(runtime, &args.nodes, cluster.clone())?;
     if let EngineProcess::Fleet(fleet) = &engine {
         for (node, reason) in fleet.absent() {
             writeln!(out, "waiting for the node {node}: {}", printable_line(&reason))?;
@@ -126,7 +139,11 @@ fn front(
     }
     let signals = install(runtime)?;
     let models = engine.node().models();
-    let nodes = args.nodes.node.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    let announced = cluster.map(|cluster| cluster.nodes()).unwrap_or_default();
+    let announced = announced.into_iter().map(|(beat, _)| printable_line(&beat.node).to_string());
+    let nodes = args.nodes.node.iter().map(ToString::to_string).chain(announced).collect::<Vec<_>>().join(", ");
+    let nodes =
+        if nodes.is_empty() { "the nodes of the cluster; none has announced itself yet".to_owned() } else { nodes };
     let id = models.first().map_or_else(|| "any model".to_owned(), |model| model.report().id.clone());
     greet(args, address, &id, &format!("  computed by {nodes}\n"), out)?;
     serve(Serving { runtime, listener, engine: &engine, config, signals }, out)?;

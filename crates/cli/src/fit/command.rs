@@ -9,7 +9,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use clap::FromArgMatches;
 use poncho_engine::fit::{Plan, Step, Use};
-use poncho_terminal::{Outcome, print_json, printable_line, show_bytes};
+use poncho_terminal::{Outcome, parse_bytes, print_json, printable_line, show_bytes};
 
 use super::{Earlier, Fitted, Fitting, lines};
 use crate::serving::devices;
@@ -28,6 +28,14 @@ pub(crate) struct FitArgs {
     /// Plan as if the model had never been served
     #[arg(long)]
     again: bool,
+
+    /// Plan for a machine with this much free memory
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    with_memory: Option<u64>,
+
+    /// Plan for a machine with a GPU that has this much free memory; may be repeated
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    with_gpu: Vec<u64>,
 }
 
 pub(crate) fn run(args: &FitArgs, resolved: &Resolved, out: &mut impl Write) -> anyhow::Result<Outcome> {
@@ -35,21 +43,25 @@ pub(crate) fn run(args: &FitArgs, resolved: &Resolved, out: &mut impl Write) -> 
     let folder = cache_folder(settings.cache_dir.as_deref())?;
     let fitting =
         Fitting::new(&settings, ModelShape::of(&settings, None), Some(&folder), &devices::look(&settings.devices));
-    let fitting = Arc::new(fitting.with_models(shapes(&resolved.models, None)).read_only());
+    let fitting = Arc::new(
+        fitting.with_models(shapes(&resolved.models, None)).read_only().imagined(args.with_memory, &args.with_gpu),
+    );
     let models_dir = settings.models_dir.as_deref();
     let asked =
         Asked { models: settings.models(), name: settings.name.as_deref(), models_dir, extras: Extras::default() };
     let models = ServedModels::find(asked, &fitting.configs())?;
     let name = models.named.first().context("no model is named")?;
-    let earlier = if args.again { Earlier::Forgotten } else { Earlier::Kept };
-    let fitted = fitting.plan(&models.get(name)?.config.model.path, name, earlier);
+    let is_elsewhere = args.with_memory.is_some() || !args.with_gpu.is_empty();
+    let earlier = if args.again || is_elsewhere { Earlier::Forgotten } else { Earlier::Kept };
+    let (path, loading) = models.file(name)?;
+    let fitted = fitting.plan(&path, name, loading, earlier);
     let quotas = fitting.quotas();
     if args.json {
         print_json(out, &lines::as_json(name, &fitted, quotas))?;
     } else {
         writeln!(out, "{}", printable_line(name))?;
         let tiers = lines::of_tiers(quotas, (settings.cache_ram, settings.cache_size));
-        for line in lines::of_model(&fitted, &fitting.given(name)).into_iter().chain(tiers) {
+        for line in lines::of_model(&fitted).into_iter().chain(tiers) {
             writeln!(out, "{line}")?;
         }
         for line in needs(&fitted, &fitting.device_names()) {

@@ -23,11 +23,24 @@ const LEAST_DISK: u64 = 256 << 20;
 
 /// The memory that models may take. `named` are the devices that the user wants; none means all.
 pub(super) fn look(memory: MemoryBudget, devices: &[Device], named: &[String]) -> Machine {
-    let available = memory::available().unwrap_or(PLENTY);
+    seen(memory::available(), memory, devices, named)
+}
+
+fn seen(available: Option<u64>, memory: MemoryBudget, devices: &[Device], named: &[String]) -> Machine {
+    // Systems without `/proc` report no available memory, but llama.cpp knows what the processor has.
+    let processor = || devices.iter().find(|device| device.kind == DeviceKind::Cpu && device.total > 0);
+    let share = |device: &Device| device.free / 100 * memory::SHARE_PERCENT;
+    let available = available.or_else(|| processor().map(share)).unwrap_or(PLENTY);
     let is_wanted = |device: &&Device| named.is_empty() || named.contains(&device.name);
     let gpus = devices.iter().filter(|device| device.kind == DeviceKind::Gpu && device.total > 0).filter(is_wanted);
     let devices = gpus.map(|device| DeviceMemory { name: device.name.clone(), free: device.free, total: device.total });
     Machine { host_free: memory.bytes().map_or(available, |limit| limit.min(available)), devices: devices.collect() }
+}
+
+/// Another machine: what it has free, and the free memory of each of its GPUs.
+pub(super) fn imagined(host_free: u64, gpus: &[u64]) -> Machine {
+    let device = |(at, free): (usize, &u64)| DeviceMemory { name: format!("GPU{at}"), free: *free, total: *free };
+    Machine { host_free, devices: gpus.iter().enumerate().map(device).collect() }
 }
 
 /// A quarter of the memory that is left; a tenth of the disk, at most half of what is free. Given sizes stay.
@@ -88,6 +101,10 @@ mod tests {
         let names =
             |machine: Machine| -> Vec<String> { machine.devices.into_iter().map(|device| device.name).collect() };
         assert_eq!(look(MemoryBudget::Bytes(7), &all, &[]).host_free, 7);
+        let unreported = |all: &[Device]| seen(None, MemoryBudget::Unlimited, all, &[]).host_free;
+        assert_eq!(unreported(&all[1..]), PLENTY);
+        let processor = Device { free: 10 * GIB, total: 10 * GIB, ..all[0].clone() };
+        assert_eq!(unreported(&[processor]), 10 * GIB / 100 * 80, "where there is no /proc");
         assert_eq!(names(look(MemoryBudget::Unlimited, &all, &[])), ["G0", "G1"]);
         assert_eq!(names(look(MemoryBudget::Unlimited, &all, &["G1".to_owned()])), ["G1"]);
     }

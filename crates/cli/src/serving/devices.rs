@@ -15,6 +15,7 @@ use anyhow::Context as _;
 use poncho_engine::backend::llama::{
     Device, DeviceKind, DeviceSources, devices, libraries_in, try_added_devices, use_devices,
 };
+use poncho_server::{ShownDevice, ShownMachine, UnusedDevice};
 use serde_json::{Value, json};
 
 use crate::serving::probing::own_program;
@@ -44,6 +45,24 @@ pub(crate) struct Looked {
     pub(crate) sources: DeviceSources,
     /// What was found and is not used.
     pub(crate) unused: Vec<Unused>,
+}
+
+impl Looked {
+    /// The same for the console.
+    pub(crate) fn shown(&self) -> ShownMachine {
+        let device = |device: &Device| ShownDevice {
+            name: device.name.clone(),
+            description: device.description.clone(),
+            kind: kind_name(device.kind),
+            total_bytes: device.total,
+            free_bytes: device.free,
+        };
+        let unused = |unused: &Unused| UnusedDevice { what: unused.what.clone(), why: unused.why.clone() };
+        ShownMachine {
+            devices: self.devices.iter().map(device).collect(),
+            unused: self.unused.iter().map(unused).collect(),
+        }
+    }
 }
 
 /// A library or a worker that is not used.
@@ -205,16 +224,19 @@ fn as_list(devices: &[Device]) -> Value {
     Value::Array(devices.iter().map(as_json).collect())
 }
 
-fn as_json(device: &Device) -> Value {
-    let kind = match device.kind {
+fn kind_name(kind: DeviceKind) -> &'static str {
+    match kind {
         DeviceKind::Cpu => "cpu",
         DeviceKind::Gpu => "gpu",
         DeviceKind::Accelerator => "accelerator",
-    };
+    }
+}
+
+fn as_json(device: &Device) -> Value {
     json!({
         "name": device.name,
         "description": device.description,
-        "kind": kind,
+        "kind": kind_name(device.kind),
         "free": device.free,
         "total": device.total,
     })

@@ -13,12 +13,14 @@ use anyhow::{Context, anyhow, bail};
 use futures_util::StreamExt as _;
 use poncho_api::{ChatSettings, LoadEvent, LoadModel, Node};
 use poncho_cache::{Cache, CacheConfig};
+use poncho_cluster::bus::Lookout;
 use poncho_engine::backend::llama::{DeviceSources, LlamaBackend};
 use poncho_engine::{Engine, Host};
 use poncho_node::{ChildNode, Ended, Fleet, FleetSettings, Launch, parent_is_gone, serve_parent};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::cluster::pulls::Pulls;
 use crate::serving::devices;
 use crate::serving::draining::{Drained, drain};
 use crate::serving::shape::{beside, chat_settings, replay_file};
@@ -73,17 +75,29 @@ impl EngineProcess {
         Ok(Self::Child(runtime.block_on(ChildNode::start(launch))?))
     }
 
-    /// Opens the cache in this process.
-    pub(crate) fn own(cache: CacheConfig, chat: ChatSettings) -> anyhow::Result<Self> {
-        let engine = Arc::new(Engine::new(Arc::new(LlamaBackend), Arc::new(Cache::open(cache)?)));
+    /// Opens the cache in this process. A node of a cluster serves its rows to others, and pulls theirs.
+    pub(crate) fn own(
+        runtime: &Runtime,
+        cache: CacheConfig,
+        chat: ChatSettings,
+        pulls: Option<&Pulls>,
+    ) -> anyhow::Result<Self> {
+        let cache = Arc::new(Cache::open(match pulls {
+            Some(pulls) => pulls.with_peers(cache),
+            None => cache,
+        })?);
+        if let Some(pulls) = pulls {
+            pulls.serve(runtime, &cache)?;
+        }
+        let engine = Arc::new(Engine::new(Arc::new(LlamaBackend), cache));
         let host = Arc::new(Host::new(Arc::clone(&engine), chat));
         Ok(Self::Own(engine, host))
     }
 
-    /// Connects to engines on other machines.
-    pub(crate) fn fleet(runtime: &Runtime, args: &NodeArgs) -> anyhow::Result<Self> {
-        let settings =
-            FleetSettings { nodes: args.node.clone(), credentials: args.credentials()?, call_wait: NODE_WITHIN };
+    /// Connects to engines on other machines: those that are named, and those of a cluster.
+    pub(crate) fn fleet(runtime: &Runtime, args: &NodeArgs, cluster: Option<Arc<Lookout>>) -> anyhow::Result<Self> {
+        let (nodes, credentials) = (args.node.clone(), args.credentials()?);
+        let settings = FleetSettings { nodes, credentials, call_wait: NODE_WITHIN, cluster };
         Ok(Self::Fleet(runtime.block_on(Fleet::connect(settings))?))
     }
 
@@ -133,11 +147,11 @@ impl EngineProcess {
 }
 
 /// The whole work of a process that was started to compute.
-pub(crate) fn compute(args: &ServeArgs, runtime: &Runtime, socket: &Path) -> anyhow::Result<()> {
+pub(crate) fn compute(args: &ServeArgs, runtime: &Runtime, socket: &Path, pulls: Option<&Pulls>) -> anyhow::Result<()> {
     let folder = cache_folder(args.cache_dir.as_deref())?;
     let chat = chat_settings(args, Some(replay_file(&folder)));
     let cache = with_shared_tier(cache_config(args, Quotas::given(args), &folder)?, &args.shared_tier)?;
-    serve_engine(runtime, socket, cache, chat, args.drain_limit)
+    serve_engine(runtime, socket, cache, chat, args.drain_limit, pulls)
 }
 
 /// The arguments of a child: those of this process, with more settings right after the command.
@@ -157,12 +171,15 @@ fn serve_engine(
     cache: CacheConfig,
     chat: ChatSettings,
     limit: Duration,
+    pulls: Option<&Pulls>,
 ) -> anyhow::Result<()> {
     devices::inherited()?;
     // To use the folder, another process has to stop the server, not this child.
     let server = rustix::process::getppid().and_then(|server| server.as_raw_nonzero().get().try_into().ok());
     let cache = CacheConfig { process: server.unwrap_or(cache.process), ..cache };
-    let EngineProcess::Own(engine, host) = EngineProcess::own(cache, chat)? else { bail!("the engine is elsewhere") };
+    let EngineProcess::Own(engine, host) = EngineProcess::own(runtime, cache, chat, pulls)? else {
+        bail!("the engine is elsewhere")
+    };
     let ended = runtime.block_on(async {
         // A terminal and a service manager send their signals to both processes; the server decides what they mean.
         let _interrupts = signal(SignalKind::interrupt())?;

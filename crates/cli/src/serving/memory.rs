@@ -10,10 +10,13 @@ use poncho_cache::SystemSource;
 use poncho_engine::backend::KvType;
 use poncho_engine::backend::llama::{Device, DeviceKind};
 use poncho_engine::{ModelConfig, Sizing, sizing};
+use poncho_server::MemoryBudget;
 use poncho_terminal::show_bytes;
 
 /// The memory of the process besides model and context: the program and the buffers of a decode call.
 const OWN_MEMORY: u64 = 256 << 20;
+/// Models may take this share of the memory if no limit is given.
+pub(crate) const SHARE_PERCENT: u64 = 80;
 /// A context that is worth suggesting.
 const LEAST_CONTEXT: u64 = 512;
 /// llama.cpp rounds contexts to this many tokens.
@@ -22,6 +25,13 @@ const CONTEXT_STEP: u64 = 256;
 /// Bytes that this process can still allocate, control groups included; `None` if the system does not report it.
 pub(crate) fn available() -> Option<u64> {
     SystemSource::default().available().ok()
+}
+
+/// The limit for all models together: the given one, or a share of the memory that the machine or the tightest control
+/// group has.
+pub(crate) fn limit(given: Option<MemoryBudget>) -> MemoryBudget {
+    let share = |total: u64| MemoryBudget::Bytes(total / 100 * SHARE_PERCENT);
+    given.unwrap_or_else(|| SystemSource::default().total().map_or(MemoryBudget::default(), share))
 }
 
 /// Bytes available where the models of these settings are kept; `None` if that is not known.

@@ -11,13 +11,13 @@ use std::sync::Arc;
 use anyhow::{Context, bail};
 use poncho_engine::ModelConfig;
 use poncho_models::{DEFAULT_MODEL, Reference, Registry, Resolved};
-use poncho_server::{LibraryModel, ModelLibrary, RegistryLibrary};
+use poncho_server::{LibraryModel, LoadingParameters, ModelLibrary, RegistryLibrary};
 
 use crate::serving::model_file;
 use crate::settings::models_folder::models_folder;
 
-/// How a model is loaded, by its file and its name.
-pub(crate) type Configs = Arc<dyn Fn(&Path, &str) -> ModelConfig + Send + Sync>;
+/// How a model is loaded, by its file, its name and its Modelfile.
+pub(crate) type Configs = Arc<dyn Fn(&Path, &str, LoadingParameters) -> ModelConfig + Send + Sync>;
 
 /// The models of a command line.
 #[derive(Debug, Clone, Copy)]
@@ -73,7 +73,7 @@ impl ServedModels {
             format!("cannot use the models folder {}; name another one with --models-dir", folder.display())
         })?;
         let of_installed = Configs::clone(configs);
-        let settings = move |name: &str, path: &Path| of_installed(path, name);
+        let settings = move |name: &str, path: &Path, loading: LoadingParameters| of_installed(path, name, loading);
         let (mut found, mut note) = (Vec::new(), None);
         for text in asked.models {
             found.push(Named::read(&registry, text)?);
@@ -88,7 +88,7 @@ impl ServedModels {
                 }
             });
         }
-        let mut library = RegistryLibrary::new(registry, Box::new(settings));
+        let mut library = RegistryLibrary::planned(registry, Box::new(settings));
         let (mut named, mut apart) = (Vec::new(), Vec::new());
         for model in found {
             match (model, asked.name) {
@@ -108,7 +108,8 @@ impl ServedModels {
                             "two models have the name {name}; rename a file, or install it under another name with `poncho pull`"
                         );
                     }
-                    library = library.with_file(LibraryModel::new(configs(&path, &name)));
+                    let config = configs(&path, &name, LoadingParameters::default());
+                    library = library.with_file(LibraryModel::new(config));
                     apart.push(name.clone());
                     named.push(name);
                 }
@@ -131,11 +132,19 @@ impl ServedModels {
         // The library asks for the settings of an installed one itself.
         if self.apart.iter().any(|apart| apart == name) {
             let model = self.get(name)?;
-            let config = (self.configs)(&model.config.model.path, name);
+            let loading = LoadingParameters::of(&model.defaults.parameters);
+            let config = (self.configs)(&model.config.model.path, name, loading);
             let config = ModelConfig { fingerprint: model.config.fingerprint.clone(), ..config };
             self.library.replace_file(LibraryModel { config, ..model });
         }
         Ok(())
+    }
+
+    /// The file of a model, and what its Modelfile says about loading it.
+    pub(crate) fn file(&self, name: &str) -> anyhow::Result<(PathBuf, LoadingParameters)> {
+        let model = self.get(name)?;
+        let loading = LoadingParameters::of(&model.defaults.parameters);
+        Ok((model.config.model.path, loading))
     }
 
     /// A model by its name.

@@ -5,10 +5,11 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use poncho_api::{ChatSettings, HygieneRule, SigningKey};
+use poncho_api::{ChatSettings, HygieneRule, Reasoning, SigningKey};
 use poncho_engine::backend::{ContextOptions, FlashAttention, KvLayout};
 use poncho_engine::fit::{Choice, Given};
 use poncho_engine::{Drafts, Exactness, ModelConfig, Prober};
+use poncho_server::LoadingParameters;
 use poncho_terminal::{Progress, Unit};
 
 use crate::settings::args::{ExactArg, ServeArgs};
@@ -35,6 +36,8 @@ pub(crate) struct ModelShape {
     pub(crate) prober: Option<Prober>,
     /// llama.cpp's own options.
     pub(crate) backend: BackendArgs,
+    /// Whether and how long it thinks.
+    pub(crate) reasoning: Reasoning,
     /// Requests that may wait for their turn; `None` for the engine's default.
     pub(crate) queue_limit: Option<usize>,
     /// Signs thinking.
@@ -59,26 +62,29 @@ impl ModelShape {
             save_min_tokens: args.save_min_tokens,
             prober,
             backend: args.backend.clone(),
+            reasoning: args.thinking.reasoning(),
             queue_limit: Some(args.limits.queue()),
             signing_key: args.signing_key.as_deref().and_then(|secret| SigningKey::new(secret.as_bytes())),
         }
     }
 
-    /// The values that the planner must keep.
-    pub(crate) fn given(&self) -> Given {
+    /// The values that the planner must keep. Those of a Modelfile stand over those of the server.
+    pub(crate) fn given(&self, loading: &LoadingParameters) -> Given {
         let BackendArgs { cache_type_k, cache_type_v, flash_attn, .. } = &self.backend;
-        let context = self.unplanned(Path::new("")).context;
+        let mut config = self.unplanned(Path::new(""));
+        loading.set(&mut config);
+        let ModelConfig { model, context, .. } = config;
         Given {
-            n_ctx: self.ctx_size,
+            n_ctx: loading.n_ctx.or(self.ctx_size),
             parallel: self.parallel,
             type_k: cache_type_k.map(|_| context.type_k),
             type_v: cache_type_v.map(|_| context.type_v),
             n_cpu_moe: self.backend.experts_on_cpu(),
-            gpu_layers: self.backend.layers(),
+            gpu_layers: loading.gpu_layers.or(self.backend.layers()),
             // Exact replies are computed without it.
             no_quantised_kv: context.flash_attention == FlashAttention::Off
                 || (self.exactness != Exactness::Off && flash_attn.is_none()),
-            held_weights: self.backend.no_mmap || self.backend.mlock,
+            held_weights: !model.mmap || model.mlock,
         }
     }
 
@@ -100,6 +106,7 @@ impl ModelShape {
         config.queue_limit = self.queue_limit.unwrap_or(config.queue_limit);
         config.signing_key.clone_from(&self.signing_key);
         config.prober.clone_from(&self.prober);
+        config.reasoning = self.reasoning;
         if let Some(tokens) = self.save_min_tokens {
             config.gates.min_tokens = tokens;
             config.gates.cold_min_tokens = tokens;

@@ -10,6 +10,9 @@ use poncho_cache::{CacheConfig, FileTierConfig, Tier};
 
 use crate::settings::args::{CacheTierArg, ServeArgs};
 
+/// The memory file system that Linux has.
+const SHARED_MEMORY: &str = "/dev/shm";
+
 /// Sizes of the cache's tiers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Quotas {
@@ -56,7 +59,11 @@ pub(crate) fn cache_config(args: &ServeArgs, quotas: Quotas, folder: &Path) -> a
 /// The folder of files in memory. Every user may write to `/dev/shm`, so a folder there must be ours.
 fn ram_file_folder(named: Option<&Path>) -> anyhow::Result<PathBuf> {
     let user = rustix::process::getuid().as_raw();
-    let folder = named.map_or_else(|| PathBuf::from(format!("/dev/shm/poncho-{user}")), Path::to_path_buf);
+    let folder = match named {
+        Some(folder) => folder.to_path_buf(),
+        None if Path::new(SHARED_MEMORY).is_dir() => Path::new(SHARED_MEMORY).join(format!("poncho-{user}")),
+        None => bail!("this system has no {SHARED_MEMORY}; name a folder on a memory file system with --ram-file-dir"),
+    };
     match std::fs::symlink_metadata(&folder) {
         Ok(facts) if !facts.is_dir() => {
             bail!("{} is not a folder; give another one with --ram-file-dir", folder.display())

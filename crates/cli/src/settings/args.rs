@@ -2,9 +2,11 @@
 //!
 //! Filled by clap. No input or output here.
 
+pub(crate) mod cluster;
 pub(crate) mod devices;
 pub(crate) mod limits;
 pub(crate) mod nodes;
+pub(crate) mod reasoning;
 pub(crate) mod shared;
 
 use std::path::PathBuf;
@@ -19,9 +21,11 @@ use poncho_engine::backend::KvLayout;
 use poncho_server::{KeepAlive, MemoryBudget};
 use poncho_terminal::parse_bytes;
 
+use crate::settings::args::cluster::{ClusterArgs, KvEventsArgs};
 use crate::settings::args::devices::DeviceArgs;
 use crate::settings::args::limits::LimitArgs;
 use crate::settings::args::nodes::NodeArgs;
+use crate::settings::args::reasoning::ReasoningArgs;
 use crate::settings::backend_args::BackendArgs;
 
 use self::shared::SharedArgs;
@@ -86,6 +90,12 @@ pub(crate) struct ServeArgs {
 
     #[command(flatten)]
     pub(crate) nodes: NodeArgs,
+
+    #[command(flatten)]
+    pub(crate) cluster: ClusterArgs,
+
+    #[command(flatten)]
+    pub(crate) events: KvEventsArgs,
 
     /// How long a model that was loaded by a request stays loaded when idle: 5m, 1h30m, seconds, 0, or -1 for no limit
     #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = KeepAlive::parse, allow_hyphen_values = true)]
@@ -176,6 +186,9 @@ pub(crate) struct ServeArgs {
 
     #[command(flatten)]
     pub(crate) backend: BackendArgs,
+
+    #[command(flatten)]
+    pub(crate) thinking: ReasoningArgs,
 
     #[command(flatten)]
     pub(crate) devices: DeviceArgs,

@@ -329,7 +329,8 @@ mod tests {
         let serve = ServeArgs::augment_args(Command::new("serve"));
         with_settings(
             Command::new("poncho")
-                .subcommands([serve, ServeArgs::augment_args(Command::new("node"))])
+                .subcommands([serve])
+                .subcommands(["node", "route"].map(|name| ServeArgs::augment_args(Command::new(name))))
                 .subcommands(["config", "doctor", "fit"].map(Command::new)),
         )
         .subcommand(Command::new("ps"))

@@ -6,7 +6,7 @@
 use std::ffi::OsString;
 
 /// Short flags with their long forms.
-const FLAGS: [(&str, &str); 13] = [
+const FLAGS: [(&str, &str); 14] = [
     ("-ngl", "--gpu-layers"),
     ("-np", "--parallel"),
     ("-fa", "--flash-attn"),
@@ -20,6 +20,7 @@ const FLAGS: [(&str, &str); 13] = [
     ("-mg", "--main-gpu"),
     ("-cmoe", "--cpu-moe"),
     ("-ncmoe", "--n-cpu-moe"),
+    ("-rea", "--reasoning"),
 ];
 
 /// The one that may come without a value, which is then `on`.
@@ -71,6 +72,7 @@ mod tests {
             ("poncho serve m -ngl -1", "poncho serve m --gpu-layers -1"),
             ("poncho --log-level info serve -cmoe", "poncho --log-level info serve --cpu-moe"),
             ("poncho serve -- -ngl", "poncho serve -- -ngl"),
+            ("poncho serve m -rea off", "poncho serve m --reasoning off"),
             ("poncho run m -np", "poncho run m -np"),
         ] {
             assert_eq!(spelled(line), expected);

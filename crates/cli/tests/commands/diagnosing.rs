@@ -43,6 +43,24 @@ fn a_good_machine_is_told_so_and_nothing_is_left_behind() {
     assert!(text.stdout.contains("cache folder: ") && text.stdout.contains("open files: "), "{}", text.stdout);
 }
 
+/// The build has AVX2; on a processor with more, a model runs slower than it could.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn a_build_below_the_processor_is_a_warning_where_a_model_is_served() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = model_path(ModelKind::Attention);
+    // No library that a developer may have built.
+    let words = ["--model", model.to_str().unwrap(), "--backends", folder.path().to_str().unwrap()];
+    let (_, cpu) = examine(&folder.path().join("kv"), &words, "cpu");
+    if std::arch::is_x86_feature_detected!("avx512f") {
+        assert_eq!(cpu["level"], "warning", "{cpu}");
+        assert!(cpu["fact"].as_str().unwrap().contains("does not use AVX-512"), "{cpu}");
+        assert!(cpu["advice"].as_str().unwrap().contains("-march=native"), "{cpu}");
+    } else {
+        assert_eq!(cpu["level"], "ok", "{cpu}");
+    }
+}
+
 #[test]
 fn a_taken_port_is_broken_and_a_poncho_on_it_is_not() {
     let folder = tempfile::tempdir().unwrap();

@@ -60,8 +60,15 @@ fn the_files_for_nodes_name_settings_that_exist() {
         names.extend(values(&unit, "Environment").iter().map(|pair| pair.split_once('=').unwrap().0.to_owned()));
         commands.extend(values(&unit, "ExecStart").iter().map(|line| line.to_string()));
     }
-    let compose = yaml_rust2::YamlLoader::load_from_str(&read("nodes.compose.yaml")).unwrap().remove(0);
-    for service in ["node", "front"] {
+    let services = [
+        ("nodes.compose.yaml", "node"),
+        ("nodes.compose.yaml", "front"),
+        ("cluster.compose.yaml", "node-1"),
+        ("cluster.compose.yaml", "node-2"),
+        ("cluster.compose.yaml", "router"),
+    ];
+    for (file, service) in services {
+        let compose = yaml_rust2::YamlLoader::load_from_str(&read(file)).unwrap().remove(0);
         let service = &compose["services"][service];
         names.extend(service["environment"].as_hash().unwrap().keys().map(|name| name.as_str().unwrap().to_owned()));
         let words = service["command"].as_vec().unwrap().iter().map(|word| word.as_str().unwrap());

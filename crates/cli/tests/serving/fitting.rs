@@ -113,6 +113,37 @@ fn given_values_stay_and_what_does_not_fit_is_said() {
     assert!(!folder.path().join("kv.plans").exists(), "nothing is written");
 }
 
+/// The context of a Modelfile was put over a plan that had been made for another one, and did not fit.
+#[test]
+fn a_plan_counts_with_the_context_and_the_layers_of_a_modelfile() {
+    let folder = tempfile::tempdir().unwrap();
+    let (models, cache) = (folder.path().join("models"), folder.path().join("kv"));
+    let create = |name: &str, parameters: &str| {
+        let file = folder.path().join(name);
+        std::fs::write(&file, format!("FROM {}\n{parameters}", long_context().display())).unwrap();
+        let done = run(poncho().args(["create", name, "-f"]).arg(&file).arg("--models-dir").arg(&models));
+        assert_eq!(done.code, Some(0), "{}", done.stderr);
+    };
+    create("long", "PARAMETER num_ctx 65536\nPARAMETER num_gpu 0\n");
+    create("short", "PARAMETER num_ctx 4096\n");
+    create("held", "PARAMETER num_ctx 65536\nPARAMETER use_mmap false\n");
+    let models = models.to_str().unwrap();
+    let words = ["--models-dir", models, "--parallel", "3", "--memory", "480MiB"];
+    let plan = |name: &str| fit(Path::new(name), &cache, &words);
+    let (long, short) = (plan("long"), plan("short"));
+    assert_eq!((&long["ctx_size"], &long["gpu_layers"]), (&json!(65536), &json!(0)), "{long}");
+    assert_eq!((&long["step"], &long["cache_type_k"]), (&json!("smaller-kv"), &json!("q8_0")), "{long}");
+    assert!(host_needs(&long) < 480 * MIB, "{long}");
+    assert_eq!((&short["ctx_size"], &short["step"]), (&json!(4096), &json!("wanted")), "one file, two plans: {short}");
+    let server = ["--ctx-size", "1024"];
+    let over = fit(Path::new("short"), &cache, &[&words[..], &server].concat());
+    assert_eq!(over["ctx_size"], 4096, "a Modelfile stands over the server, as when the model is loaded");
+    assert_eq!(plan("held")["fits"], true);
+    let mut command = poncho();
+    let shown = run(command.args(["fit", "long", "--cache-dir"]).arg(&cache).args(words));
+    assert!(!shown.stdout.contains("--ctx-size") && shown.stdout.contains("KV cache in q8_0"), "{}", shown.stdout);
+}
+
 /// Large models by the arithmetic of a sparse file, measured by llama.cpp without a byte of weights.
 #[test]
 fn large_models_are_planned_within_the_memory_of_small_machines() {

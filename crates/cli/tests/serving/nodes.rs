@@ -1,5 +1,8 @@
 //! Nodes in processes of their own and a server in front of them, all of them the real binary with real models.
 
+mod cluster;
+mod pulls;
+
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};

@@ -3,17 +3,22 @@
 //! Knows only what was sealed with the cluster key. A router that has just started reads the registry, asks the nodes it
 //! was given by hand, and serves with what it knows meanwhile.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use poncho_kinds::Key;
+use tokio::sync::watch as signal;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::{Bus, BusError, Heard, Topic, frames};
 use crate::blocks::{BLOCK_TOKENS, BlockHasher};
-use crate::hints::{Action, Answer, Beat, Changes, Directory, ModelBeat, Question, Timing, decode, encode};
-use crate::index::{CompactIndex, Match, PrefixIndex};
-use crate::member::{Member, State};
+use crate::hints::{
+    Action, Answer, Beat, Changes, Directory, Drain, Incarnation, Known, ModelBeat, Question, Timing, decode, encode,
+};
+use crate::index::{CompactIndex, Match, PrefixIndex, Slot};
+use crate::member::{Load, Member, Rates, fill_unmeasured};
 use crate::route::{Ask, Candidate, Cost, Dispatch, Held, Refusal, StartId, choose, retry_after};
 use crate::seal::{ClusterKey, Opener, Sealer};
 
@@ -47,7 +52,7 @@ pub struct Chosen {
     /// Where requests reach it.
     pub address: String,
     /// Its place.
-    pub slot: crate::index::Slot,
+    pub slot: Slot,
     /// What the request costs there.
     pub cost: Cost,
     /// What it costs on all nodes that were weighed, by name, the cheapest first.
@@ -62,12 +67,40 @@ pub struct Lookout {
     _tasks: JoinSet<()>,
 }
 
+impl std::fmt::Debug for Lookout {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("Lookout")
+    }
+}
+
 struct Shared {
     directory: Mutex<Directory<CompactIndex>>,
     sealer: Sealer,
     opener: Opener,
     hasher: BlockHasher,
     began: Instant,
+    /// What was sent to nodes since their last beats.
+    sent: Mutex<HashMap<Slot, Sent>>,
+    /// Whether the registry was read.
+    is_settled: signal::Sender<bool>,
+}
+
+/// Requests that a beat does not count yet.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Sent {
+    after: (Incarnation, u64),
+    requests: u32,
+    tokens: f64,
+}
+
+impl Sent {
+    /// The load with these requests. A node that had room still has: it alone decides that it is full.
+    fn added_to(self, load: Load) -> Load {
+        let running = load.running.saturating_add(self.requests).min(load.places.max(load.running));
+        let rest = self.requests - (running - load.running);
+        let waiting = load.waiting.saturating_add(rest).min(load.queue.saturating_sub(1).max(load.waiting));
+        Load { running, waiting, backlog_tokens: load.backlog_tokens + self.tokens, ..load }
+    }
 }
 
 impl Shared {
@@ -129,6 +162,8 @@ impl Lookout {
             opener: Opener::new(key.clone()),
             hasher: key.hasher(),
             began: Instant::now(),
+            sent: Mutex::default(),
+            is_settled: signal::Sender::new(bus.is_none()),
         });
         let mut tasks = JoinSet::new();
         if let Some(bus) = bus {
@@ -144,6 +179,50 @@ impl Lookout {
         self.shared.directory().nodes().map(|known| (known.beat.clone(), known.is_current())).collect()
     }
 
+    /// The place of the node that serves requests at an address.
+    #[must_use]
+    pub fn slot_at(&self, address: &str) -> Option<Slot> {
+        let directory = self.shared.directory();
+        directory.nodes().find(|known| known.beat.address == address).map(|known| known.slot)
+    }
+
+    /// Waits until the registry was read, or could not be.
+    pub async fn settled(&self) {
+        // The sender lives as long as `self`.
+        let _ = self.shared.is_settled.subscribe().wait_for(|is_settled| *is_settled).await;
+    }
+
+    /// Asks a node to take no more requests.
+    ///
+    /// # Errors
+    ///
+    /// It is not known, or it does not answer.
+    pub async fn drain(&self, node: &str) -> Result<(), BusError> {
+        let known = self.shared.directory().node(node).map(|known| (known.beat.hints.clone(), known.beat.incarnation));
+        let (address, incarnation) = known.ok_or_else(|| BusError::NoNode { node: node.to_owned() })?;
+        let failed = |reason: String| BusError::Ask { address: address.clone(), reason };
+        let mut nonce = [0; 8];
+        getrandom::fill(&mut nonce).map_err(|_| crate::seal::KeyError::NoRandom)?;
+        let drain = Drain { node: node.to_owned(), incarnation, nonce: u64::from_le_bytes(nonce) };
+        let plain = encode(&drain).map_err(|error| failed(error.to_string()))?;
+        let sealed = frames::ask(&address, &self.shared.sealer.seal("drain", &plain)).await?;
+        let opened = self.shared.opener.open(&format!("drained/{}", drain.nonce), &sealed);
+        opened.map(drop).map_err(|error| failed(error.to_string()))
+    }
+
+    /// The nodes that serve one of these rows, with the address at which others pull it: for each node the first row in
+    /// this order.
+    #[must_use]
+    pub fn holders(&self, keys: &[Key]) -> Vec<(String, Key)> {
+        let directory = self.shared.directory();
+        let held = |known: &Known| {
+            let address = known.beat.rows.clone()?;
+            let key = keys.iter().find(|key| directory.index().holds(known.slot, key))?;
+            Some((address, *key))
+        };
+        directory.nodes().filter_map(held).collect()
+    }
+
     /// Rows that are known.
     #[must_use]
     pub fn rows(&self) -> usize {
@@ -157,18 +236,41 @@ impl Lookout {
     ///
     /// No node has the model and takes requests.
     pub fn choose(&self, prompt: &Prompt<'_>, dispatch: &Dispatch, notes: bool) -> Result<Chosen, Refusal> {
+        self.choose_among(prompt, dispatch, notes, |_, _| true)
+    }
+
+    /// The same, among nodes and models that the caller can use.
+    ///
+    /// # Errors
+    ///
+    /// As [`Lookout::choose`].
+    pub fn choose_among(
+        &self,
+        prompt: &Prompt<'_>,
+        dispatch: &Dispatch,
+        notes: bool,
+        is_usable: impl Fn(&Beat, &ModelBeat) -> bool,
+    ) -> Result<Chosen, Refusal> {
         let hashes = self.shared.hasher.prefix(prompt.namespace, prompt.tokens);
         let now = self.shared.now();
         let mut directory = self.shared.directory();
-        let member = |model: &ModelBeat, state: State| Member { state, rates: model.rates, load: model.load };
-        let members: Vec<(crate::index::Slot, Member, bool)> = directory
+        let mut sent = self.shared.sent.lock().unwrap_or_else(PoisonError::into_inner);
+        let member = |model: &ModelBeat, slot: Slot, beat: &Beat| {
+            let since = sent.get(&slot).filter(|sent| sent.after == (beat.incarnation, beat.beat));
+            let load = since.map_or(model.load, |sent| sent.added_to(model.load));
+            Member { state: beat.state, rates: model.rates, load }
+        };
+        let mut members: Vec<(Slot, Member, bool)> = directory
             .nodes()
             .filter(|known| dispatch.may_try(known.slot))
             .filter_map(|known| {
                 let model = known.beat.models.iter().find(|model| model.name == prompt.model)?;
-                Some((known.slot, member(model, known.beat.state), model.can_cut))
+                let usable = is_usable(&known.beat, model);
+                usable.then(|| (known.slot, member(model, known.slot, &known.beat), model.can_cut))
             })
             .collect();
+        let mut rates: Vec<&mut Rates> = members.iter_mut().map(|(_, member, _)| &mut member.rates).collect();
+        fill_unmeasured(&mut rates);
         let mut found: Vec<Match> = Vec::new();
         directory.index().find(&hashes, FEW_NODES, &mut found);
         let mut expected = Vec::new();
@@ -195,7 +297,30 @@ impl Lookout {
         let considered = decision.considered.iter().filter_map(|one| Some((name_of(one.node)?, one.cost))).collect();
         let Some(known) = directory.at(decision.node) else { return Err(retry_after(all(), 0)) };
         let (node, address) = (known.beat.node.clone(), known.beat.address.clone());
+        if notes {
+            let after = (known.beat.incarnation, known.beat.beat);
+            let entry = sent.entry(decision.node).or_insert(Sent { after, requests: 0, tokens: 0.0 });
+            if entry.after != after {
+                *entry = Sent { after, requests: 0, tokens: 0.0 };
+            }
+            entry.requests = entry.requests.saturating_add(1);
+            entry.tokens += f64::from(computed);
+        }
         Ok(Chosen { node, address, slot: decision.node, cost: decision.cost, considered, start })
+    }
+
+    /// When a place for a request of a model will probably be free.
+    #[must_use]
+    pub fn retry_after(&self, model: &str) -> Refusal {
+        let directory = self.shared.directory();
+        let members: Vec<Member> = directory
+            .nodes()
+            .filter_map(|known| {
+                let model = known.beat.models.iter().find(|found| found.name == model)?;
+                Some(Member { state: known.beat.state, rates: model.rates, load: model.load })
+            })
+            .collect();
+        retry_after(members.iter(), 0)
     }
 
     /// A request that was chosen has ended, or its node announced it.
@@ -210,6 +335,7 @@ async fn listen(shared: Arc<Shared>, bus: Arc<dyn Bus>) {
     for heard in bus.registered().await {
         shared.hear(&heard);
     }
+    shared.is_settled.send_replace(true);
     loop {
         shared.hear(&bus.next().await);
     }

@@ -20,11 +20,23 @@ const TIME_TO_LIVE: Duration = Duration::from_secs(10);
 /// For calls that wait for the server.
 const PATIENCE: Duration = Duration::from_secs(2);
 
+/// Between two looks whether the server is connected.
+const CONNECT_LOOK: Duration = Duration::from_millis(20);
+
+/// An address as errors show it.
+fn without_password(server: &str) -> String {
+    match (server.split_once("://"), server.rsplit_once('@')) {
+        (Some((scheme, _)), Some((_, host))) => format!("{scheme}://{host}"),
+        _ => server.to_owned(),
+    }
+}
+
 /// See the module.
 pub struct NatsBus {
     client: Client,
     prefix: String,
-    messages: Mutex<Subscriber>,
+    /// Opened by the first reader: what nobody reads would pile up.
+    messages: Mutex<Option<Subscriber>>,
     registry: Mutex<Option<kv::Store>>,
 }
 
@@ -35,24 +47,23 @@ impl std::fmt::Debug for NatsBus {
 }
 
 impl NatsBus {
-    /// Uses a server. `cluster` separates clusters on one server. It need not be there yet.
+    /// Uses one of some servers. `cluster` separates clusters on one server. They need not be there yet.
     ///
     /// # Errors
     ///
-    /// The address cannot be used.
-    pub async fn connect(server: &str, cluster: &str) -> Result<Self, BusError> {
-        let failed = |reason: String| BusError::Bus { server: server.to_owned(), reason };
+    /// An address cannot be used.
+    pub async fn connect<S: AsRef<str>>(servers: &[S], cluster: &str) -> Result<Self, BusError> {
+        let names = || servers.iter().map(|server| without_password(server.as_ref())).collect::<Vec<_>>().join(", ");
+        let failed = |reason: String| BusError::Bus { server: names(), reason };
         let options = ConnectOptions::new()
             .name("poncho")
             .retry_on_initial_connect()
             .connection_timeout(PATIENCE)
             .ping_interval(PATIENCE)
             .subscription_capacity(65_536);
-        let client = options.connect(server).await.map_err(|error| failed(error.to_string()))?;
+        let client = options.connect(servers).await.map_err(|error| failed(error.to_string()))?;
         let prefix = format!("poncho.{cluster}");
-        let subscribed = client.subscribe(format!("{prefix}.>")).await;
-        let messages = Mutex::new(subscribed.map_err(|error| failed(error.to_string()))?);
-        Ok(Self { client, prefix, messages, registry: Mutex::new(None) })
+        Ok(Self { client, prefix, messages: Mutex::new(None), registry: Mutex::new(None) })
     }
 
     /// Whether the server is connected.
@@ -108,6 +119,15 @@ impl Bus for NatsBus {
     }
 
     async fn registered(&self) -> Vec<Heard> {
+        // A program that has just started connects at this moment.
+        let connected = async {
+            while !self.is_connected() {
+                tokio::time::sleep(CONNECT_LOOK).await;
+            }
+        };
+        if tokio::time::timeout(PATIENCE, connected).await.is_err() {
+            return Vec::new();
+        }
         let Some(registry) = self.registry().await else { return Vec::new() };
         let read = async {
             let mut found = Vec::new();
@@ -125,6 +145,14 @@ impl Bus for NatsBus {
     async fn next(&self) -> Heard {
         let mut messages = self.messages.lock().await;
         loop {
+            let messages = match &mut *messages {
+                Some(messages) => messages,
+                none => match self.client.subscribe(format!("{}.>", self.prefix)).await {
+                    Ok(subscribed) => none.insert(subscribed),
+                    // Only a client that was closed refuses.
+                    Err(_) => std::future::pending().await,
+                },
+            };
             let Some(message) = messages.next().await else { std::future::pending().await };
             let rest = message.subject.as_str().strip_prefix(self.prefix.as_str());
             let Some((topic, node)) =

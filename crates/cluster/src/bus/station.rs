@@ -4,16 +4,17 @@
 //! get no answer, not even an error.
 
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use poncho_kinds::Key;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
 
 use super::{Bus, BusError, Topic, check_name, frames};
-use crate::hints::{Announcer, Incarnation, ModelBeat, Question, decode, encode};
+use crate::hints::{Announcer, Drain, Incarnation, ModelBeat, Question, decode, encode};
 use crate::index::Row;
 use crate::member::State;
 use crate::seal::{ClusterKey, Opener, Sealer};
@@ -31,8 +32,21 @@ const QUEUED: usize = 10_000;
 /// For reading a question.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The state of a node and its models at this moment.
-pub type Report = Arc<dyn Fn() -> (State, Vec<ModelBeat>) + Send + Sync>;
+/// The models of a node at this moment.
+pub type Report = Arc<dyn Fn() -> Vec<ModelBeat> + Send + Sync>;
+
+/// How a node is known and reached.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// Its name, unique in the cluster.
+    pub name: String,
+    /// Where requests reach it.
+    pub address: String,
+    /// The socket for questions.
+    pub listen: SocketAddr,
+    /// The host under which others reach that socket, if it listens on all interfaces.
+    pub host: Option<String>,
+}
 
 /// See the module. Ends when it is dropped.
 pub struct Station {
@@ -48,6 +62,9 @@ struct Shared {
     sealer: Sealer,
     opener: Opener,
     report: Report,
+    is_draining: AtomicBool,
+    /// Wakes the next beat.
+    hurry: Notify,
 }
 
 impl Shared {
@@ -59,41 +76,60 @@ impl Shared {
         encode(message).ok().map(|plain| self.sealer.seal(purpose, &plain))
     }
 
+    fn state(&self) -> State {
+        if self.is_draining.load(Ordering::Relaxed) { State::Draining } else { State::Up }
+    }
+
+    /// Takes no more requests from now on.
+    fn drain(&self) {
+        self.is_draining.store(true, Ordering::Relaxed);
+        self.hurry.notify_one();
+    }
+
     fn purpose(&self, topic: Topic) -> String {
         format!("{}/{}", topic.as_str(), self.name)
     }
 }
 
 impl Station {
-    /// Joins a cluster as `name`, reachable for requests at `address`, with a socket for questions at `listen`.
+    /// Joins a cluster. Without a bus, routers that know its socket ask it directly.
     ///
     /// # Errors
     ///
     /// The name or the socket cannot be used.
     pub async fn join(
         key: &ClusterKey,
-        bus: Arc<dyn Bus>,
-        name: &str,
-        address: &str,
-        listen: SocketAddr,
+        bus: Option<Arc<dyn Bus>>,
+        place: &Place,
         report: Report,
     ) -> Result<Self, BusError> {
+        let Place { name, address, listen, host } = place;
         check_name(name)?;
         let failed = |source| BusError::Listen { address: listen.to_string(), source };
         let listener = TcpListener::bind(listen).await.map_err(failed)?;
         let hints = listener.local_addr().map_err(failed)?;
         let incarnation = incarnation()?;
-        let announcer = Announcer::new(name, address, &hints.to_string(), incarnation, REMOVALS);
+        let reached = match host {
+            Some(host) if host.contains(':') => format!("[{host}]:{}", hints.port()),
+            Some(host) => format!("{host}:{}", hints.port()),
+            None => hints.to_string(),
+        };
+        let announcer = Announcer::new(name, address, &reached, incarnation, REMOVALS);
         let shared = Arc::new(Shared {
             name: name.to_owned(),
             announcer: Mutex::new(announcer),
             sealer: Sealer::new(key)?,
             opener: Opener::new(key.clone()),
             report,
+            is_draining: AtomicBool::new(false),
+            hurry: Notify::new(),
         });
         let (announcements, queue) = mpsc::channel(QUEUED);
         let mut tasks = JoinSet::new();
-        tasks.spawn(send(Arc::clone(&shared), bus, queue));
+        match bus {
+            Some(bus) => _ = tasks.spawn(send(Arc::clone(&shared), bus, queue)),
+            None => drop(queue),
+        }
         tasks.spawn(answer(Arc::clone(&shared), listener));
         Ok(Self { shared, announcements, hints, tasks })
     }
@@ -126,6 +162,32 @@ impl Station {
         let _dropped = sealed.map(|sealed| self.announcements.try_send(sealed));
     }
 
+    /// Where other nodes pull its rows from now on, if they can.
+    pub fn serves_rows(&self, address: Option<String>) {
+        self.shared.announcer().serves_rows(address);
+    }
+
+    /// The cache was opened again: all rows are announced from the start.
+    pub fn reset(&self) {
+        let mut announcer = self.shared.announcer();
+        if !announcer.is_fresh()
+            && let Ok(incarnation) = incarnation()
+        {
+            announcer.reset(incarnation);
+        }
+    }
+
+    /// Announces at once that this node takes no more requests. What it has, it finishes.
+    pub fn drain(&self) {
+        self.shared.drain();
+    }
+
+    /// Whether it announces that it takes no more requests.
+    #[must_use]
+    pub fn is_draining(&self) -> bool {
+        self.shared.state() == State::Draining
+    }
+
     /// Leaves: beats and answers end.
     pub async fn leave(mut self) {
         self.tasks.shutdown().await;
@@ -145,19 +207,22 @@ async fn send(shared: Arc<Shared>, bus: Arc<dyn Bus>, mut queue: mpsc::Receiver<
     beats.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tokio::select! {
-            _ = beats.tick() => {
-                let (state, models) = (shared.report)();
-                let beat = shared.announcer().beat(state, models);
-                if let Some(sealed) = shared.seal(&shared.purpose(Topic::Beat), &beat) {
-                    bus.publish(Topic::Beat, &shared.name, sealed.clone()).await;
-                    bus.register(&shared.name, sealed).await;
-                }
-            }
+            _ = beats.tick() => beat(&shared, &*bus).await,
+            () = shared.hurry.notified() => beat(&shared, &*bus).await,
             sealed = queue.recv() => {
                 let Some(sealed) = sealed else { return };
                 bus.publish(Topic::Rows, &shared.name, sealed).await;
             }
         }
+    }
+}
+
+async fn beat(shared: &Shared, bus: &dyn Bus) {
+    let models = (shared.report)();
+    let beat = shared.announcer().beat(shared.state(), models);
+    if let Some(sealed) = shared.seal(&shared.purpose(Topic::Beat), &beat) {
+        bus.publish(Topic::Beat, &shared.name, sealed.clone()).await;
+        bus.register(&shared.name, sealed).await;
     }
 }
 
@@ -185,10 +250,18 @@ async fn answer(shared: Arc<Shared>, listener: TcpListener) {
 
 async fn answer_one(shared: &Shared, mut stream: TcpStream) -> Option<()> {
     let sealed = frames::read(&mut stream, MOST_QUESTION).await.ok()?;
-    let plain = shared.opener.open("ask", &sealed).ok()?;
+    let Ok(plain) = shared.opener.open("ask", &sealed) else {
+        let drain: Drain = decode(&shared.opener.open("drain", &sealed).ok()?).ok()?;
+        if drain.node != shared.name || drain.incarnation != shared.announcer().incarnation() {
+            return None;
+        }
+        shared.drain();
+        let sealed = shared.seal(&format!("drained/{}", drain.nonce), &true)?;
+        return frames::write(&mut stream, &sealed).await.ok();
+    };
     let question: Question = decode(&plain).ok()?;
-    let (state, models) = (shared.report)();
-    let answer = shared.announcer().answer(&question, state, models);
+    let models = (shared.report)();
+    let answer = shared.announcer().answer(&question, shared.state(), models);
     let sealed = shared.seal(&format!("answer/{}", question.nonce), &answer)?;
     frames::write(&mut stream, &sealed).await.ok()
 }

@@ -20,6 +20,7 @@ pub struct Announcer {
     node: String,
     address: String,
     hints: String,
+    serves: Option<String>,
     incarnation: Incarnation,
     head: u64,
     beats: u64,
@@ -40,6 +41,7 @@ impl Announcer {
             node: node.to_owned(),
             address: address.to_owned(),
             hints: hints.to_owned(),
+            serves: None,
             incarnation,
             head: 0,
             beats: 0,
@@ -49,6 +51,28 @@ impl Announcer {
             most_removed,
             forgotten: 0,
         }
+    }
+
+    /// Its cache was opened again: a new life without rows. Routers forget what they know.
+    pub fn reset(&mut self, incarnation: Incarnation) {
+        // Later than the last one, even if the clock was set back.
+        let after = self.incarnation.started_ms.saturating_add(1);
+        self.incarnation = Incarnation { started_ms: incarnation.started_ms.max(after), ..incarnation };
+        (self.head, self.beats, self.forgotten) = (0, 0, 0);
+        self.rows.clear();
+        self.numbers.clear();
+        self.removed.clear();
+    }
+
+    /// Whether nothing was announced yet.
+    #[must_use]
+    pub fn is_fresh(&self) -> bool {
+        self.head == 0
+    }
+
+    /// Where other nodes pull its rows from now on, if they can.
+    pub fn serves_rows(&mut self, address: Option<String>) {
+        self.serves = address;
     }
 
     /// A row was stored or moved; the message to publish.
@@ -86,6 +110,7 @@ impl Announcer {
             node: self.node.clone(),
             address: self.address.clone(),
             hints: self.hints.clone(),
+            rows: self.serves.clone(),
             incarnation: self.incarnation,
             beat: self.beats,
             head: self.head,

@@ -42,6 +42,9 @@ pub struct Beat {
     pub address: String,
     /// Where questions about its rows reach it.
     pub hints: String,
+    /// Where other nodes pull its rows, if it serves them.
+    #[serde(default)]
+    pub rows: Option<String>,
     /// Its life.
     pub incarnation: Incarnation,
     /// Counts its beats. One that is not greater than the last one is a repetition.
@@ -86,6 +89,18 @@ pub struct Question {
     /// The `base` of the answer with which it started over.
     pub base: u64,
     /// Returned in the answer, so that an old answer is not taken for a new one.
+    pub nonce: u64,
+}
+
+/// An operator asks a node to take no more requests. It names the life that it means, so that a recorded one has no effect
+/// on a later life.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Drain {
+    /// The node.
+    pub node: String,
+    /// Its life.
+    pub incarnation: Incarnation,
+    /// Returned in the answer.
     pub nonce: u64,
 }
 

@@ -259,6 +259,10 @@ impl PrefixIndex for CompactIndex {
         self.take_out(node, short(key))
     }
 
+    fn holds(&self, node: Slot, key: &Key) -> bool {
+        self.nodes.get(node.0 as usize).is_some_and(|held| held.rows.contains_key(&short(key)))
+    }
+
     fn remove_node(&mut self, node: Slot) {
         let Some(held) = self.nodes.get_mut(node.0 as usize) else { return };
         let held = std::mem::take(held);

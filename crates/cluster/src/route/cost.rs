@@ -138,14 +138,15 @@ pub fn cost(ask: &Ask, node: Slot, member: &Member, prefixes: &Prefixes<'_>) -> 
     if let Some(held) = prefixes.local {
         consider(with(Source::Local, held.tokens, read(held)));
     }
-    if let Some((peer, held)) = prefixes.peer.filter(|(peer, _)| *peer != node) {
+    let pulls = rates.peer_bytes > 0.0;
+    if let Some((peer, held)) = prefixes.peer.filter(|(peer, _)| pulls && *peer != node) {
         let wait = line.max(prefixes.peer_wait);
         consider(with(Source::Peer(peer), held.tokens, wait + remote(held.tokens, rates.peer_bytes)));
     }
     if prefixes.shared > 0 && rates.shared_bytes > 0.0 {
         consider(with(Source::Shared, prefixes.shared, remote(prefixes.shared, rates.shared_bytes)));
     }
-    for expected in prefixes.expected {
+    for expected in prefixes.expected.iter().filter(|expected| pulls || expected.node == node) {
         // The wait runs while the request is in the queue.
         let wait = (expected.ready_in - queue).max(0.0) + if expected.node == node { 0.0 } else { line };
         let held = Held { tokens: expected.tokens, tier: Tier::Ram };
@@ -162,8 +163,8 @@ pub fn cost(ask: &Ask, node: Slot, member: &Member, prefixes: &Prefixes<'_>) -> 
 
 /// Seconds until a node's line to the others is free.
 pub(super) fn line_wait(member: &Member) -> f64 {
-    let bytes = member.load.line_bytes;
-    if bytes.is_finite() { bytes.max(0.0) / member.rates.checked().peer_bytes } else { 0.0 }
+    let (bytes, speed) = (member.load.line_bytes, member.rates.checked().peer_bytes);
+    if bytes.is_finite() && speed > 0.0 { bytes.max(0.0) / speed } else { 0.0 }
 }
 
 /// Seconds until a sequence is free, if all are taken.

@@ -27,7 +27,7 @@ export async function send(method: string, path: string, body?: unknown, signal?
   const key = savedKey();
   if (key) headers.authorization = `Bearer ${key}`;
   if (body !== undefined) headers["content-type"] = "application/json";
-  if (path === "/v1/chat/completions") headers["x-poncho"] = "1";
+  if (path === "/v1/chat/completions" || path === "/v1/completions") headers["x-poncho"] = "1";
   const init: RequestInit = { method, headers, cache: "no-store" };
   if (body !== undefined) init.body = JSON.stringify(body);
   if (signal) init.signal = signal;
@@ -151,7 +151,30 @@ export interface Row {
   created: number;
   last_used: number | null;
   reason: string;
+  pinned: boolean;
   text: string | null;
+}
+
+/** All tokens of a row; the text is null if no loaded model can read them. */
+export interface RowText {
+  key: string;
+  model: string | null;
+  tokens: number[];
+  text: string | null;
+}
+
+export interface RowCheck {
+  whole: boolean;
+  copies: { tier: string; checked_bytes: number; problem: string | null }[];
+}
+
+/** Rows that left a tier within one hour for one cause. */
+export interface Eviction {
+  hour: number;
+  tier: string;
+  cause: string;
+  rows: number;
+  bytes: number;
 }
 
 export interface Tier {
@@ -187,6 +210,12 @@ export interface Savings {
   days: { day: string; models: Saving[] }[];
 }
 
+export interface Plan {
+  lines: { text: string; flags: string[]; is_set: boolean }[];
+  warning: string | null;
+  memory: { device: string; weights_bytes: number; context_bytes: number; buffer_bytes: number }[];
+}
+
 export interface SystemInfo {
   version: string;
   in_flight: number;
@@ -198,6 +227,7 @@ export interface SystemInfo {
     context: number;
     weights_bytes: number;
     context_bytes: number;
+    plan: Plan | null;
     status: {
       phase: string;
       active: number;
@@ -207,6 +237,9 @@ export interface SystemInfo {
       generated_tokens: number;
     };
   }[];
+  devices: { name: string; description: string; kind: string; total_bytes: number; free_bytes: number }[];
+  unused_devices: { what: string; why: string }[];
+  nodes: { name: string; state: "up" | "starting" | "down"; reason: string | null; models: string[] }[];
   settings: { name: string; value: string; origin: string }[];
   warnings: string[];
   hygiene: string[];

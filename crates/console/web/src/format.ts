@@ -32,6 +32,7 @@ export function span(seconds: number): string {
   return `${(hours / 24).toFixed(1)} days`;
 }
 
+/** As `poncho top` writes them. */
 export function bytes(n: number): string {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   let at = 0;
@@ -40,7 +41,7 @@ export function bytes(n: number): string {
     value /= 1024;
     at += 1;
   }
-  return `${at === 0 || value >= 100 ? Math.round(value) : value.toFixed(1)} ${units[at]}`;
+  return `${at === 0 ? Math.round(value) : value.toFixed(1)} ${units[at]}`;
 }
 
 export function clock(at: number): string {
@@ -65,11 +66,17 @@ export function words(name: string): string {
   return text.charAt(0).toUpperCase() + text.slice(1);
 }
 
+/** ram_file as RAM file. */
+export function tierName(tier: string): string {
+  return tier === "disk" ? "Disk" : tier === "shared" ? "Shared" : tier.replace("ram", "RAM").replace("_", " ");
+}
+
 const SOURCES: Record<string, string> = {
   sequence: "live context",
   ram: "RAM",
   ram_file: "RAM file",
   disk: "disk",
+  peer: "other node",
   shared: "shared store",
 };
 

@@ -152,6 +152,34 @@ export function Drawer(props: { title: string; onClose: () => void; children: Co
   );
 }
 
+/** Stacked columns over time, with a sentence for screen readers. */
+export function Columns(props: {
+  label: string;
+  max: string;
+  ends: string[];
+  columns: { key: string; title: string; parts: [kind: string, percent: number][] }[];
+}): JSX.Element {
+  return (
+    <>
+      <div class="columns" role="img" aria-label={props.label}>
+        <span class="column-max">{props.max}</span>
+        {props.columns.map((column) => (
+          <span key={column.key} class="column" title={column.title}>
+            {column.parts.map(([kind, percent]) => (
+              <i key={kind} class={`part ${kind}`} style={{ height: `${percent}%` }} />
+            ))}
+          </span>
+        ))}
+      </div>
+      <div class="axis" aria-hidden="true">
+        {props.ends.map((end) => (
+          <span key={end}>{end}</span>
+        ))}
+      </div>
+    </>
+  );
+}
+
 /** Announces something to screen readers. */
 export function Announce(props: { text: string }): JSX.Element {
   return (

@@ -4,6 +4,8 @@
 //! calls of a host share; it must never hold the state of a single request.
 
 pub(crate) mod known_ends;
+mod known_prompts;
+mod template_clock;
 mod tokens;
 
 use std::collections::HashMap;
@@ -21,6 +23,8 @@ use crate::config::Exactness;
 use crate::error::EngineError;
 use crate::model::Model;
 
+use known_prompts::KnownPrompts;
+use template_clock::Clock;
 use tokens::KnownTokens;
 
 /// A model's fingerprint, and the template that stands for its own.
@@ -34,6 +38,8 @@ pub(crate) struct Conversations {
     pub(crate) hygiene: Vec<HygieneRule>,
     /// Whether a template knows tools, by the model's fingerprint and the template that stands for its own: probed once.
     knows_tools: Mutex<HashMap<TemplateKey, bool>>,
+    /// Conversations that were rendered before.
+    prompts: KnownPrompts,
     /// The tokens of what was rendered before.
     tokens: KnownTokens,
     /// Where the messages of earlier turns end.
@@ -42,8 +48,14 @@ pub(crate) struct Conversations {
 
 impl Conversations {
     pub(crate) fn new(replay: KeptTurns, hygiene: Vec<HygieneRule>) -> Self {
-        let (tokens, ends) = (KnownTokens::default(), KnownEnds::default());
-        Self { replay, hygiene, knows_tools: Mutex::default(), tokens, ends }
+        Self {
+            replay,
+            hygiene,
+            knows_tools: Mutex::default(),
+            prompts: KnownPrompts::default(),
+            tokens: KnownTokens::default(),
+            ends: KnownEnds::default(),
+        }
     }
 }
 
@@ -108,6 +120,34 @@ impl ChatModel {
     /// Whether a prompt may depend on nothing but its request.
     pub(crate) fn is_exact(&self, asked: bool) -> bool {
         asked || self.config().exactness == Exactness::Always
+    }
+
+    /// Renders the conversation of a turn, or takes what was rendered for the very same request before.
+    pub(crate) fn rendered_once(&self, request: &ChatRequest) -> Result<ChatPrompt, EngineError> {
+        let clock = self.clock();
+        let Some(slot) = clock.slot() else { return self.apply_chat_template(request) };
+        let owner = self.share();
+        let template = self.template_override();
+        let key = known_prompts::key(self.namespace().fingerprint, owner, slot, template, request);
+        if let Some(known) = self.conversations.prompts.find(&key) {
+            return Ok(known);
+        }
+        let prompt = self.apply_chat_template(request)?;
+        if clock.slot() == Some(slot) {
+            self.conversations.prompts.put(owner, key, &prompt);
+        }
+        Ok(prompt)
+    }
+
+    /// What the template reads of the clock.
+    fn clock(&self) -> Clock {
+        match &self.template {
+            Some(template) => Clock::of(template),
+            // Some files have another template for requests with tools.
+            None => {
+                Clock::of(&[None, Some("tool_use")].map(|name| self.template_named(name).unwrap_or_default()).concat())
+            }
+        }
     }
 
     /// Renders messages with the model's template, or with the one that stands for it.

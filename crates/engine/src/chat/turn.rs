@@ -210,7 +210,7 @@ fn reply_form(answer: ChatPrompt, has_tools: bool, generic: bool) -> ReplyForm {
 
 /// Renders; if the template cannot, because of a tool's schema, the error names that tool.
 fn apply_template(model: &ChatModel, turn: &ChatTurn, request: &ChatRequest) -> Result<ChatPrompt, EngineError> {
-    model.apply_chat_template(request).map_err(|error| {
+    model.rendered_once(request).map_err(|error| {
         if request.tools_json.is_empty() {
             return error;
         }

@@ -15,7 +15,7 @@ use poncho_api::{
 
 use super::capabilities::capabilities;
 use super::explain::{Asked, explain};
-use super::reports;
+use super::{follow, reports};
 use crate::chat::model::{ChatModel, Conversations};
 use crate::chat::preparing::{blocking, client_left, preparing};
 use crate::chat::prompt::{embedding_input, most_counted, prompt_tokens};
@@ -68,6 +68,14 @@ impl Hosted {
         Ok(prepared)
     }
 
+    /// A prompt with the model's own settings where the client left them open.
+    fn as_configured(&self, mut prompt: Generate) -> Generate {
+        if matches!(prompt.prompt, Prompt::Chat(_)) {
+            prompt.request.fill_reasoning(self.model.config().reasoning);
+        }
+        prompt
+    }
+
     fn prepare_turn(&self, turn: &ChatTurn, request: &Request) -> Result<Prepared, EngineError> {
         let model = self.for_call(turn.template.clone(), request.tenant);
         if turn.needs_thinking && !capabilities(&model).thinking {
@@ -95,15 +103,17 @@ impl Hosted {
     }
 
     fn rendered(&self, prompt: &Generate) -> Result<Rendered, EngineError> {
+        let namespace = self.model.namespace_for(prompt.request.exact, prompt.request.tenant);
+        let namespace = follow::digest(&namespace);
         match &prompt.prompt {
             Prompt::Chat(turn) => {
                 let model = self.for_call(turn.template.clone(), prompt.request.tenant);
                 let turn::Rendered { prompt, tokens, boundaries } = turn::render(&model, turn, &prompt.request)?;
-                Ok(Rendered { text: prompt.text, tokens, boundaries })
+                Ok(Rendered { text: prompt.text, tokens, boundaries, namespace })
             }
             other => {
                 let tokens = prompt_tokens(&self.model, other, prompt.request.mode, most_counted(&self.model))?;
-                Ok(Rendered { text: String::new(), tokens, boundaries: Vec::new() })
+                Ok(Rendered { text: String::new(), tokens, boundaries: Vec::new(), namespace })
             }
         }
     }
@@ -155,17 +165,18 @@ impl NodeModel for Hosted {
         let count = prompts.iter().map(|prompt| usize::try_from(prompt.replies).unwrap_or(usize::MAX));
         let count = count.fold(0, usize::saturating_add);
         let places = (0..count).map(|_| self.model.reserve()).collect::<Result<Vec<_>, _>>()?;
+        let prompts = prompts.into_iter().map(|prompt| self.as_configured(prompt)).collect();
         let hosted = self.clone();
         preparing("prepared the prompt", move || hosted.start(prompts, places)).await
     }
 
     async fn render(&self, prompt: Generate) -> Result<Rendered, EngineError> {
-        let hosted = self.clone();
+        let (prompt, hosted) = (self.as_configured(prompt), self.clone());
         preparing("rendered a prompt", move || hosted.rendered(&prompt)).await
     }
 
     async fn explain(&self, prompt: Generate, past: Option<PastLookup>) -> Result<Explained, EngineError> {
-        let hosted = self.clone();
+        let (prompt, hosted) = (self.as_configured(prompt), self.clone());
         preparing("explained a prompt", move || {
             let tokens = hosted.rendered(&prompt)?.tokens;
             let mut request = Request { tokens, ..prompt.request.clone() };

@@ -3,12 +3,13 @@
 //! Called by the host. Everything that reads a file blocks, so callers run it off the async threads.
 
 use std::path::Path;
+use std::time::Duration;
 
 use poncho_api::{
-    CacheReport, Counter, ModelFile, ModelFiles, ModelOptions, OwnerId, PressureReport, RowPage, RowReport,
-    SharedTierReport, TierHealth, TierReport,
+    CacheReport, CopyCheck, Counter, EvictionSum, ModelFile, ModelFiles, ModelOptions, OwnerId, PinOutcome,
+    PressureReport, RowPage, RowReport, RowTokens, SharedTierReport, TierHealth, TierReport,
 };
-use poncho_cache::{Cache, Key, RemoteStatus, RowInfo};
+use poncho_cache::{Cache, CheckedCopy, HitTier, Key, Pinned, RemoteRates, RemoteStatus, RowInfo};
 use poncho_gguf::{self as gguf, Keep, Metadata};
 use serde_json::{Number, Value};
 
@@ -28,6 +29,11 @@ pub(super) fn cache(cache: &Cache) -> CacheReport {
         let health = health.map(|health| TierHealth { off: health.off.clone(), slow: health.slow.clone() });
         TierReport { tier, bytes, quota: cache.config().quota(tier), rows, health }
     });
+    let remote = cache.remote().map(|remote| remote.reports()).unwrap_or_default();
+    let remote_tier = |wanted: HitTier| {
+        let found = remote.iter().find(|(tier, ..)| *tier == wanted);
+        found.map(|(_, status, rates)| report_of(status.clone(), *rates))
+    };
     CacheReport {
         counters: counters.collect(),
         tiers: tiers.collect(),
@@ -36,11 +42,13 @@ pub(super) fn cache(cache: &Cache) -> CacheReport {
         write_queue: cache.queue_depth(),
         index_bytes: cache.index_bytes(),
         pressure: pressure(cache),
-        shared: cache.remote().map(|remote| shared_tier(remote.status())),
+        shared: remote_tier(HitTier::Shared),
+        peers: remote_tier(HitTier::Peer),
     }
 }
 
-fn shared_tier(status: RemoteStatus) -> SharedTierReport {
+fn report_of(status: RemoteStatus, rates: Option<RemoteRates>) -> SharedTierReport {
+    let measured = rates.and_then(|rates| rates.bytes_per_second).filter(|rate| *rate >= 1.0);
     SharedTierReport {
         location: status.location,
         on: status.available,
@@ -53,6 +61,8 @@ fn shared_tier(status: RemoteStatus) -> SharedTierReport {
         uploaded_bytes: status.uploaded_bytes,
         dropped_offers: status.dropped_offers,
         queued_offers: status.queued_offers,
+        megabyte: measured.and_then(|rate| Duration::try_from_secs_f64(1e6 / rate).ok()),
+        round_trip: rates.and_then(|rates| rates.round_trip),
     }
 }
 
@@ -95,8 +105,44 @@ fn row(row: &RowInfo, first: Vec<u32>) -> RowReport {
         created: row.meta.created,
         last_used: row.meta.last_used,
         reason: row.meta.reason,
+        pinned: row.pinned,
         first,
     }
+}
+
+/// The outcome of pinning a row.
+pub(super) fn pinned(outcome: Pinned) -> PinOutcome {
+    match outcome {
+        Pinned::Yes => PinOutcome::Pinned,
+        Pinned::NoRow => PinOutcome::NoRow,
+        Pinned::TooLarge { limit, .. } => PinOutcome::TooLarge { limit },
+        Pinned::TooMany { limit } => PinOutcome::TooMany { limit },
+    }
+}
+
+/// The checks of a row's copies.
+pub(super) fn checked(copies: Vec<CheckedCopy>) -> Vec<CopyCheck> {
+    let check = |CheckedCopy { tier, checked_bytes, problem }| CopyCheck { tier, checked_bytes, problem };
+    copies.into_iter().map(check).collect()
+}
+
+/// The tokens of a row, of any owner or of one.
+pub(super) fn tokens(cache: &Cache, owner: Option<OwnerId>, key: &Key) -> Option<RowTokens> {
+    let stored = cache.prompt_of(key)?;
+    let is_own = owner.is_none_or(|owner| stored.owners.contains(&owner));
+    is_own.then_some(RowTokens { fingerprint: stored.namespace.fingerprint, tokens: stored.tokens })
+}
+
+/// Evictions over time.
+pub(super) fn evictions(cache: &Cache) -> Vec<EvictionSum> {
+    let all = cache.evictions().into_iter().map(|sum| EvictionSum {
+        hour: sum.hour,
+        tier: sum.tier,
+        cause: sum.cause,
+        rows: sum.rows,
+        bytes: sum.bytes,
+    });
+    all.collect()
 }
 
 /// What a model file says of itself.

@@ -93,7 +93,7 @@ pub(crate) fn take_over(slots: &mut Slots, tasks: &mut Tasks, shared: &Shared) {
         }
         let imported = fetching.imported();
         let fetched = task.fetched.take();
-        let helps = imported.is_some_and(|tokens| tokens > task.n_past() + 1);
+        let helps = imported.is_some_and(|arrived| arrived.tokens > task.n_past() + 1);
         if helps && task.is_prefilling() && task.end.is_none() && task.waits_for.is_none() {
             tasks.get_mut(id).fetched = fetched;
             restore_fetched(slots, tasks, shared, id);

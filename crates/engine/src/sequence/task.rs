@@ -200,10 +200,10 @@ impl Task {
             self.hit = restored.hit();
         }
         (self.read, self.last_save) = (restored.n_past, restored.n_past);
-        let is_fetched = |fetched: &Fetched| fetched.fetching.imported().is_some() && restored.n_past > fetched.known;
+        let arrived = |fetched: &Fetched| fetched.fetching.imported().filter(|_| restored.n_past > fetched.known);
         let is_stored = restored.tier.is_some_and(|tier| tier != HitTier::Sequence);
-        let is_shared = is_stored && self.fetched.as_ref().is_some_and(is_fetched);
-        self.tier = if is_shared { Some(HitTier::Shared) } else { restored.tier };
+        let arrived = self.fetched.as_ref().filter(|_| is_stored).and_then(arrived);
+        self.tier = arrived.map(|arrived| arrived.tier).or(restored.tier);
     }
 
     pub(crate) fn set_generation_limit(&mut self, limit: usize) {

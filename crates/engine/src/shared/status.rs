@@ -9,6 +9,8 @@ use poncho_api::{DraftObstacle, DraftStatus};
 pub use poncho_api::{LastHit, Phase, StatusReport};
 use poncho_cache::HitKind;
 
+use super::speeds::SpeedBoard;
+
 const OBSTACLES: [DraftObstacle; 4] =
     [DraftObstacle::Setting, DraftObstacle::Memory, DraftObstacle::Device, DraftObstacle::Exact];
 
@@ -29,6 +31,8 @@ pub(crate) struct Status {
     pub(crate) decode_nanos: AtomicU64,
     pub(crate) overhead_nanos: AtomicU64,
     pub(crate) starts: AtomicU64,
+    pub(crate) ended: AtomicU64,
+    pub(crate) speeds: SpeedBoard,
     pub(crate) drafted: AtomicU64,
     pub(crate) accepted: AtomicU64,
     pub(crate) steps: AtomicU64,
@@ -52,6 +56,8 @@ impl Default for Status {
             decode_nanos: AtomicU64::new(0),
             overhead_nanos: AtomicU64::new(0),
             starts: AtomicU64::new(0),
+            ended: AtomicU64::new(0),
+            speeds: SpeedBoard::default(),
             drafted: AtomicU64::new(0),
             accepted: AtomicU64::new(0),
             steps: AtomicU64::new(0),
@@ -113,6 +119,8 @@ impl Status {
             decode_nanos: load(&self.decode_nanos),
             overhead_nanos: load(&self.overhead_nanos),
             starts: load(&self.starts),
+            ended: load(&self.ended),
+            speeds: self.speeds.report(),
             drafts: DraftStatus {
                 drafted: load(&self.drafted),
                 accepted: load(&self.accepted),

@@ -1,4 +1,4 @@
-//! Threads that fetch rows of the shared tier into the cache, so that the worker never waits for a network.
+//! Threads that fetch rows of other machines into the cache, so that the worker never waits for a network.
 //!
 //! The queue starts a fetch before its request takes a sequence. A thread asks the tier for the longest of some prefixes,
 //! fetches its chain, has the cache check and publish it, and wakes the worker; from then on it is a row like any other.
@@ -12,7 +12,8 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Instant;
 
 use poncho_cache::{
-    Cache, Cancellation, ImportRequest, Key, Namespace, OwnerId, Patience, RemoteError, RemoteQuery, RemoteTier,
+    Cache, Cancellation, HitTier, ImportRequest, Key, Namespace, OwnerId, Patience, RemoteError, RemoteQuery,
+    RemoteTier,
 };
 
 use crate::backend::SegmentJoiner;
@@ -57,8 +58,17 @@ pub(crate) struct Fetching(Arc<Shared>);
 
 struct Shared {
     cancelled: Cancellation,
-    /// `None` while it runs, then the tokens of the row that was imported, 0 for none.
-    outcome: Mutex<Option<usize>>,
+    /// `None` while it runs, then the row that was imported, if any.
+    outcome: Mutex<Option<Option<Arrived>>>,
+}
+
+/// A row that was fetched and imported.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Arrived {
+    /// The row is the state after this many tokens.
+    pub(crate) tokens: usize,
+    /// Where it came from.
+    pub(crate) tier: HitTier,
 }
 
 impl Drop for Shared {
@@ -73,12 +83,12 @@ impl Fetching {
         self.outcome().is_some()
     }
 
-    /// Tokens of the row that it brought into the cache.
-    pub(crate) fn imported(&self) -> Option<usize> {
-        self.outcome().filter(|tokens| *tokens > 0)
+    /// The row that it brought into the cache.
+    pub(crate) fn imported(&self) -> Option<Arrived> {
+        self.outcome().flatten()
     }
 
-    fn outcome(&self) -> Option<usize> {
+    fn outcome(&self) -> Option<Option<Arrived>> {
         *self.0.outcome.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -134,36 +144,36 @@ impl Parts {
     /// The life of a thread.
     fn run(&self, request: &FetchRequest, keys: &[Key], patience: &Patience, shared: &Weak<Shared>) {
         let fetched = catch_unwind(AssertUnwindSafe(|| self.fetch(request, keys, patience)));
-        let tokens = match fetched {
-            Ok(Ok(tokens)) => tokens,
+        let arrived = match fetched {
+            Ok(Ok(arrived)) => arrived,
             Ok(Err(error)) => {
-                tracing::debug!(%error, "nothing came from the shared tier");
-                0
+                tracing::debug!(%error, "nothing came from other machines");
+                None
             }
             Err(_) => {
                 tracing::error!("the shared tier panicked; the prompt is computed");
-                0
+                None
             }
         };
         self.threads.fetch_sub(1, Ordering::AcqRel);
         // Nobody waits if the request is gone.
         if let Some(shared) = shared.upgrade() {
-            *shared.outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(tokens);
+            *shared.outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(arrived);
             drop(shared);
             (self.wake)();
         }
     }
 
-    /// The tokens of the row that was imported, 0 for none.
-    fn fetch(&self, request: &FetchRequest, keys: &[Key], patience: &Patience) -> Result<usize, RemoteError> {
+    /// The row that was imported, if any.
+    fn fetch(&self, request: &FetchRequest, keys: &[Key], patience: &Patience) -> Result<Option<Arrived>, RemoteError> {
         let FetchRequest { owner, namespace, .. } = request;
         let (owner, started) = (*owner, Instant::now());
-        let Some(row) = self.remote.find(RemoteQuery { owner, namespace, keys }, patience)? else { return Ok(0) };
-        let Some(rates) = self.remote.rates() else { return Ok(0) };
+        let Some(row) = self.remote.find(RemoteQuery { owner, namespace, keys }, patience)? else { return Ok(None) };
+        let Some(rates) = self.remote.rates_of(&row) else { return Ok(None) };
         let saved = (row.tokens as usize).saturating_sub(request.known);
         if row.bytes > free_memory() / 2 || !request.cost.pays(saved, Some(row.bytes), rates) {
-            tracing::debug!(key = %row.key, bytes = row.bytes, "computing is faster than the shared tier");
-            return Ok(0);
+            tracing::debug!(key = %row.key, bytes = row.bytes, tier = %row.tier, "computing is faster than fetching");
+            return Ok(None);
         }
         let chain = self.remote.fetch(&row, patience)?;
         if patience.cancelled.is_cancelled() {
@@ -181,16 +191,16 @@ impl Parts {
             Ok(imported) => {
                 tracing::debug!(
                     key = %imported.key, tokens = imported.tokens, rows = imported.rows, bytes = chain.bytes(),
-                    ms = started.elapsed().as_millis(), "row fetched from the shared tier"
+                    ms = started.elapsed().as_millis(), tier = %row.tier, "row fetched from another machine"
                 );
-                Ok(imported.tokens as usize)
+                Ok(Some(Arrived { tokens: imported.tokens as usize, tier: row.tier }))
             }
             Err(error) => {
                 tracing::warn!(key = %row.key, %error, "a fetched row was not taken; the prompt is computed");
                 if error.is_damage() {
                     self.remote.distrust(&row);
                 }
-                Ok(0)
+                Ok(None)
             }
         }
     }

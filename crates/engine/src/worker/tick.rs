@@ -7,6 +7,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use poncho_cache::Tier;
+
 use crate::backend::{Batch, BatchRow, DecodeOutcome, SeqId};
 use crate::error::EngineError;
 use crate::schedule::batch::{Budget, Plan, Work, plan_into};
@@ -17,6 +19,7 @@ use crate::sequence::slots::Slots;
 use crate::sequence::task::{End, Task};
 use crate::sequence::tasks::{TaskId, Tasks};
 use crate::shared::Shared;
+use crate::shared::speeds::DecodeSpeed;
 use crate::shared::status::add;
 use crate::state::position::position;
 use crate::state::restore::Wanted;
@@ -46,6 +49,7 @@ pub(crate) struct Ticker {
     /// The requests in `work`.
     members: Vec<TaskId>,
     drafting: Drafting,
+    decode_speed: DecodeSpeed,
     /// The place of the request that chose the last group, when groups take turns.
     turn: usize,
     /// The place of the short request that went last before its turn.
@@ -67,6 +71,7 @@ impl Ticker {
             work: Vec::new(),
             members: Vec::new(),
             drafting: Drafting::default(),
+            decode_speed: DecodeSpeed::default(),
             turn: 0,
             short_turn: 0,
             was_short: false,
@@ -215,7 +220,12 @@ impl Ticker {
             add(&status.prefilled, prefill_rows as u64);
             if self.plan.decodes.is_empty() {
                 slots.restorer().estimates.record_prefill(prefill_rows, took);
+            } else if prefill_rows == 0 {
+                self.decode_speed.record(self.plan.decodes.len(), took);
             }
+            let estimates = &slots.restorer().estimates;
+            let [ram, disk] = [Tier::Ram, Tier::Disk].map(|tier| estimates.restore_rate(tier));
+            status.speeds.set(estimates.prefill_rate(), &self.decode_speed, ram, disk);
         }
         Ok(outcome)
     }

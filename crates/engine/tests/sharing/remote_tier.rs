@@ -6,8 +6,8 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use poncho_cache::{
-    Chain, Key, Offer, OfferReason, OwnerId, Patience, RemoteError, RemoteQuery, RemoteRates, RemoteRow, RemoteStatus,
-    RemoteTier,
+    Chain, HitTier, Key, Offer, OfferReason, OwnerId, Patience, RemoteError, RemoteQuery, RemoteRates, RemoteRow,
+    RemoteStatus, RemoteTier,
 };
 
 /// What the store does wrong.
@@ -106,6 +106,7 @@ impl RemoteTier for MemoryTier {
             key,
             tokens: chain.rows.last().map_or(0, |row| row.end),
             bytes: chain.bytes(),
+            tier: HitTier::Shared,
             manifest: bytes::Bytes::new(),
         }))
     }

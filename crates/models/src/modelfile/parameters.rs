@@ -22,8 +22,9 @@ enum Kind {
     Texts,
 }
 
-/// Every parameter that a Modelfile may set, in Ollama's spelling.
-const KNOWN: [(&str, Kind); 18] = [
+/// Every parameter that a Modelfile may set, in Ollama's spelling; what Ollama does not have is named as the setting of the
+/// server.
+const KNOWN: [(&str, Kind); 22] = [
     ("frequency_penalty", Kind::Float),
     ("main_gpu", Kind::Integer),
     ("min_p", Kind::Float),
@@ -33,8 +34,12 @@ const KNOWN: [(&str, Kind); 18] = [
     ("num_predict", Kind::Integer),
     ("num_thread", Kind::Integer),
     ("presence_penalty", Kind::Float),
+    ("reasoning", Kind::Switch),
+    ("reasoning_budget", Kind::Integer),
     ("repeat_last_n", Kind::Integer),
     ("repeat_penalty", Kind::Float),
+    ("rope_freq_base", Kind::Float),
+    ("rope_freq_scale", Kind::Float),
     ("seed", Kind::Integer),
     ("stop", Kind::Texts),
     ("temperature", Kind::Float),

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use super::aside::Aside;
 use super::launch::Launch;
-use crate::lasting::{AdapterChange, Keeper, Poison, Trial, Verdict};
+use crate::lasting::{AdapterChange, Keeper, Poison, Trial, Up, Verdict};
 use crate::remote::{RemoteModel, RemoteNode};
 
 /// Processes that may be killed from outside while a request is alone in them, before it is to blame: it may need more
@@ -124,11 +124,7 @@ impl Supervised {
 
 #[async_trait]
 impl Keeper for Supervised {
-    async fn up_model(
-        &self,
-        model: &ModelReport,
-        _: Option<&Generate>,
-    ) -> Result<(RemoteNode, Arc<RemoteModel>), EngineError> {
+    async fn up_model(&self, model: &ModelReport, _: Option<(&Generate, &mut Trial)>) -> Result<Up, EngineError> {
         let id = &model.id;
         let rests = || {
             let rest = self.aside.rest(id, Instant::now())?;
@@ -138,7 +134,11 @@ impl Keeper for Supervised {
         let node = self.up().await?;
         let unknown = || rests().unwrap_or_else(|| EngineError::UnknownModel { model: id.clone() });
         let model = node.remote_model(id).ok_or_else(unknown)?;
-        Ok((node, model))
+        Ok(Up { node, model, note: None })
+    }
+
+    fn may_go_elsewhere(&self, _: &mut Trial, _: &EngineError) -> bool {
+        false
     }
 
     fn models_now(&self, model: &ModelReport) -> Vec<Arc<RemoteModel>> {
@@ -166,7 +166,7 @@ impl Keeper for Supervised {
         Trial { alone: self.probation().await, ..Trial::default() }
     }
 
-    async fn judge(&self, trial: &mut Trial, lost: &RemoteNode) -> Result<Verdict, EngineError> {
+    async fn judge(&self, trial: &mut Trial, lost: &RemoteNode, _: bool) -> Result<Verdict, EngineError> {
         trial.losses += 1;
         // From now on alone, so that one that ends the process is known.
         if trial.alone.is_none() {

@@ -2,17 +2,21 @@
 //!
 //! Shared by all parts of `fleet.rs`; only `peer.rs` says which nodes are there. It must never block.
 
+mod routing;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use async_trait::async_trait;
-use poncho_api::{EngineError, Generate, ModelReport, NodeModel};
+use poncho_api::{EngineError, Generate, ModelReport, NodeModel, PeerReport, PeerState};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::FleetSettings;
-use super::choice::{Candidate, choose, conversation};
-use crate::lasting::{AdapterChange, Keeper, LastingModel, Poison, Trial, Verdict};
+pub use self::routing::Routed;
+use super::choice::conversation;
+use super::route::Router;
+use super::settings::FleetSettings;
+use crate::lasting::{AdapterChange, Keeper, LastingModel, Poison, Trial, Up, Verdict};
 use crate::link::NodeAddress;
 use crate::remote::{RemoteModel, RemoteNode};
 use crate::tls::Credentials;
@@ -32,13 +36,23 @@ enum State {
     Unknown,
     Up(RemoteNode),
     Down(String),
+    /// It left the cluster. If it comes back, it gets another number.
+    Left,
+}
+
+/// A node of the fleet by its number, which never changes.
+struct Place {
+    peer: Peer,
+    state: State,
+    /// Whether it is there because a cluster announced it.
+    is_announced: bool,
 }
 
 /// See the module.
 pub(super) struct Kept {
     settings: FleetSettings,
-    peers: Vec<Peer>,
-    states: Mutex<Vec<State>>,
+    places: Mutex<Vec<Place>>,
+    router: Option<Arc<Router>>,
     models: Mutex<BTreeMap<String, Known>>,
     /// Rises when a node comes or goes.
     changes: watch::Sender<u64>,
@@ -63,19 +77,50 @@ fn is_same(one: &ModelReport, two: &ModelReport) -> bool {
 
 impl Kept {
     pub(super) fn new(settings: FleetSettings) -> Self {
-        let peer = |address: &NodeAddress| Peer { address: address.clone(), credentials: settings.credentials.clone() };
-        let peers: Vec<Peer> = settings.nodes.iter().map(peer).collect();
-        let states = peers.iter().map(|_| State::Unknown).collect();
-        let (models, changes) = (Mutex::default(), watch::Sender::new(0));
-        Self { settings, peers, states: Mutex::new(states), models, changes }
+        let place = |address: &NodeAddress| Place {
+            peer: Peer { address: address.clone(), credentials: settings.credentials.clone() },
+            state: State::Unknown,
+            is_announced: false,
+        };
+        let places = Mutex::new(settings.nodes.iter().map(place).collect());
+        let router = settings.cluster.clone().map(|lookout| Arc::new(Router::new(lookout)));
+        Self { settings, places, router, models: Mutex::default(), changes: watch::Sender::new(0) }
     }
 
-    pub(super) fn peers(&self) -> impl Iterator<Item = &Peer> {
-        self.peers.iter()
+    pub(super) fn peers(&self) -> Vec<Peer> {
+        lock(&self.places).iter().map(|place| place.peer.clone()).collect()
     }
 
+    /// A node that is part of the fleet.
     pub(super) fn peer(&self, number: usize) -> Option<Peer> {
-        self.peers.get(number).cloned()
+        let places = lock(&self.places);
+        places.get(number).filter(|place| !matches!(place.state, State::Left)).map(|place| place.peer.clone())
+    }
+
+    /// The nodes that a cluster announces, with whether they take requests. Returns the numbers of those that are new;
+    /// each needs a task. Those that are no longer announced and do not answer leave.
+    pub(super) fn adopt(&self, announced: &[(NodeAddress, bool)]) -> Vec<usize> {
+        let mut new = Vec::new();
+        let mut places = lock(&self.places);
+        for place in places.iter_mut().filter(|place| place.is_announced && matches!(place.state, State::Down(_))) {
+            if !announced.iter().any(|(address, takes)| *takes && *address == place.peer.address) {
+                place.state = State::Left;
+            }
+        }
+        for (address, _) in announced.iter().filter(|(_, takes_requests)| *takes_requests) {
+            let is_it = |place: &Place| place.peer.address == *address && !matches!(place.state, State::Left);
+            if places.iter().any(is_it) {
+                continue;
+            }
+            if self.settings.credentials.is_none() && !address.is_this_machine() {
+                tracing::debug!(node = %address, "a node on another machine needs certificates (--node-cert)");
+                continue;
+            }
+            let peer = Peer { address: address.clone(), credentials: self.settings.credentials.clone() };
+            new.push(places.len());
+            places.push(Place { peer, state: State::Unknown, is_announced: true });
+        }
+        new
     }
 
     pub(super) fn is_up(&self, number: usize, node: RemoteNode) {
@@ -87,8 +132,8 @@ impl Kept {
     }
 
     fn set(&self, number: usize, to: State) {
-        if let Some(state) = lock(&self.states).get_mut(number) {
-            *state = to;
+        if let Some(place) = lock(&self.places).get_mut(number) {
+            place.state = to;
         }
         self.changes.send_modify(|count| *count += 1);
     }
@@ -96,27 +141,44 @@ impl Kept {
     /// Waits until each node was tried once.
     pub(super) async fn settled(&self) {
         let mut changes = self.changes.subscribe();
-        while lock(&self.states).iter().any(|state| matches!(state, State::Unknown)) {
+        while lock(&self.places).iter().any(|place| matches!(place.state, State::Unknown)) {
             // The sender lives as long as `self`.
             let _ = changes.changed().await;
         }
     }
 
     pub(super) fn absent(&self) -> Vec<(NodeAddress, String)> {
-        let states = lock(&self.states);
-        let absent = self.peers.iter().zip(states.iter()).filter_map(|(peer, state)| match state {
-            State::Down(reason) => Some((peer.address.clone(), reason.clone())),
-            State::Unknown | State::Up(_) => None,
+        let places = lock(&self.places);
+        let absent = places.iter().filter_map(|place| match &place.state {
+            State::Down(reason) => Some((place.peer.address.clone(), reason.clone())),
+            State::Unknown | State::Up(_) | State::Left => None,
         });
         absent.collect()
     }
 
+    /// All nodes, whether they are there or not.
+    pub(super) fn reports(&self) -> Vec<PeerReport> {
+        let report = |place: &Place| {
+            let (state, reason, models) = match &place.state {
+                State::Unknown => (PeerState::Starting, None, Vec::new()),
+                State::Up(node) => {
+                    let models = node.remote_models().iter().map(|model| model.report().id.clone()).collect();
+                    (PeerState::Up, None, models)
+                }
+                State::Down(reason) => (PeerState::Down, Some(reason.clone()), Vec::new()),
+                State::Left => return None,
+            };
+            Some(PeerReport { name: place.peer.address.to_string(), state, reason, models })
+        };
+        lock(&self.places).iter().filter_map(report).collect()
+    }
+
     /// The nodes that are there, with their numbers.
     fn numbered(&self) -> Vec<(usize, RemoteNode)> {
-        let states = lock(&self.states);
-        let up = states.iter().enumerate().filter_map(|(number, state)| match state {
+        let places = lock(&self.places);
+        let up = places.iter().enumerate().filter_map(|(number, place)| match &place.state {
             State::Up(node) => Some((number, node.clone())),
-            State::Unknown | State::Down(_) => None,
+            State::Unknown | State::Down(_) | State::Left => None,
         });
         up.collect()
     }
@@ -169,7 +231,7 @@ impl Kept {
     }
 
     /// The nodes that have a model now.
-    fn having(&self, model: &ModelReport) -> Vec<(usize, RemoteNode, Arc<RemoteModel>)> {
+    fn having(&self, model: &ModelReport) -> Vec<Having> {
         let nodes = self.numbered().into_iter();
         let having = nodes.filter_map(|(number, node)| {
             let found = node.remote_model(&model.id).filter(|found| is_same(found.report(), model))?;
@@ -181,10 +243,21 @@ impl Kept {
     /// Whether a node that is gone had the model, and may come back with it.
     fn is_expected(&self, model: &ModelReport) -> bool {
         let had = lock(&self.models).get(&model.id).map(|known| known.nodes.clone()).unwrap_or_default();
-        let states = lock(&self.states);
-        had.iter().any(|number| !matches!(states.get(*number), Some(State::Up(_)) | None))
+        let places = lock(&self.places);
+        let is_gone = |number: &usize| places.get(*number).is_none_or(|place| matches!(place.state, State::Left));
+        had.iter().any(|number| {
+            let is_up = places.get(*number).is_some_and(|place| matches!(place.state, State::Up(_)));
+            !is_up && !is_gone(number)
+        })
+    }
+
+    fn address(&self, number: usize) -> Option<NodeAddress> {
+        lock(&self.places).get(number).map(|place| place.peer.address.clone())
     }
 }
+
+/// A node by its number, with a model that it has.
+type Having = (usize, RemoteNode, Arc<RemoteModel>);
 
 /// A fleet as its models see it. They do not keep it. Each node detects itself which request ended its engine.
 struct Member {
@@ -207,24 +280,34 @@ impl Keeper for Member {
     async fn up_model(
         &self,
         model: &ModelReport,
-        prompt: Option<&Generate>,
-    ) -> Result<(RemoteNode, Arc<RemoteModel>), EngineError> {
+        mut asked: Option<(&Generate, &mut Trial)>,
+    ) -> Result<Up, EngineError> {
         let fleet = self.fleet()?;
         let until = Instant::now() + fleet.settings.call_wait;
         let mut changes = fleet.changes.subscribe();
         loop {
             let having = fleet.having(model);
-            let load = |model: &RemoteModel| {
-                let status = model.status();
-                status.active + status.pending
+            let talk = asked.as_ref().map(|(generate, _)| conversation(generate));
+            let mut chosen = None;
+            if let (Some((generate, trial)), Some(talk)) = (&mut asked, talk.filter(|_| having.len() > 1)) {
+                chosen = fleet.route(model, &having, talk, (generate, &mut trial.journey)).await?;
+            }
+            let (number, note) = match chosen {
+                Some((number, note)) => (Some(number), Some(note)),
+                None => {
+                    fleet.check_full(model, asked.as_ref().map(|(_, trial)| &trial.journey))?;
+                    (fleet.choose(&having, talk), None)
+                }
             };
-            let candidates: Vec<Candidate> =
-                having.iter().map(|(number, _, model)| Candidate { number: *number, load: load(model) }).collect();
-            // With one node there is nothing to choose.
-            let talk = prompt.filter(|_| candidates.len() > 1).map(conversation);
-            let chosen = choose(&candidates, talk);
-            if let Some((_, node, model)) = having.into_iter().find(|(number, ..)| Some(*number) == chosen) {
-                return Ok((node, model));
+            if let Some((number, node, model)) = having.into_iter().find(|(found, ..)| Some(*found) == number) {
+                if let (Some(router), Some(talk)) = (&fleet.router, talk) {
+                    router.note(talk, number);
+                    let address = fleet.address(number).filter(|_| note.is_none());
+                    if let (Some((_, trial)), Some(address)) = (&mut asked, address) {
+                        router.sent(&mut trial.journey, &address);
+                    }
+                }
+                return Ok(Up { node, model, note });
             }
             if !fleet.is_expected(model) {
                 return Err(EngineError::UnknownModel { model: model.id.clone() });
@@ -236,6 +319,12 @@ impl Keeper for Member {
         }
     }
 
+    fn may_go_elsewhere(&self, trial: &mut Trial, error: &EngineError) -> bool {
+        let is_routed = self.fleet().is_ok_and(|fleet| fleet.router.is_some());
+        let is_full = matches!(error, EngineError::Overloaded { .. } | EngineError::ShuttingDown { .. });
+        is_routed && is_full && trial.journey.refused()
+    }
+
     fn models_now(&self, model: &ModelReport) -> Vec<Arc<RemoteModel>> {
         let having = self.fleet().map(|fleet| fleet.having(model)).unwrap_or_default();
         having.into_iter().map(|(_, _, model)| model).collect()
@@ -245,9 +334,9 @@ impl Keeper for Member {
         // Its task connects again.
         node.give_up();
         let Ok(fleet) = self.fleet() else { return };
-        for state in lock(&fleet.states).iter_mut() {
-            if matches!(state, State::Up(current) if current.is(node)) {
-                *state = State::Down("a call was lost".to_owned());
+        for place in lock(&fleet.places).iter_mut() {
+            if matches!(&place.state, State::Up(current) if current.is(node)) {
+                place.state = State::Down("a call was lost".to_owned());
             }
         }
     }
@@ -256,8 +345,12 @@ impl Keeper for Member {
         Trial::default()
     }
 
-    async fn judge(&self, trial: &mut Trial, _: &RemoteNode) -> Result<Verdict, EngineError> {
+    async fn judge(&self, trial: &mut Trial, _: &RemoteNode, is_begun: bool) -> Result<Verdict, EngineError> {
         trial.losses += 1;
+        if !trial.journey.lost(is_begun) {
+            let reason = "two nodes were lost while they computed this request, which may be the reason";
+            return Err(EngineError::NodeLost { reason: reason.to_owned() });
+        }
         if trial.losses > MOST_LOSSES {
             let reason = format!("{MOST_LOSSES} nodes were lost one after the other");
             return Err(EngineError::NodeLost { reason });

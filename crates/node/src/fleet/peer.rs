@@ -36,6 +36,7 @@ pub(super) async fn keep(fleet: Weak<Kept>, number: usize, first: Result<RemoteN
     loop {
         let peer = {
             let Some(fleet) = fleet.upgrade() else { return };
+            // One that left the cluster is not connected again.
             let Some(peer) = fleet.peer(number) else { return };
             match &connected {
                 Ok(node) => {

@@ -9,12 +9,12 @@ use std::sync::{Arc, PoisonError, RwLock};
 use async_trait::async_trait;
 use poncho_api::{
     AdapterId, AdapterInfo, Capabilities, DraftStatus, EngineError, Explained, Footprint, Generate, Input, ModelFiles,
-    ModelReport, NodeModel, PastLookup, Phase, Rendered, ReplyStream, RequestReport, SessionInfo, SpecialText,
+    ModelReport, NodeModel, PastLookup, Phase, Rendered, ReplyStream, RequestReport, SessionInfo, SpecialText, Speeds,
     StatusReport, TokenizeMode, Verified,
 };
 
 use super::surviving::{Given, one_by_one, surviving};
-use super::{AdapterChange, Keeper, Trial, Verdict};
+use super::{AdapterChange, Keeper, Trial, Up, Verdict};
 use crate::remote::{Mark, NO_CAPABILITIES, RemoteModel, RemoteNode};
 
 /// See the module.
@@ -47,13 +47,15 @@ impl LastingModel {
             decode_nanos: 0,
             overhead_nanos: 0,
             starts: 0,
+            ended: 0,
+            speeds: Speeds::default(),
             drafts: DraftStatus::default(),
         };
         Self { keeper, report: Arc::new(report), last: RwLock::new(nothing) }
     }
 
     async fn up(&self) -> Result<Arc<RemoteModel>, EngineError> {
-        Ok(self.keeper.up_model(&self.report, None).await?.1)
+        Ok(self.keeper.up_model(&self.report, None).await?.model)
     }
 
     /// The model wherever it is at this moment.
@@ -68,7 +70,7 @@ impl LastingModel {
     {
         let mut is_second = false;
         loop {
-            let (node, model) = self.keeper.up_model(&self.report, None).await?;
+            let Up { node, model, .. } = self.keeper.up_model(&self.report, None).await?;
             let mut mark = node.mark(&self.report.id);
             match call(model).await {
                 Err(error @ EngineError::NodeLost { .. }) => {
@@ -87,16 +89,18 @@ impl LastingModel {
     async fn start(&self, prompts: &[Generate]) -> Result<Started, EngineError> {
         let mut trial = self.keeper.admit(&self.report).await;
         loop {
-            let (node, model) = self.keeper.up_model(&self.report, prompts.first()).await?;
-            let mut mark = node.mark(&self.report.id);
+            let asked = prompts.first().map(|prompt| (prompt, &mut trial));
+            let Up { node, model, note } = self.keeper.up_model(&self.report, asked).await?;
+            let mut mark = node.mark(&self.report.id).with(note);
             match model.generate(prompts.to_vec()).await {
                 Err(EngineError::NodeLost { .. }) => {
                     mark.lost();
                     self.keeper.is_lost(&node);
                 }
+                Err(error) if self.keeper.may_go_elsewhere(&mut trial, &error) => continue,
                 started => return Ok(Started { node, replies: started?, mark, trial }),
             }
-            if self.keeper.judge(&mut trial, &node).await? == Verdict::Blamed {
+            if self.keeper.judge(&mut trial, &node, false).await? == Verdict::Blamed {
                 prompts.iter().for_each(|prompt| self.keeper.poison().add(prompt));
                 return Err(EngineError::Poison);
             }
@@ -119,6 +123,9 @@ fn together(statuses: impl Iterator<Item = StatusReport>) -> Option<StatusReport
         decode_nanos: one.decode_nanos + two.decode_nanos,
         overhead_nanos: one.overhead_nanos + two.overhead_nanos,
         starts: one.starts + two.starts,
+        ended: one.ended + two.ended,
+        // Machines differ; each node announces its own.
+        speeds: one.speeds,
         drafts: DraftStatus {
             drafted: one.drafts.drafted + two.drafts.drafted,
             accepted: one.drafts.accepted + two.drafts.accepted,

@@ -11,7 +11,8 @@ use futures_util::{StreamExt as _, stream};
 use poncho_api::{EngineError, Generate, Mode, ModelReport, NodeModel as _, ReplyEvent, ReplyStream};
 
 use super::heard::Heard;
-use super::{Keeper, Trial, Verdict};
+use super::{Keeper, Trial, Up, Verdict};
+use crate::journey::Journey;
 use crate::remote::{Mark, RemoteNode};
 
 /// A full queue after a restart empties soon.
@@ -96,15 +97,16 @@ impl Surviving {
         if self.generate.request.mode == Mode::Continue {
             return Err(error);
         }
+        let mut is_begun = true;
         loop {
             self.keeper.is_lost(&self.given.node);
-            if self.keeper.judge(&mut self.trial, &self.given.node).await? == Verdict::Blamed {
+            if self.keeper.judge(&mut self.trial, &self.given.node, is_begun).await? == Verdict::Blamed {
                 self.keeper.poison().add(&self.generate);
                 tracing::warn!(model = self.model.id, "a request ended the engine twice and is refused");
                 return Err(EngineError::Poison);
             }
             match self.ask_again().await {
-                Err(EngineError::NodeLost { .. }) => {}
+                Err(EngineError::NodeLost { .. }) => is_begun = false,
                 asked => return asked,
             }
         }
@@ -114,11 +116,24 @@ impl Surviving {
         let mut generate = self.generate.clone();
         generate.request.resume = self.heard.resume();
         for _ in 0..QUEUE_TRIES {
-            let (node, model) = self.keeper.up_model(&self.model, Some(&generate)).await?;
+            let asked = Some((&generate, &mut self.trial));
+            let Up { node, model, note } = match self.keeper.up_model(&self.model, asked).await {
+                // Its place was taken from it: it waits for another one.
+                Err(EngineError::NodesFull { .. }) => {
+                    self.trial.journey = Journey::default();
+                    tokio::time::sleep(QUEUE_PAUSE).await;
+                    continue;
+                }
+                up => up?,
+            };
             self.given.node = node.clone();
-            let mut mark = node.mark(&self.model.id);
+            let mut mark = node.mark(&self.model.id).with(note);
             match model.generate(vec![generate.clone()]).await {
-                Err(EngineError::Overloaded { .. }) => tokio::time::sleep(QUEUE_PAUSE).await,
+                Err(error @ EngineError::Overloaded { .. }) => {
+                    if !self.keeper.may_go_elsewhere(&mut self.trial, &error) {
+                        tokio::time::sleep(QUEUE_PAUSE).await;
+                    }
+                }
                 Ok(replies) => {
                     let events = replies.into_iter().next();
                     let events = events.ok_or_else(|| EngineError::internal("resumed a reply"))?;

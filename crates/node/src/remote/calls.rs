@@ -2,8 +2,12 @@
 //!
 //! Kept for each connection. A call that made progress is less suspect than one that did not. It must never block.
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
+
+/// Something that is kept as long as a call is under way.
+pub(crate) type Note = Arc<dyn Any + Send + Sync>;
 
 /// Calls that are under way, by model.
 #[derive(Default)]
@@ -38,6 +42,8 @@ pub(crate) struct Mark {
     model: Arc<str>,
     has_progress: bool,
     is_lost: bool,
+    /// Dropped with it.
+    note: Option<Note>,
 }
 
 impl Mark {
@@ -46,12 +52,18 @@ impl Mark {
             open.calls += 1;
             open.without_progress += 1;
         });
-        Self { calls, model: model.into(), has_progress: false, is_lost: false }
+        Self { calls, model: model.into(), has_progress: false, is_lost: false, note: None }
+    }
+
+    /// Keeps something until it is dropped.
+    pub(crate) fn with(mut self, note: Option<Note>) -> Self {
+        self.note = note;
+        self
     }
 
     /// Another call of the same model on the same node.
     pub(crate) fn another(&self) -> Self {
-        Self::new(Arc::clone(&self.calls), &self.model)
+        Self::new(Arc::clone(&self.calls), &self.model).with(self.note.clone())
     }
 
     /// It produced something.

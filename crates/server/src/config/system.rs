@@ -1,9 +1,11 @@
-//! What `/api/system` lists of the program that runs a server: its settings and its last warnings.
+//! What `/api/system` lists of the program that runs a server: its settings, the devices of the machine, the plans of its
+//! models, and its last warnings.
 //!
 //! Filled by the command line. Secrets never come here; lines are bounded in number and length.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, PoisonError};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::Serialize;
 
@@ -22,6 +24,77 @@ pub struct ShownSetting {
     /// The layer that set it: a flag, a variable, a line of a file, or `default`.
     pub origin: String,
 }
+
+/// A device that can compute.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ShownDevice {
+    /// Its name, such as `CUDA0`.
+    pub name: String,
+    /// Its product name.
+    pub description: String,
+    /// What it is: `cpu`, `gpu` or `accelerator`.
+    pub kind: &'static str,
+    /// All bytes of its memory.
+    pub total_bytes: u64,
+    /// Bytes that were free before models were loaded.
+    pub free_bytes: u64,
+}
+
+/// A backend or a worker that was found and is not used.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct UnusedDevice {
+    /// Its file or its address.
+    pub what: String,
+    /// Why it is not used, and what to do.
+    pub why: String,
+}
+
+/// The machine as it was when the server started.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct ShownMachine {
+    /// What models can be computed on.
+    pub devices: Vec<ShownDevice>,
+    /// What was found and is not used.
+    pub unused: Vec<UnusedDevice>,
+}
+
+/// One choice of a plan.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct PlanLine {
+    /// The choice and its reason.
+    pub text: String,
+    /// The flags that change it.
+    pub flags: Vec<&'static str>,
+    /// Whether the user made it. The planner made the others.
+    pub is_set: bool,
+}
+
+/// The memory of a model on one device.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct PlannedMemory {
+    /// The device, or `host` for the memory of the machine.
+    pub device: String,
+    /// Bytes of weights.
+    pub weights_bytes: u64,
+    /// Bytes of the KV cache.
+    pub context_bytes: u64,
+    /// Bytes of buffers.
+    pub buffer_bytes: u64,
+}
+
+/// How a model fits on the machine.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct ShownPlan {
+    /// The choices.
+    pub lines: Vec<PlanLine>,
+    /// What is wrong with the plan, if anything is.
+    pub warning: Option<String>,
+    /// The memory that it needs, the host first.
+    pub memory: Vec<PlannedMemory>,
+}
+
+/// The plan of a model by its file and its name; `None` if there is none.
+pub type Plans = Arc<dyn Fn(&Path, &str) -> Option<ShownPlan> + Send + Sync>;
 
 /// The last lines of a log.
 #[derive(Debug, Default)]

@@ -7,6 +7,7 @@ pub(crate) mod endpoints;
 pub(crate) mod explain;
 pub(crate) mod models;
 pub(crate) mod requests;
+pub(crate) mod rows;
 pub(crate) mod sessions;
 pub(crate) mod speculation;
 pub(crate) mod system;

@@ -11,6 +11,7 @@
 
 mod compose;
 pub(crate) mod create;
+mod custom;
 pub(crate) mod ignored;
 mod input;
 mod messages;

@@ -75,8 +75,11 @@ impl<T: DeserializeOwned> FromRequest<SharedApp> for Checked<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, app: &SharedApp) -> Result<Self, ApiError> {
+        let in_query = unknown_fields::of_query(request.uri().query());
         let JsonBytes(bytes) = JsonBytes::from_request(request, app).await?;
-        parse_checked(&bytes).map(|(body, unknown)| Self { body, unknown })
+        let (body, mut unknown) = parse_checked(&bytes)?;
+        unknown.extend(in_query);
+        Ok(Self { body, unknown })
     }
 }
 

@@ -15,13 +15,17 @@ use poncho_models::{
 };
 
 use crate::library::{
-    LibraryError, LibraryFacts, LibraryModel, ModelDefaults, ModelLibrary, PullStep, Recipe, UploadLimits,
+    LibraryError, LibraryFacts, LibraryModel, LoadingParameters, ModelDefaults, ModelLibrary, PullStep, Recipe,
+    UploadLimits,
 };
 use crate::models::defaults::{ServedDefaults, is_program};
 use crate::models::tags::other_form;
 
 /// How a model of the registry is loaded, by its name and its file.
 pub type ModelSettings = Box<dyn Fn(&str, &Path) -> ModelConfig + Send + Sync>;
+
+/// The same, for settings that are chosen beside those of the Modelfile.
+pub type PlannedSettings = Box<dyn Fn(&str, &Path, LoadingParameters) -> ModelConfig + Send + Sync>;
 
 /// Checks a Jinja template as the engine would use it; the text says what is wrong.
 pub type TemplateCheck = fn(&str) -> Result<(), String>;
@@ -48,7 +52,7 @@ pub fn check_modelfile(modelfile: &Modelfile, jinja: Option<TemplateCheck>) -> R
 /// See the module.
 pub struct RegistryLibrary {
     registry: Registry,
-    settings: ModelSettings,
+    settings: PlannedSettings,
     /// Models that lie somewhere else, under the names that they were given.
     files: Vec<LibraryModel>,
     pull_options: PullOptions,
@@ -61,6 +65,12 @@ impl RegistryLibrary {
     /// The models of a registry, all loaded with the same settings.
     #[must_use]
     pub fn new(registry: Registry, settings: ModelSettings) -> Self {
+        Self::planned(registry, Box::new(move |name, path, _| settings(name, path)))
+    }
+
+    /// The models of a registry, each with settings that are chosen for it.
+    #[must_use]
+    pub fn planned(registry: Registry, settings: PlannedSettings) -> Self {
         let (files, pull_options) = (Vec::new(), PullOptions::from_env());
         Self { registry, settings, files, pull_options, client_templates: false, template_check: None }
     }
@@ -103,7 +113,9 @@ impl RegistryLibrary {
     fn model(&self, installed: Installed) -> LibraryModel {
         let stamp = self.registry.stamp(&installed);
         let manifest = installed.manifest;
-        let mut config = (self.settings)(&installed.name.short(), &installed.model);
+        let parameters = manifest.parameters.to_json();
+        let loading = LoadingParameters::of(&parameters);
+        let mut config = (self.settings)(&installed.name.short(), &installed.model, loading);
         // The file's name is its hash, which was compared when it came. It is read again only if it is not as it was then.
         if let Some(sha256) = hash_bytes(&manifest.model.sha256) {
             config.fingerprint = FingerprintSource::Hashed { sha256, stamp };
@@ -116,7 +128,7 @@ impl RegistryLibrary {
                 system: manifest.system.clone(),
                 template: manifest.template.clone(),
                 messages: manifest.messages.iter().map(message).collect(),
-                parameters: manifest.parameters.to_json(),
+                parameters,
             },
             facts: LibraryFacts {
                 size: manifest.bytes(),

@@ -58,6 +58,19 @@ pub(crate) enum Item {
         output: CallOutput,
         status: Status,
     },
+    CustomToolCall {
+        id: String,
+        call_id: String,
+        name: String,
+        input: String,
+        status: Status,
+    },
+    CustomToolCallOutput {
+        id: String,
+        call_id: String,
+        output: CallOutput,
+        status: Status,
+    },
     Reasoning {
         id: String,
         summary: Vec<ThinkingPart>,
@@ -130,6 +143,8 @@ impl Item {
             Self::Message { id, .. }
             | Self::FunctionCall { id, .. }
             | Self::FunctionCallOutput { id, .. }
+            | Self::CustomToolCall { id, .. }
+            | Self::CustomToolCallOutput { id, .. }
             | Self::Reasoning { id, .. } => id,
         }
     }

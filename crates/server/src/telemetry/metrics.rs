@@ -4,6 +4,7 @@
 //! Cache and model numbers are read when the page is asked for and never copied. It must never grow with what clients
 //! send: labels are models, hit kinds, outcomes, routes and statuses. docs/metrics.md lists every name; a test compares.
 
+mod aliases;
 pub(crate) mod histogram;
 mod page;
 
@@ -139,6 +140,7 @@ impl Metrics {
         page.one("poncho_trace_spans_dropped_total", Kind::Counter, help, dropped);
         cache_part(&mut page, around.cache);
         model_part(&mut page, around.models);
+        aliases::write(&mut page, around.models);
         page.into_text()
     }
 
@@ -208,6 +210,9 @@ fn cache_part(page: &mut Page, cache: &CacheReport) {
     if let Some(shared) = &cache.shared {
         shared_part(page, shared);
     }
+    if let Some(peers) = &cache.peers {
+        peer_part(page, peers);
+    }
     page.one("poncho_cache_write_queue", Kind::Gauge, "Saves that wait for a writer.", cache.write_queue as u64);
     page.one("poncho_cache_pinned_rows", Kind::Gauge, "Rows that are being read.", cache.pinned_rows as u64);
     page.one("poncho_cache_index_bytes", Kind::Gauge, "Memory of the index.", cache.index_bytes as u64);
@@ -227,6 +232,22 @@ fn shared_part(page: &mut Page, shared: &SharedTierReport) {
         ("dropped_rows", "Rows that were not uploaded to the shared tier.", shared.dropped_offers),
     ] {
         page.one(&format!("poncho_shared_{name}_total"), Kind::Counter, help, value);
+    }
+}
+
+fn peer_part(page: &mut Page, peers: &SharedTierReport) {
+    let on = "1 while other nodes of the cluster are known, 0 while there are none.";
+    page.one("poncho_peer_on", Kind::Gauge, on, u64::from(peers.on));
+    for (name, help, value) in [
+        ("found", "Lookups in other nodes that found a row.", peers.found),
+        ("missed", "Lookups in other nodes that found none.", peers.missed),
+        ("failures", "Pulls from other nodes that failed or came too late.", peers.failures),
+        ("pulled_bytes", "Bytes pulled from other nodes.", peers.fetched_bytes),
+        ("served_rows", "Rows that other nodes pulled from this one.", peers.uploaded_rows),
+        ("served_bytes", "Bytes that other nodes pulled from this one.", peers.uploaded_bytes),
+        ("refused", "Requests for rows without the cluster key.", peers.dropped_offers),
+    ] {
+        page.one(&format!("poncho_peer_{name}_total"), Kind::Counter, help, value);
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use poncho_engine::Reasoning;
 use poncho_engine::backend::MemoryKind;
 use poncho_engine::backend::stub::DecodeFault;
 use serde_json::{Value, json};
@@ -101,6 +102,38 @@ async fn thinking_is_told_apart() {
         let message = &server.chat(&with(asking("Why?"), &off)).await["choices"][0]["message"];
         assert_eq!((message.get("reasoning_content"), &message["content"]), (None, &json!("At once.")));
     }
+}
+
+/// The operator's choice stands for requests that say nothing, and only for those.
+#[tokio::test]
+async fn the_operator_turns_thinking_off_and_a_request_turns_it_on() {
+    let server = Server::start(Setup {
+        replies: vec![
+            (rendered("Why?"), "<think>let me see</think>Because.<|im_end|>".to_owned()),
+            (rendered("Why?") + "<think>\n\n</think>\n\n", "At once.<|im_end|>".to_owned()),
+        ],
+        reasoning: Reasoning { is_off: true, budget: None },
+        ..Setup::default()
+    })
+    .await;
+    let message = &server.chat(&asking("Why?")).await["choices"][0]["message"];
+    assert_eq!((message.get("reasoning_content"), &message["content"]), (None, &json!("At once.")));
+    let on = json!({"chat_template_kwargs": {"enable_thinking": true}});
+    let message = &server.chat(&with(asking("Why?"), &on)).await["choices"][0]["message"];
+    assert_eq!((&message["reasoning_content"], &message["content"]), (&json!("let me see"), &json!("Because.")));
+}
+
+/// The budget of the server closes the block of a request without one.
+#[tokio::test]
+async fn the_operators_thinking_budget_ends_a_long_thought() {
+    let server = Server::start(Setup {
+        replies: vec![(rendered("Why?"), "<think>a very long thought indeed</think>Because.<|im_end|>".to_owned())],
+        reasoning: Reasoning { is_off: false, budget: Some(6) },
+        ..Setup::default()
+    })
+    .await;
+    let message = &server.chat(&asking("Why?")).await["choices"][0]["message"];
+    assert_eq!(message["reasoning_content"], json!("a very"), "{message}");
 }
 
 #[tokio::test]

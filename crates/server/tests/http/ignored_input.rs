@@ -14,15 +14,22 @@ use serde_json::{Value, json};
 
 use crate::support::{Answer, Server, Setup, small_config};
 
-const STREAMING: [&str; 6] =
-    ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/api/chat", "/api/generate"];
+const STREAMING: [&str; 7] = [
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/api/chat",
+    "/api/generate",
+    "/infill",
+];
 
 /// A row of the document.
 #[derive(Debug)]
 struct Row {
     method: Method,
     path: String,
-    /// JSON that is added to a request, or a header.
+    /// JSON that is added to a request, a header, or the query of the address.
     input: String,
     /// The code of a warning, or `refused`.
     answer: String,
@@ -52,9 +59,16 @@ fn rows() -> Vec<Row> {
 fn good(path: &str) -> Value {
     let messages = json!([{"role": "user", "content": "Hi"}]);
     match path {
-        "/v1/chat/completions" | "/apply-template" => json!({"model": "stub", "messages": messages, "max_tokens": 4}),
+        "/v1/chat/completions"
+        | "/v1/chat/completions/input_tokens"
+        | "/api/chat/input_tokens"
+        | "/api/cache/explain"
+        | "/apply-template" => json!({"model": "stub", "messages": messages, "max_tokens": 4}),
         "/v1/completions" => json!({"model": "stub", "prompt": "Hi", "max_tokens": 4}),
         "/v1/responses" => json!({"model": "stub", "input": "Hi", "max_output_tokens": 4}),
+        "/v1/responses/input_tokens" => json!({"model": "stub", "input": "Hi"}),
+        "/infill" => json!({"input_prefix": "a", "input_suffix": "b", "n_predict": 4}),
+        "/rerank" | "/v1/rerank" => json!({"model": "stub", "query": "a", "documents": ["b"]}),
         "/v1/messages" | "/v1/messages/count_tokens" => {
             json!({"model": "stub", "messages": messages, "max_tokens": 4})
         }
@@ -70,10 +84,12 @@ fn good(path: &str) -> Value {
         "/tokenize" => json!({"content": "Hi"}),
         "/detokenize" => json!({"tokens": [1]}),
         "/api/cache/evict" => json!({"bytes": 0}),
-        "/api/cache/gc" => json!({}),
+        "/api/cache/gc" | "/api/cache/clear" => json!({}),
         "/api/verify" => json!({"prompt": "a", "draft": "b"}),
         "/api/draft" => json!({"prompt": "a", "count": 1}),
         "/api/adapters" => json!({"digest": format!("sha256:{}", "0".repeat(64))}),
+        "/api/adapters/{id}" => json!({"scale": 1}),
+        "/api/cache/rows/{id}/verify" => json!({}),
         other => panic!("{other} has no good request here; add one"),
     }
 }
@@ -104,8 +120,10 @@ impl Row {
             return None;
         }
         let mut headers = vec![("content-type", "application/json")];
-        headers.extend(self.input.split_once(": ").filter(|_| !is_json));
-        Some(server.send(self.method.clone(), &self.path, &headers, body.to_string().into()).await)
+        let is_query = self.input.starts_with('?');
+        headers.extend(self.input.split_once(": ").filter(|_| !is_json && !is_query));
+        let path = format!("{}{}", self.path.replace("{id}", "1"), if is_query { &self.input } else { "" });
+        Some(server.send(self.method.clone(), &path, &headers, body.to_string().into()).await)
     }
 
     fn check(&self, answer: &Answer) {
@@ -194,6 +212,30 @@ async fn every_row_of_the_document_is_answered_as_it_says() {
         }
     }
     assert!(checked > rows.len(), "rows of replies are checked twice");
+}
+
+/// The list is complete: an endpoint that takes a body answers to a field that it does not know, and the document says how.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_endpoint_with_a_body_has_a_table() {
+    let (rows, server) = (rows(), server(None, false).await);
+    let document = server.get("/openapi.json").await.json();
+    let mut missing = Vec::new();
+    for (path, operations) in document["paths"].as_object().unwrap() {
+        for (method, operation) in operations.as_object().unwrap() {
+            // Files are sent as they are.
+            let is_json = operation["requestBody"]["content"]["application/json"].is_object();
+            let is_row = |row: &&Row| row.path == *path && row.method.as_str().eq_ignore_ascii_case(method);
+            let own: Vec<&Row> = rows.iter().filter(is_row).collect();
+            let answers = |row: &&Row| row.answer == "unknown_field" || row.answer == "refused";
+            if is_json && !own.iter().any(answers) {
+                missing.push(format!("{} {path}", method.to_uppercase()));
+            }
+        }
+    }
+    assert!(missing.is_empty(), "docs/ignored-input.md has no misspelt field for {missing:?}");
+    for path in ["/v1/chat/completions", "/v1/rerank", "/infill", "/api/cache/explain", "/v1/messages"] {
+        assert!(document["paths"][path]["post"].is_object(), "{path}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

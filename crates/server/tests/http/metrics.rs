@@ -51,6 +51,8 @@ fn parse(page: &str) -> BTreeMap<String, Family> {
 }
 
 fn is_name(name: &str) -> bool {
+    // The names of another server have its own before a colon.
+    let name = name.strip_prefix("vllm:").unwrap_or(name);
     let mut bytes = name.bytes();
     bytes.next().is_some_and(|byte| byte.is_ascii_lowercase())
         && bytes.all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_')
@@ -199,6 +201,31 @@ async fn a_reply_whose_client_left_and_one_that_failed_are_told_apart() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn routers_that_follow_vllm_read_queue_and_usage_under_its_names() {
+    let server = Server::plain().await;
+    let read = |families: &BTreeMap<String, Family>| {
+        let names = ["num_requests_waiting", "num_requests_running", "kv_cache_usage_perc"];
+        names.map(|name| value(families, &format!("vllm:{name}"), &[("model_name", "stub")]))
+    };
+    assert_eq!(read(&parse(&server.get("/metrics").await.text)), [0.0, 0.0, 0.0]);
+    let body = with(asking("Hello"), &json!({"max_tokens": 3000, "ignore_eos": true, "stream": true}));
+    server.faults.on_decode(20, DecodeFault::Block);
+    let json = [("content-type", "application/json")];
+    let response = server.open(hyper::Method::POST, "/v1/chat/completions", &json, body.to_string().into()).await;
+    wait_until_held(&server).await;
+    let deadline = tokio::time::Instant::now() + crate::support::PATIENCE;
+    loop {
+        let [waiting, running, usage] = read(&parse(&server.get("/metrics").await.text));
+        if waiting == 0.0 && running == 1.0 && usage > 0.0 && usage < 1.0 {
+            break;
+        }
+        assert!(tokio::time::Instant::now() < deadline, "{waiting} {running} {usage}");
+    }
+    drop(response);
+    server.faults.release();
+}
+
 #[tokio::test]
 async fn the_document_lists_exactly_what_is_there() {
     let (_server, families) = used().await;
@@ -212,8 +239,11 @@ async fn the_document_lists_exactly_what_is_there() {
     let there: BTreeSet<String> = families.iter().map(row).collect();
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/metrics.md");
     let document = std::fs::read_to_string(path).unwrap();
-    let written: BTreeSet<String> =
-        document.lines().filter(|line| line.starts_with("| `poncho_")).map(str::to_owned).collect();
+    let written: BTreeSet<String> = document
+        .lines()
+        .filter(|line| ["| `poncho_", "| `vllm:"].iter().any(|start| line.starts_with(start)))
+        .map(str::to_owned)
+        .collect();
     let missing: Vec<&str> = there.difference(&written).map(String::as_str).collect();
     let wrong: Vec<&str> = written.difference(&there).map(String::as_str).collect();
     assert!(

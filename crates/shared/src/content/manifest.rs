@@ -8,7 +8,7 @@
 //! Written by uploads, read by fetches and collection. Every byte may be hostile: lengths and counts are bounded before
 //! they are used, and [`Manifest::open`] believes nothing that the MAC does not cover.
 
-use poncho_cache::{Key, Namespace, to_hex};
+use poncho_cache::{Key, Namespace, QuantType, to_hex};
 use serde::{Deserialize, Serialize};
 
 use super::names::digest_of;
@@ -98,7 +98,7 @@ struct Body {
 struct PlainDigest(#[serde(with = "hex")] [u8; 32]);
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct NamespaceText {
+pub(crate) struct NamespaceText {
     #[serde(with = "hex")]
     fingerprint: [u8; 32],
     quant: u8,
@@ -110,6 +110,13 @@ impl From<&Namespace> for NamespaceText {
     fn from(namespace: &Namespace) -> Self {
         let Namespace { fingerprint, quant, context_hash } = *namespace;
         Self { fingerprint, quant: quant.byte(), context_hash }
+    }
+}
+
+impl From<&NamespaceText> for Namespace {
+    fn from(text: &NamespaceText) -> Self {
+        let NamespaceText { fingerprint, quant, context_hash } = *text;
+        Self { fingerprint, quant: QuantType::from_byte(quant), context_hash }
     }
 }
 

@@ -11,7 +11,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use futures_util::stream::FuturesUnordered;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use object_store::path::Path;
-use poncho_cache::{Chain, Key, Namespace, OwnerId, RemoteRow};
+use poncho_cache::{Chain, HitTier, Key, Namespace, OwnerId, RemoteRow};
 
 use super::vitals::Vitals;
 use crate::content::manifest::{self, Damage, Manifest, SegmentPlan};
@@ -103,13 +103,19 @@ impl Reader {
             Ok(manifest) => {
                 let ticket = ticket(object.meta.last_modified.timestamp_millis(), &object.bytes);
                 let (tokens, bytes) = (manifest.tokens(), manifest.bytes());
-                Candidate::Present(RemoteRow { owner, namespace, key, tokens, bytes, manifest: ticket })
+                let tier = HitTier::Shared;
+                Candidate::Present(RemoteRow { owner, namespace, key, tokens, bytes, tier, manifest: ticket })
             }
             Err(damage) => {
                 self.vitals.damaged(&path, damage);
                 Candidate::Absent
             }
         }
+    }
+
+    /// What a found row carries, made from a manifest that is never refreshed.
+    pub(crate) fn ticket_of(manifest: &[u8]) -> Bytes {
+        ticket(0, manifest)
     }
 
     /// The chain of a row that was found. `progress` counts the bytes that came.

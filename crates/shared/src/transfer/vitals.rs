@@ -119,6 +119,11 @@ impl Vitals {
         state.reads.reason().or(state.writes.reason()).map(str::to_owned).or_else(|| state.last_error.clone())
     }
 
+    /// The last row that was damaged, without the state of the store.
+    pub(crate) fn last_damage(&self) -> Option<String> {
+        self.state().last_error.clone()
+    }
+
     pub(crate) fn meter(&self) -> Meter {
         self.used.store(true, Ordering::Relaxed);
         self.state().meter

@@ -119,7 +119,9 @@ fn first_above(name: &str, dependency: &str, by_name: &BTreeMap<&str, &Manifest<
         if let Some(manifest) = by_name.get(next.as_str())
             && seen.insert(next)
         {
-            open.extend(manifest.dependencies.iter().map(|dependency| dependency.name.clone()));
+            // What only its own tests use does not come along.
+            let linked = manifest.dependencies.iter().filter(|dependency| !dependency.is_for_tests);
+            open.extend(linked.map(|dependency| dependency.name.clone()));
         }
     }
     None

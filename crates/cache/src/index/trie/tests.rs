@@ -317,6 +317,21 @@ fn a_chain_of_100_000_nodes_is_walked_without_recursion() {
     assert_eq!((trie.len(), trie.lookup(&tokens).boundaries), (1, vec![(1000, 999)]));
 }
 
+/// Models that cannot be cut save a row of all tokens for each turn; the index keeps each token once.
+#[test]
+fn rows_of_one_conversation_share_their_tokens() {
+    let (turns, turn) = (200, 100);
+    let tokens: Vec<u32> = (0..turns * turn).map(|place| u32::try_from(scatter(place) % 50_000).unwrap()).collect();
+    let mut trie = TokenTrie::new();
+    for row in 1..=turns {
+        trie.insert(&tokens[..row * turn], row).unwrap();
+    }
+    let once = size_of_val(&tokens[..]);
+    let bytes = trie.memory_bytes();
+    assert!(bytes < 2 * once, "{bytes} bytes for {once} bytes of tokens");
+    assert_eq!(trie.lookup(&tokens).common, tokens.len());
+}
+
 #[test]
 fn a_short_rest_does_not_keep_a_long_buffer() {
     let mut trie = TokenTrie::new();

@@ -34,6 +34,16 @@ impl SystemSource {
         Ok(groups.fold(room(machine), u64::min))
     }
 
+    /// Bytes that processes here may use in all: the machine's memory, or the limit of the tightest control group.
+    ///
+    /// # Errors
+    /// If the machine's memory cannot be read.
+    pub fn total(&self) -> Result<u64, PressureError> {
+        let machine = self.machine()?;
+        let groups = self.groups(machine.total, &[]).into_iter().map(|sample| sample.total);
+        Ok(groups.fold(machine.total, u64::min))
+    }
+
     fn machine(&self) -> Result<PressureSample, PressureError> {
         let path = self.root.join("proc/meminfo");
         let text = fs::read_to_string(&path).map_err(|source| PressureError::Read { path: path.clone(), source })?;
@@ -211,6 +221,9 @@ mod tests {
         assert_eq!(available(&[]), 400 * 1024);
         assert_eq!(available(&[("outer", "1000", 700), ("outer/inner", "500", 490)]), 10, "the tightest group");
         assert_eq!(available(&[("outer/inner", "900000", 100)]), 400 * 1024, "the machine has less");
+        let total = |groups: &[(&str, &str, u64)]| SystemSource::under(root(groups).path()).total().unwrap();
+        assert_eq!(total(&[]), 1000 * 1024);
+        assert_eq!(total(&[("outer", "1000", 700), ("outer/inner", "max", 700)]), 1000, "the limit around the group");
         let missing = SystemSource::under(Path::new("/nonexistent")).sample();
         assert!(matches!(missing, Err(PressureError::Read { path, .. }) if path.ends_with("proc/meminfo")));
     }

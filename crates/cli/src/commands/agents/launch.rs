@@ -93,7 +93,7 @@ mod tests {
         assert_eq!(find("claude").unwrap().title, "Claude Code");
         assert_eq!(find("cn").unwrap().name, "continue");
         assert!(find("cladue").unwrap_err().to_string().contains("did you mean `claude`"));
-        assert!(find("xyzzyx").unwrap_err().to_string().contains("known are claude, codex"));
+        assert!(find("xyzzyx").unwrap_err().to_string().contains("choose one of claude, codex"));
     }
 
     #[test]

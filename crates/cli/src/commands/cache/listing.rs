@@ -56,7 +56,12 @@ impl Listing {
 
     /// The rows as an index that answers like an open cache.
     pub(crate) fn index(&self) -> FolderIndex {
-        FolderIndex::new(self.report.rows.iter().map(|row| (self.tier_of(row), row)))
+        let index = FolderIndex::new(self.report.rows.iter().map(|row| (self.tier_of(row), row)));
+        // As when they are opened: pins are in the most durable folder.
+        match self.folders.iter().max_by_key(|folder| folder.tier) {
+            Some(folder) => index.with_pins_of(&folder.path),
+            None => index,
+        }
     }
 
     /// A row by its key; the fastest tier if several hold it.

@@ -7,6 +7,7 @@ mod cert;
 
 use std::io::Write;
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Subcommand;
@@ -17,10 +18,15 @@ use tokio::net::TcpSocket;
 use self::cert::CertArgs;
 use super::start::Start;
 use super::{end, install, manager, runtime};
+use crate::cluster::pulls::Pulls;
+use crate::cluster::{Cluster, kv_events};
 use crate::serving::engine_process;
 use crate::serving::{limits, port};
 use crate::settings::Resolved;
 use crate::settings::args::ServeArgs;
+
+/// The time in which routers learn that this node ends.
+const ANNOUNCED_WITHIN: Duration = Duration::from_millis(250);
 
 /// Connections that may wait to be taken.
 const BACKLOG: u32 = 1024;
@@ -52,7 +58,9 @@ pub(crate) fn run(args: &NodeCommand, resolved: Option<&Resolved>, out: &mut imp
     let settings = &args.settings;
     limits::raise_open_files();
     if let Some(socket) = engine_process::socket() {
-        engine_process::compute(settings, &runtime()?, &socket)?;
+        let runtime = runtime()?;
+        let pulls = Pulls::open(settings, &args.listen, &runtime)?;
+        engine_process::compute(settings, &runtime, &socket, pulls.as_ref())?;
         return Ok(Outcome::Good);
     }
     if let Some(node) = settings.nodes.node.first() {
@@ -63,8 +71,11 @@ pub(crate) fn run(args: &NodeCommand, resolved: Option<&Resolved>, out: &mut imp
     if credentials.is_none() && !address.ip().is_loopback() {
         bail!(HostError::NeedsTls { address });
     }
+    kv_events::check(&settings.events)?;
     let start = Start::find(settings, resolved)?;
     let runtime = runtime()?;
+    // A wrong key is named before a model is loaded.
+    let cluster = Cluster::open(&settings.cluster, &runtime)?;
     // The port first: if it is taken, no time is lost for loading a model. Nobody is let in before the models are there.
     let socket = {
         let _inside = runtime.enter();
@@ -77,16 +88,27 @@ pub(crate) fn run(args: &NodeCommand, resolved: Option<&Resolved>, out: &mut imp
         socket
     };
     let mut start = start.look(settings, out)?;
-    let engine = start.engine(settings, &runtime)?;
+    // A child opens its own.
+    let pulls = if settings.in_process { Pulls::open(settings, &args.listen, &runtime)? } else { None };
+    let engine = start.engine(settings, &runtime, pulls.as_ref())?;
     start.load(settings, &engine, &runtime, out)?;
+    kv_events::publish(&settings.events, &runtime, engine.node())?;
     let signals = install(&runtime)?;
     let listener = {
         let _inside = runtime.enter();
         socket.listen(BACKLOG).with_context(|| format!("cannot listen on {address}"))?
     };
+    let served = listener.local_addr()?;
+    let member = match &cluster {
+        Some(cluster) => Some(cluster.join(&runtime, &settings.cluster, &args.listen, served, engine.node())?),
+        None => None,
+    };
     let names = start.models.named.iter().map(|name| printable_line(name).to_string()).collect::<Vec<_>>().join(", ");
     let tls = if credentials.is_some() { "with certificates" } else { "for this machine only" };
-    writeln!(out, "computing {names} on {} {tls}", listener.local_addr()?)?;
+    writeln!(out, "computing {names} on {served} {tls}")?;
+    if let Some((place, member)) = &member {
+        writeln!(out, "  in the cluster as {} at {}, questions at {}", place.name, place.address, member.hints())?;
+    }
     out.write_all(start.report().as_bytes())?;
     writeln!(
         out,
@@ -97,6 +119,11 @@ pub(crate) fn run(args: &NodeCommand, resolved: Option<&Resolved>, out: &mut imp
     let stop = async {
         signals.first().await;
         manager::is_stopping();
+        if let Some((_, member)) = &member {
+            // Routers stop sending requests before this node refuses them.
+            member.drain();
+            tokio::time::sleep(ANNOUNCED_WITHIN).await;
+        }
     };
     let grace = settings.limits.shutdown_grace;
     runtime.block_on(async {

@@ -10,10 +10,11 @@ use anyhow::bail;
 use poncho_cache::CacheConfig;
 use poncho_engine::fit::Step;
 use poncho_engine::{EngineError, ModelConfig, Sizing, sizing};
-use poncho_server::MemoryBudget;
+use poncho_server::{MemoryBudget, ServerConfig};
 use poncho_terminal::{Progress, printable_line, show_bytes};
 use tokio::runtime::Runtime;
 
+use crate::cluster::pulls::Pulls;
 use crate::commands::serve::report::Report;
 use crate::fit::{Earlier, Fitted, Fitting, lines};
 use crate::serving::devices::Looked;
@@ -82,8 +83,8 @@ impl Start {
         let planned = plan(&mut models, &fitting)?;
         let quotas = fitting.quotas();
         fitting.reserve(quotas.ram);
-        for (name, fitted) in models.named.iter().zip(&planned) {
-            show(out, &lines::of_model(fitted, &fitting.given(name)))?;
+        for fitted in &planned {
+            show(out, &lines::of_model(fitted))?;
         }
         show(out, &lines::of_tiers(quotas, (args.cache_ram, args.cache_size)))?;
         let cache = cache_config(args, quotas, &folder)?;
@@ -102,11 +103,16 @@ impl Start {
 
 impl Ready {
     /// Starts the engine, in a child process or in this one.
-    pub(super) fn engine(&self, args: &ServeArgs, runtime: &Runtime) -> anyhow::Result<EngineProcess> {
+    pub(super) fn engine(
+        &self,
+        args: &ServeArgs,
+        runtime: &Runtime,
+        pulls: Option<&Pulls>,
+    ) -> anyhow::Result<EngineProcess> {
         let engine = if args.in_process {
             devices::load(self.looked.sources.clone())?;
             let cache = with_shared_tier(self.cache.clone(), &args.shared_tier)?;
-            EngineProcess::own(cache, chat_settings(args, Some(replay_file(&self.folder))))?
+            EngineProcess::own(runtime, cache, chat_settings(args, Some(replay_file(&self.folder))), pulls)?
         } else {
             let chosen = self.quotas.flags(args);
             EngineProcess::child(runtime, &self.folder, &self.looked.sources, args.nodes.crash_limit, &chosen)?
@@ -129,7 +135,6 @@ impl Ready {
             let mut tries_left = SMALLER_TRIES;
             loop {
                 let model = self.models.get(name)?;
-                let path = model.config.model.path.clone();
                 let progress = Progress::on_stderr();
                 let loaded = engine.load(runtime, model.load(), show_fingerprint(&progress));
                 progress.clear();
@@ -140,10 +145,11 @@ impl Ready {
                 tries_left -= 1;
                 // Other programs took memory after it was measured.
                 let looked = devices::look(&args.devices);
-                let smaller = self.fitting.plan_smaller(&path, name, args.memory.unwrap_or_default(), &looked);
+                let (path, loading) = self.models.file(name)?;
+                let smaller = self.fitting.plan_smaller(&path, name, loading, memory::limit(args.memory), &looked);
                 let Some(fitted) = smaller else { return Err(error) };
                 writeln!(out, "{} does not fit after all; trying less", printable_line(name))?;
-                show(out, &lines::of_model(&fitted, &self.fitting.given(name)))?;
+                show(out, &lines::of_model(&fitted))?;
                 self.models.configure_again(name)?;
                 self.sized = sized(&self.models)?;
             }
@@ -152,6 +158,12 @@ impl Ready {
             }
         }
         Ok(())
+    }
+
+    /// Devices and plans, for the console.
+    pub(super) fn show_in(&self, config: &mut ServerConfig) {
+        config.machine = self.looked.shown();
+        config.plans = Some(self.fitting.shown());
     }
 
     /// Context, memory, device and cache, for people.
@@ -177,8 +189,8 @@ fn warn_of_little_space(folder: &Path) {
 fn plan(models: &mut ServedModels, fitting: &Fitting) -> anyhow::Result<Vec<Fitted>> {
     let mut planned = Vec::new();
     for name in models.named.clone() {
-        let path = models.get(&name)?.config.model.path;
-        planned.push(fitting.plan(&path, &name, Earlier::Kept));
+        let (path, loading) = models.file(&name)?;
+        planned.push(fitting.plan(&path, &name, loading, Earlier::Kept));
         models.configure_again(&name)?;
     }
     Ok(planned)

@@ -57,10 +57,12 @@ fn programs_can_be_read_and_every_address_is_the_servers() {
             programs += 1;
         }
         for url in block.body.split(['"', '\'', ' ', '=', '\n']).filter(|word| word.starts_with("http://")) {
-            // The guide to chat shows what is said about a server that is not there, and one page has an object store.
+            // The guide to chat shows what is said about a server that is not there, one page has an object store, and
+            // the guide to agents has the port of `poncho mcp`.
             let expected = url.starts_with(&format!("http://{ADDRESS_IN_DOCUMENTS}"))
                 || url == "http://127.0.0.1:1"
-                || (url == "http://127.0.0.1:8333" && block.document == "docs/shared-cache.md");
+                || (url == "http://127.0.0.1:8333" && block.document == "docs/shared-cache.md")
+                || (url == "http://127.0.0.1:8090/mcp" && block.document == "docs/agents.md");
             assert!(expected, "{}: {url}", block.place());
         }
     }

@@ -1,9 +1,13 @@
-// Chat: a small one, to see what each turn reuses. Its history stays in this browser.
+// Chat: a small one, to see what each turn reuses. It can begin with a stored prefix. Its history stays in this browser.
 import type { JSX } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { events, get, type RequestRow, send } from "../api";
+import { events, get, post, type RequestRow, type Row, send } from "../api";
+import { ago, count } from "../format";
 import { usePolled } from "../live";
 import { Notice, TokenBar, tokenWords } from "../parts";
+import { type Start, startFrom } from "./chat/prefix";
+import { allRows } from "./store";
+import { beginnings } from "./store/table";
 
 interface Facts {
   hit: string;
@@ -19,12 +23,16 @@ interface Message {
 }
 
 interface Chunk {
-  choices?: { delta?: { content?: string; reasoning_content?: string } }[];
+  choices?: { text?: string; delta?: { content?: string; reasoning_content?: string } }[];
   usage?: { completion_tokens: number };
   poncho?: Facts;
 }
 
 const HISTORY = "poncho-chat";
+/** Prefixes to choose from. */
+const OFFERED = 50;
+/** Tokens of a reply that goes on from tokens: nothing marks its end. */
+const MOST_TOKENS = 512;
 
 function read(): { model: string; system: string; messages: Message[] } {
   try {
@@ -45,11 +53,41 @@ export function ChatView(): JSX.Element {
   const [error, setError] = useState("");
   const stop = useRef<AbortController | null>(null);
   const [busy, setBusy] = useState(false);
+  const [start, setStart] = useState<Start | null>(null);
+  const begin = async (key: string) => {
+    setError("");
+    try {
+      const from = await startFrom(key);
+      const own = from.messages ?? [];
+      // A question without a reply is the next one to send.
+      const last = own.at(-1)?.role === "user" ? own.at(-1) : undefined;
+      setStart(from);
+      setModel(from.model);
+      setSystem(own.find((one) => one.role === "system")?.content ?? "");
+      setText(last?.content ?? "");
+      setMessages(own.filter((one) => one.role !== "system" && one !== last) as Message[]);
+    } catch (failed) {
+      setError((failed as Error).message);
+    }
+  };
+  const clear = () => {
+    setStart(null);
+    setMessages([]);
+    setError("");
+  };
+  useEffect(() => {
+    const [view, key] = location.hash.slice(1).split("/");
+    if (view !== "chat" || !key) return;
+    history.replaceState(null, "", "#chat");
+    void begin(key);
+  }, []);
   const end = useRef<HTMLDivElement>(null);
   const models = usePolled((signal) => get<{ data: { id: string }[] }>("/v1/models", signal), 0);
   const names = (models.value?.data ?? []).map((one) => one.id);
   const chosen = names.includes(model) ? model : (names[0] ?? "");
   useEffect(() => {
+    // One that goes on from tokens is nothing without them.
+    if (start && !start.messages) return;
     try {
       localStorage.setItem(HISTORY, JSON.stringify({ model: chosen, system, messages }));
     } catch {
@@ -69,19 +107,16 @@ export function ChatView(): JSX.Element {
     setBusy(true);
     stop.current = new AbortController();
     try {
-      const sent = [
-        ...(system.trim() ? [{ role: "system", content: system.trim() }] : []),
-        ...before.map(({ role, content }) => ({ role, content })),
-      ];
-      const body = { model: chosen, messages: sent, stream: true, stream_options: { include_usage: true } };
-      const answer = await send("POST", "/v1/chat/completions", body, stop.current.signal);
+      const [path, body] = await requestOf(start, chosen, system, before);
+      const streamed = { ...body, model: chosen, stream: true, stream_options: { include_usage: true } };
+      const answer = await send("POST", path, streamed, stop.current.signal);
       let generated = 0;
       for await (const data of events(answer)) {
         if (data === "[DONE]") break;
         const chunk = JSON.parse(data) as Chunk & { error?: { message: string } };
         if (chunk.error) throw new Error(chunk.error.message);
         const delta = chunk.choices?.[0]?.delta;
-        if (delta?.content) reply.content += delta.content;
+        reply.content += delta?.content ?? chunk.choices?.[0]?.text ?? "";
         if (delta?.reasoning_content) reply.thinking = (reply.thinking ?? "") + delta.reasoning_content;
         generated = chunk.usage?.completion_tokens ?? generated;
         if (chunk.poncho?.hit) reply.facts = { ...chunk.poncho, generated };
@@ -109,7 +144,8 @@ export function ChatView(): JSX.Element {
               ))}
             </select>
           </label>
-          <button type="button" disabled={messages.length === 0 || busy} onClick={() => setMessages([])}>
+          <Prefixes busy={busy} onBegin={begin} />
+          <button type="button" disabled={(messages.length === 0 && !start) || busy} onClick={clear}>
             New chat
           </button>
         </div>
@@ -124,7 +160,8 @@ export function ChatView(): JSX.Element {
         />
       </details>
       <div class="messages" role="log" aria-label="Conversation">
-        {messages.length === 0 ? (
+        {start ? <StartCard start={start} /> : null}
+        {messages.length === 0 && !start ? (
           <Notice kind="empty" title="Say something">
             Each reply shows how much of its prompt came from the cache. The conversation stays in this browser.
           </Notice>
@@ -168,6 +205,78 @@ export function ChatView(): JSX.Element {
         )}
       </form>
     </div>
+  );
+}
+
+/** Where the conversation goes, and what is sent: messages, or all tokens so far. */
+async function requestOf(
+  start: Start | null,
+  model: string,
+  system: string,
+  messages: Message[],
+): Promise<[path: string, body: object]> {
+  if (start && !start.messages) {
+    const content = messages.map((message) => message.content).join("");
+    const { tokens } = await post<{ tokens: number[] }>("/tokenize", { model, content });
+    return ["/v1/completions", { prompt: [...start.tokens, ...tokens], max_tokens: MOST_TOKENS }];
+  }
+  // A stored system prompt must stay as it is, to the last space.
+  const own = start ? system : system.trim();
+  const sent = [
+    ...(own ? [{ role: "system", content: own }] : []),
+    ...messages.map(({ role, content }) => ({ role, content })),
+  ];
+  return ["/v1/chat/completions", { messages: sent }];
+}
+
+/** A choice of stored prefixes, the last used first. */
+function Prefixes(props: { busy: boolean; onBegin: (key: string) => void }): JSX.Element | null {
+  const rows = usePolled(allRows, 30_000);
+  const all = rows.value ?? [];
+  const texts = beginnings(all);
+  const used = (row: Row) => row.last_used ?? row.created;
+  const offered = all.filter((row) => texts.get(row.key)).sort((one, two) => used(two) - used(one));
+  if (offered.length === 0) return null;
+  return (
+    <label>
+      <span class="unseen">Start from a stored prefix</span>
+      <select
+        class="prefixes"
+        value=""
+        disabled={props.busy}
+        onChange={(event) => {
+          const key = event.currentTarget.value;
+          event.currentTarget.value = "";
+          if (key) props.onBegin(key);
+        }}
+      >
+        <option value="">Start from a stored prefix</option>
+        {offered.slice(0, OFFERED).map((row) => (
+          <option key={row.key} value={row.key}>
+            {`${count(row.tokens)} tokens, ${ago(used(row))}: ${texts.get(row.key)?.slice(0, 60)}`}
+          </option>
+        ))}
+      </select>
+    </label>
+  );
+}
+
+/** What the conversation began with. */
+function StartCard(props: { start: Start }): JSX.Element {
+  const { start } = props;
+  return (
+    <section class="card start" aria-label="Stored prefix">
+      <strong>Begins with a stored prefix of {count(start.tokens.length)} tokens</strong>
+      <p class="dim">
+        {start.messages
+          ? "Its messages are below and in the system prompt."
+          : "Its text is not one of plain messages, so the model goes on with the text itself."}
+      </p>
+      <details>
+        <summary>Text</summary>
+        <pre class="excerpt-alone">{start.text}</pre>
+      </details>
+    </section>
   );
 }
 

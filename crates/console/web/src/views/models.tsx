@@ -1,7 +1,7 @@
-// Models: what is loaded and what is installed; load, unload, pull.
+// Models: what is loaded and what is installed, how it fits; load, unload, pull.
 import type { JSX } from "preact";
 import { useState } from "preact/hooks";
-import { get, lines, post, type Running, type SystemInfo, send, type Tags } from "../api";
+import { get, lines, type Plan, post, type Running, type SystemInfo, send, type Tags } from "../api";
 import { bytes, count, short } from "../format";
 import { usePolled } from "../live";
 import { Announce, Badge, Meter, Notice } from "../parts";
@@ -150,6 +150,7 @@ export function ModelsView(): JSX.Element {
                     {count(fact.status.prefilled_tokens)} prompt tokens computed, {count(fact.status.generated_tokens)}{" "}
                     generated
                   </p>
+                  {fact.plan ? <FitPlan plan={fact.plan} /> : null}
                 </>
               ) : null}
               <div class="card-actions">
@@ -162,5 +163,51 @@ export function ModelsView(): JSX.Element {
         })}
       </ul>
     </>
+  );
+}
+
+/** How a model fits on this machine: each choice with the flags that change it, and the memory by device. */
+function FitPlan(props: { plan: Plan }): JSX.Element {
+  const { lines, warning, memory } = props.plan;
+  const total = (one: Plan["memory"][number]) => one.weights_bytes + one.context_bytes + one.buffer_bytes;
+  const most = Math.max(1, ...memory.map(total));
+  return (
+    <section class="plan" aria-label="Fit plan">
+      <h3>Fit plan</h3>
+      <ul>
+        {lines.map((line) => (
+          <li key={line.text}>
+            {line.text}
+            {line.flags.map((flag) => (
+              <span key={flag} class="mono dim">
+                {" "}
+                {flag}
+              </span>
+            ))}
+          </li>
+        ))}
+      </ul>
+      {warning ? <p class="wrong">{warning}</p> : null}
+      {memory.some((one) => total(one) > 0) ? (
+        <ul class="devices" aria-label="Memory by device">
+          {memory.map((one) => (
+            <li key={one.device}>
+              <div class="spread">
+                <span>{one.device}</span>
+                <span class="dim">{bytes(total(one))}</span>
+              </div>
+              <div class="memory" aria-hidden="true">
+                <i class="part weights" style={{ width: `${(100 * one.weights_bytes) / most}%` }} />
+                <i class="part cells" style={{ width: `${(100 * one.context_bytes) / most}%` }} />
+                <i class="part generated" style={{ width: `${(100 * one.buffer_bytes) / most}%` }} />
+              </div>
+              <p class="dim">
+                {bytes(one.weights_bytes)} weights, {bytes(one.context_bytes)} KV, {bytes(one.buffer_bytes)} buffers
+              </p>
+            </li>
+          ))}
+        </ul>
+      ) : null}
+    </section>
   );
 }

@@ -32,7 +32,9 @@ function grouped(rows: RequestRow[]): Group[] {
     const id = `${row.key ?? ""}/${row.model}/${row.conversation}`;
     let group = groups.get(id);
     if (!group) {
-      const title = row.title ?? (row.key === null ? "Conversation" : `Conversation of key ${row.key}`);
+      // A prompt may be a list of tokens.
+      const own = row.title && /^\[\d+, ?\d/.test(row.title) ? "A prompt of tokens" : row.title;
+      const title = own ?? (row.key === null ? "Conversation" : `Conversation of key ${row.key}`);
       group = { id, title: title || "Empty prompt", model: row.model, rows: [], last: 0 };
       groups.set(id, group);
     }

@@ -3,7 +3,7 @@ import type { JSX } from "preact";
 import { get, type Saving, type Savings } from "../api";
 import { count, percent, short, span } from "../format";
 import { usePolled } from "../live";
-import { Notice, Tile } from "../parts";
+import { Columns, Notice, Tile } from "../parts";
 
 const DAYS = 30;
 
@@ -139,31 +139,22 @@ function Chart(props: { days: Savings["days"] }): JSX.Element {
           </li>
         </ul>
       </figcaption>
-      <div
-        class="columns"
-        role="img"
-        aria-label={days
+      <Columns
+        label={days
           .filter((day) => day.sums)
           .map(({ date, sums }) => `${date}: ${short(sums!.cached_tokens)} cached, ${short(sums!.new_tokens)} computed`)
           .join("; ")}
-      >
-        <span class="column-max">{short(most)}</span>
-        {days.map(({ date, sums }) => (
-          <span
-            key={date}
-            class="column"
-            title={sums ? `${date}: ${count(sums.cached_tokens)} cached, ${count(sums.new_tokens)} computed` : date}
-          >
-            <i class="part computed" style={{ height: `${(100 * (sums?.new_tokens ?? 0)) / most}%` }} />
-            <i class="part restored source-ram" style={{ height: `${(100 * (sums?.cached_tokens ?? 0)) / most}%` }} />
-          </span>
-        ))}
-      </div>
-      <div class="axis" aria-hidden="true">
-        <span>{days[0]?.date.slice(5)}</span>
-        <span>{days[Math.floor(DAYS / 2)]?.date.slice(5)}</span>
-        <span>today</span>
-      </div>
+        max={short(most)}
+        ends={[days[0]?.date.slice(5) ?? "", days[Math.floor(DAYS / 2)]?.date.slice(5) ?? "", "today"]}
+        columns={days.map(({ date, sums }) => ({
+          key: date,
+          title: sums ? `${date}: ${count(sums.cached_tokens)} cached, ${count(sums.new_tokens)} computed` : date,
+          parts: [
+            ["computed", (100 * (sums?.new_tokens ?? 0)) / most],
+            ["restored source-ram", (100 * (sums?.cached_tokens ?? 0)) / most],
+          ],
+        }))}
+      />
     </figure>
   );
 }

@@ -1,8 +1,8 @@
-// System: tiers, settings with their sources, counters, the last warnings.
+// System: devices, nodes, tiers, settings with their sources, counters, the last warnings.
 import type { JSX } from "preact";
 import { useState } from "preact/hooks";
 import { type CacheInfo, get, type SystemInfo } from "../api";
-import { bytes, count, words } from "../format";
+import { bytes, count, tierName, words } from "../format";
 import { usePolled } from "../live";
 import { Badge, Meter, Notice } from "../parts";
 
@@ -25,13 +25,15 @@ export function SystemView(): JSX.Element {
           {system.error.message}
         </Notice>
       ) : null}
+      {info && info.devices.length + info.unused_devices.length > 0 ? <Devices info={info} /> : null}
+      {info && info.nodes.length > 0 ? <Nodes info={info} /> : null}
       <section aria-labelledby="tiers">
         <h2 id="tiers">Tiers</h2>
         <ul class="cards">
           {(cache.value?.tiers ?? []).map((tier) => (
             <li key={tier.tier} class="card">
               <div class="spread">
-                <h3>{words(tier.tier).replace("Ram", "RAM")}</h3>
+                <h3>{tierName(tier.tier)}</h3>
                 <Badge kind={tier.on ? (tier.slow_because ? "failed" : "exact") : "none"}>
                   {tier.on ? (tier.slow_because ? "slow" : "on") : "off"}
                 </Badge>
@@ -108,5 +110,66 @@ export function SystemView(): JSX.Element {
         {info ? <p class="dim">Hygiene rules that are on: {info.hygiene.map(words).join(", ") || "none"}.</p> : null}
       </section>
     </>
+  );
+}
+
+/** What models can be computed on, and what was found and is not used. */
+function Devices(props: { info: SystemInfo }): JSX.Element {
+  const { devices, unused_devices: unused } = props.info;
+  return (
+    <section aria-labelledby="devices">
+      <h2 id="devices">Devices</h2>
+      <ul class="cards">
+        {devices.map((device) => (
+          <li key={device.name} class="card">
+            <div class="spread">
+              <h3>{device.name}</h3>
+              <Badge kind="none">{device.kind === "accelerator" ? device.kind : device.kind.toUpperCase()}</Badge>
+            </div>
+            <p class="dim">{device.description}</p>
+            <Meter
+              label={`Memory of ${device.name} that was in use before models were loaded`}
+              part={device.total_bytes - device.free_bytes}
+              whole={device.total_bytes}
+            />
+            <p class="dim">
+              {bytes(device.free_bytes)} of {bytes(device.total_bytes)} free before models were loaded
+            </p>
+          </li>
+        ))}
+        {unused.map((one) => (
+          <li key={one.what} class="card">
+            <div class="spread">
+              <h3>{one.what}</h3>
+              <Badge kind="failed">not used</Badge>
+            </div>
+            <p class="wrong">{one.why}</p>
+          </li>
+        ))}
+      </ul>
+    </section>
+  );
+}
+
+/** The processes that compute, on this machine or on others. */
+function Nodes(props: { info: SystemInfo }): JSX.Element {
+  return (
+    <section aria-labelledby="nodes">
+      <h2 id="nodes">Nodes</h2>
+      <ul class="cards">
+        {props.info.nodes.map((node) => (
+          <li key={node.name} class="card">
+            <div class="spread">
+              <h3>{node.name}</h3>
+              <Badge kind={node.state === "up" ? "exact" : node.state === "down" ? "failed" : "running"}>
+                {node.state}
+              </Badge>
+            </div>
+            <p class="dim">{node.models.join(", ") || "no models"}</p>
+            {node.reason ? <p class="wrong">{node.reason}</p> : null}
+          </li>
+        ))}
+      </ul>
+    </section>
   );
 }

@@ -156,7 +156,14 @@ impl Planner<'_> {
         }
         if !self.given.held_weights {
             let contexts: Vec<u32> = std::iter::once(good).chain(small.iter().copied()).collect();
-            let found = self.first(&contexts, |planner, n_ctx| planner.read_from_disk(&Choice { n_ctx, ..least }))?;
+            let found = self.first(&contexts, |planner, n_ctx| {
+                let choice = Choice { n_ctx, ..least };
+                match planner.read_from_disk(&choice)? {
+                    Some(plan) => Ok(Some(plan)),
+                    // A GPU that is too small for the model must not keep the host from it.
+                    None => planner.layers_from_disk(&choice),
+                }
+            })?;
             if let Some(plan) = found {
                 return Ok(plan);
             }
@@ -195,11 +202,24 @@ impl Planner<'_> {
         }
         let counts = steps_up(self.model.layers);
         let with = |n_cpu_moe| Choice { n_cpu_moe, ..*choice };
-        self.smallest(&counts, with, Step::ExpertsOnCpu)
+        let machine = self.machine;
+        Ok(self.smallest(&counts, with, Step::ExpertsOnCpu)?.filter(|plan| fits(machine, &plan.needs)))
     }
 
     /// The fewest layers on the CPU with which the devices have room, if the host has it too.
     fn layers_on_cpu(&mut self, choice: &Choice, step: Step) -> Result<Option<Plan>, String> {
+        let machine = self.machine;
+        Ok(self.fewest_layers(choice, step)?.filter(|plan| fits(machine, &plan.needs)))
+    }
+
+    /// The fewest layers on the CPU with which the devices have room; the host reads their weights from the disk.
+    fn layers_from_disk(&mut self, choice: &Choice) -> Result<Option<Plan>, String> {
+        let found = self.fewest_layers(choice, Step::WeightsFromDisk)?;
+        Ok(found.filter(|plan| self.has_room_for_buffers(&plan.needs)))
+    }
+
+    /// The fewest layers on the CPU with which the devices have room, whatever the host has.
+    fn fewest_layers(&mut self, choice: &Choice, step: Step) -> Result<Option<Plan>, String> {
         if self.given.gpu_layers.is_some() || self.machine.devices.is_empty() {
             return Ok(None);
         }
@@ -212,7 +232,7 @@ impl Planner<'_> {
         self.smallest(&counts, with, step)
     }
 
-    /// The first of growing counts with which the devices have room, if the host has it too.
+    /// The first of growing counts with which the devices have room.
     fn smallest(&mut self, counts: &[u32], with: impl Fn(u32) -> Choice, step: Step) -> Result<Option<Plan>, String> {
         let (mut low, mut high) = (0, counts.len());
         let mut found = None;
@@ -228,14 +248,19 @@ impl Planner<'_> {
                 low = middle.saturating_add(1);
             }
         }
-        Ok(found.filter(|plan| fits(self.machine, &plan.needs)))
+        Ok(found)
     }
 
     /// Fits if the weights on the host are read from the disk whenever they are needed; the rest takes half at most.
     fn read_from_disk(&mut self, choice: &Choice) -> Result<Option<Plan>, String> {
         let needs = self.measure.needs(choice)?;
-        let has_room = on_devices(self.machine, &needs) && needs.host.allocated() <= self.machine.host_budget() / 2;
+        let has_room = on_devices(self.machine, &needs) && self.has_room_for_buffers(&needs);
         Ok(has_room.then_some(Plan { choice: *choice, needs, step: Step::WeightsFromDisk }))
+    }
+
+    /// Whether the host has room for all but the weights, and as much again to read them into.
+    fn has_room_for_buffers(&self, needs: &Needs) -> bool {
+        needs.host.allocated() <= self.machine.host_budget() / 2
     }
 
     /// The plan for the first of shrinking contexts that has one. Smaller ones need less.

@@ -231,6 +231,17 @@ proptest! {
         }
     }
 
+    /// What a machine can do without its GPUs, it can do with them.
+    #[test]
+    fn a_small_gpu_is_never_an_obstacle((with, figures) in any_case(), given in given()) {
+        let given = Given { gpu_layers: None, ..given };
+        let without = planned(&Machine { devices: Vec::new(), ..with.clone() }, Figures { devices: 0, ..figures }, &given);
+        if without.step != Step::DoesNotFit {
+            let plan = planned(&with, figures, &given);
+            prop_assert!(plan.step != Step::DoesNotFit, "{without:?} {plan:?}");
+        }
+    }
+
     /// 32,768 tokens whenever some placement of the smallest choice has room for them.
     #[test]
     fn the_context_is_good_whenever_arithmetic_allows((machine, figures) in any_case()) {

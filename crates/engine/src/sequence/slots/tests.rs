@@ -29,7 +29,7 @@ fn shared(backend: &StubBackend, kv: KvLayout) -> Shared {
         library: None,
         file: FileIdentity::of(&config.model, &config.fingerprint, &mut |_, _| {}).unwrap(),
         watch: Arc::new(FileWatch::new(&config.model)),
-        limits: ModelLimits { context: 64, vocab: model.info().n_vocab, sequences: 1, exact: false },
+        limits: ModelLimits { context: 64, vocab: model.info().n_vocab, sequences: 1, exact: false, queue: 4 },
         backend: Arc::new(backend.clone()),
         cache: Arc::new(Cache::open(CacheConfig::in_memory(1 << 20)).unwrap()),
         status: Status::default(),

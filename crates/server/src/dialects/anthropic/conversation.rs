@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::signature::is_genuine;
 use super::types::{Block, Content, Message, MessagesBody};
-use crate::error::ApiError;
+use crate::error::{ApiError, NO_IMAGES};
 use crate::http::body::Object;
 
 /// A conversation in OpenAI's shape.
@@ -332,7 +332,7 @@ fn text_of<'b>(field: &str, block: &'b Block) -> Result<&'b str, ApiError> {
 
 fn unreadable(field: &str, kind: &str) -> ApiError {
     let reason = match kind {
-        "image" => "images cannot be read by this model; send text".to_owned(),
+        "image" => NO_IMAGES.to_owned(),
         "tool_use" | "thinking" | "redacted_thinking" => format!("a {kind} block belongs to the assistant's messages"),
         "tool_result" => "a tool_result block belongs to the user's messages".to_owned(),
         other => format!("blocks of the type {other:?} cannot be read by this server; send text"),

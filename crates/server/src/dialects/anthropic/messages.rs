@@ -23,6 +23,7 @@ use crate::dialects::poncho_options::PromptOrigin;
 use crate::dialects::shared::{
     Origin, Reporting, WithWarnings, poncho_header, session_header, warn_of_headers, warn_of_model,
 };
+use crate::dialects::template_variables::warn_of_variables;
 use crate::error::ApiError;
 use crate::http::app::SharedApp;
 use crate::http::body::{Checked, Json};
@@ -74,6 +75,7 @@ pub(crate) async fn create(
     options.apply(&mut generate.request, PromptOrigin::Composed)?;
     warn_of_headers(&mut warnings, &headers);
     warn_of_model(&mut warnings, &model);
+    warn_of_variables(&mut warnings, &model, &generate, "output_config.effort").await;
     let reporting = Reporting::new(&app, options.reports || poncho_header(&headers)?, warnings);
     let id = random_id("msg_");
     let asks = body.diagnostics.as_ref();
@@ -113,6 +115,7 @@ pub(crate) async fn count_tokens(
     let mut warnings = Warnings::about(unknown, &ignored::MESSAGES);
     ignored::warn_of_messages(&mut warnings, &body, &generate);
     warn_of_model(&mut warnings, &model);
+    warn_of_variables(&mut warnings, &model, &generate, "output_config.effort").await;
     let rendered = model.rendered(generate).await?;
     let answer = TokenCount { input_tokens: rendered.tokens.len() };
     Ok(Json(WithWarnings::new(&app, answer, warnings)))

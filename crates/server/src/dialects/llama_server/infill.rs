@@ -35,7 +35,7 @@ const SAMPLERS: &str = "the samplers and their order are fixed; leave it out";
 const TIMES: &str = "replies have no time limit of their own; use n_predict";
 
 /// Fields of llama-server that have no effect here.
-const IGNORED: [Ignored; 9] = [
+pub(crate) const IGNORED: [Ignored; 9] = [
     Ignored::new("samplers", SAMPLERS),
     Ignored::new("cache_prompt", "every prompt is cached by its own tokens; leave it out").but(&["true"]),
     Ignored::new("id_slot", "sequences are chosen by what they hold; leave it out").but(&["-1"]),

@@ -4,12 +4,12 @@
 //! both, and the score is the cosine of the vectors. The answer has Jina's shape, which llama.cpp's server uses too.
 
 use std::cmp::Ordering;
+use std::fmt;
 
 use axum::extract::State;
 use poncho_api::{Input, TokenizeMode};
-use serde::de::{Deserialize, Deserializer};
+use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
 use serde::{Deserialize as DeserializeDerive, Serialize};
-use serde_json::Value;
 
 use crate::dialects::embedding::{self, Embedded, Inputs};
 use crate::dialects::openai::ignored;
@@ -17,6 +17,7 @@ use crate::dialects::shared::{WithWarnings, warn_of_model};
 use crate::error::ApiError;
 use crate::http::app::SharedApp;
 use crate::http::body::{Checked, Json};
+use crate::http::unknown_fields;
 use crate::http::warnings::Warnings;
 use crate::models::served::ServedModel;
 
@@ -42,17 +43,33 @@ pub(crate) struct RerankBody {
 #[derive(Debug, Clone)]
 struct Document(String);
 
+/// A document that comes as an object.
+#[derive(Debug, DeserializeDerive)]
+struct DocumentBody {
+    text: String,
+}
+
 impl<'de> Deserialize<'de> for Document {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = match Value::deserialize(deserializer)? {
-            Value::String(text) => Some(text),
-            Value::Object(mut fields) => match fields.remove("text") {
-                Some(Value::String(text)) => Some(text),
-                _ => None,
-            },
-            _ => None,
-        };
-        text.map(Self).ok_or_else(|| serde::de::Error::custom("expected a text or an object with a text"))
+        deserializer.deserialize_any(DocumentVisitor)
+    }
+}
+
+struct DocumentVisitor;
+
+impl<'de> Visitor<'de> for DocumentVisitor {
+    type Value = Document;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("a text or an object with a text")
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Document, E> {
+        Ok(Document(text.to_owned()))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Document, A::Error> {
+        unknown_fields::read(map).map(|DocumentBody { text }| Document(text))
     }
 }
 

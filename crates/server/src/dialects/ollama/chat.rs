@@ -16,6 +16,7 @@ use crate::dialects::diagnosis::Diagnosis;
 use crate::dialects::openai::convert::tool_json;
 use crate::dialects::poncho_options::PromptOrigin;
 use crate::dialects::shared::Origin;
+use crate::dialects::template_variables::warn_of_variables;
 use crate::error::ApiError;
 use crate::http::app::SharedApp;
 use crate::http::body::Checked;
@@ -46,6 +47,7 @@ pub(crate) async fn create(
     let mut warnings = ignored::of_reply(unknown);
     ignored::warn_of_messages(&mut warnings, body.messages.as_deref().unwrap_or_default());
     let generate = Generate::chat(turn, request);
+    warn_of_variables(&mut warnings, &model, &generate, "think").await;
     let diagnosis = shared.poncho.previous_id.as_ref().and_then(|previous| {
         Diagnosis::of(&app, owner, &random_id("chat_"), model.id(), &generate, previous.as_deref())
     });

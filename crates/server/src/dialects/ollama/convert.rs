@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use super::types::{CallBody, MessageBody, Think};
-use crate::error::ApiError;
+use crate::error::{ApiError, NO_IMAGES};
 use crate::http::body::Object;
 
 /// The schema that `format` asks for.
@@ -38,7 +38,7 @@ pub(crate) fn thinking(think: Option<Think>) -> (Thinking, String) {
 pub(crate) fn check_images(field: &str, images: Option<&[String]>) -> Result<(), ApiError> {
     match images {
         None | Some([]) => Ok(()),
-        Some(_) => Err(ApiError::field(field, "this model cannot read images; send text only")),
+        Some(_) => Err(ApiError::field(field, NO_IMAGES)),
     }
 }
 

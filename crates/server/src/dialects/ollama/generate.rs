@@ -20,6 +20,7 @@ use super::types::{GenerateBody, Think};
 use crate::config::KeepAlive;
 use crate::dialects::poncho_options::PromptOrigin;
 use crate::dialects::shared::Origin;
+use crate::dialects::template_variables::warn_of_variables;
 use crate::error::ApiError;
 use crate::http::app::SharedApp;
 use crate::http::body::Checked;
@@ -57,8 +58,9 @@ pub(crate) async fn create(
         let drops_system = matches!(prompt, Prompt::Fill { .. }) && !text(body.system.as_ref()).is_empty();
         warnings.ignored_if(drops_system, "system", "the text around a gap has no system prompt; leave it out");
     }
-    let reporting = ignored::reporting(&app, &model, &shared, &headers, warnings)?;
     let asked = asked(read, json_schema, shared.think, request);
+    warn_of_variables(&mut warnings, &model, &asked, "think").await;
+    let reporting = ignored::reporting(&app, &model, &shared, &headers, warnings)?;
     let call = Call::new(Origin { app, model, owner, arrived }, &name, endpoint, &shared, reporting);
     if text(body.prompt.as_ref()).is_empty() {
         return Ok(call.idle());

@@ -21,6 +21,7 @@ use crate::dialects::poncho_options::PromptOrigin;
 use crate::dialects::shared::{
     Origin, PonchoReport, Reporting, poncho_header, session_header, warn_of_headers, warn_of_model,
 };
+use crate::dialects::template_variables::warn_of_variables;
 use crate::error::{ApiError, Family};
 use crate::http::app::SharedApp;
 use crate::http::body::{Checked, Json};
@@ -51,6 +52,7 @@ pub(crate) async fn create(
     let include_usage = body.stream_options.as_ref().and_then(|options| options.include_usage).unwrap_or(false);
     warn_of_headers(&mut warnings, &headers);
     warn_of_model(&mut warnings, &model);
+    warn_of_variables(&mut warnings, &model, &asked, "reasoning_effort").await;
     let reporting = Reporting::new(&app, options.reports || poncho_header(&headers)?, warnings);
     let in_pieces = body.stream.unwrap_or(false);
     let envelope = envelope(&model, "chatcmpl-", if in_pieces { "chat.completion.chunk" } else { "chat.completion" });

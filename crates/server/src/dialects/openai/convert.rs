@@ -16,7 +16,7 @@ use super::types::{
     CallOut, ChatLogprobs, ChatRequestBody, Content, Envelope, FunctionDefinition, FunctionOut, Message, PromptDetails,
     ResponseFormat, Shared, TokenOut, ToolCallBody, ToolDefinition, Usage,
 };
-use crate::error::ApiError;
+use crate::error::{ApiError, NO_IMAGES};
 use crate::models::served::ServedModel;
 use crate::request_id::{random_id, unix_seconds};
 
@@ -158,6 +158,7 @@ fn content_json(at: usize, content: &Content) -> Result<Value, ApiError> {
             "refusal" => {
                 part.refusal.as_ref().ok_or_else(|| ApiError::field(field(".refusal"), "a refusal needs a text"))
             }
+            "image_url" => Err(ApiError::field(field(".type"), NO_IMAGES)),
             other => {
                 Err(ApiError::field(field(".type"), format!("{other} parts cannot be read by this model; send text")))
             }
@@ -182,7 +183,8 @@ pub(crate) fn tool_json(at: usize, tool: &ToolDefinition) -> Result<Tool, ApiErr
     if tool.kind != "function" {
         return Err(ApiError::field(field("type"), format!("it is {:?}; only functions can be called", tool.kind)));
     }
-    function_tool(&tool.function, |name| field(&format!("function.{name}")))
+    let function = tool.function.as_ref().ok_or_else(|| ApiError::field(field("function"), "a function needs it"))?;
+    function_tool(function, |name| field(&format!("function.{name}")))
 }
 
 /// A function as templates want it; `field` names its fields as the request has them.

@@ -162,7 +162,8 @@ pub(crate) struct CalledFunction {
 pub(crate) struct ToolDefinition {
     #[serde(rename = "type")]
     pub(crate) kind: String,
-    pub(crate) function: Object<FunctionDefinition>,
+    /// Absent for a tool of another type.
+    pub(crate) function: Option<Object<FunctionDefinition>>,
 }
 
 /// The function of a tool. Its parameters stay text, so that their order stays what it was.

@@ -1,7 +1,7 @@
 //! The cache over HTTP: its rows, and giving bytes back.
 //!
-//! Handlers of `/api/cache/*`; `explain.rs` has the one that explains a miss. Errors have OpenAI's shape. Whatever frees something takes a JSON body, so that a page
-//! in a browser cannot ask for it unnoticed. The only prompt text that leaves here is the first words of rows, for the owner
+//! Handlers of `/api/cache/*`; `explain.rs` has the one that explains a miss, `rows.rs` those of single rows. Errors have
+//! OpenAI's shape. Whatever frees something takes a JSON body, so that a page in a browser cannot ask for it unnoticed. The only prompt text that leaves here is the first words of rows, for the owner
 //! that sent them.
 
 use axum::Extension;
@@ -64,6 +64,7 @@ fn row(row: &RowReport, is_narrowed: bool, text: Option<&str>) -> Value {
         "created": row.created,
         "last_used": unless_narrowed(row.last_used),
         "reason": row.reason.as_str(),
+        "pinned": row.pinned,
         "text": text,
     })
 }
@@ -79,15 +80,19 @@ async fn text(app: &SharedApp, row: &RowReport) -> Option<String> {
     Some(text.split_whitespace().collect::<Vec<_>>().join(" "))
 }
 
-/// `DELETE /api/cache/rows/{id}`: drops a row that is not in use and that no other row builds on. With several API keys
+/// The key of a row in a path.
+pub(super) fn row_key(id: &str) -> Result<Key, ApiError> {
+    Key::from_hex(id).ok_or_else(|| ApiError::field("id", "it must be the key of a row, in hexadecimal digits"))
+}
+
+/// `DELETE /api/cache/rows/{id}`: drops a row that is not in use, that nobody pinned and that no other row builds on. With several API keys
 /// each drops only rows that are its own alone.
 pub(crate) async fn remove(
     State(app): State<SharedApp>,
     Extension(owner): Extension<Owner>,
     Path(id): Path<String>,
 ) -> Result<Json<Value>, ApiError> {
-    let key: Key = Key::from_hex(&id)
-        .ok_or_else(|| ApiError::field("id", "it must be the key of a row, in hexadecimal digits"))?;
+    let key = row_key(&id)?;
     let removed = app.models.node().remove_row(app.keys.narrowed(owner), key).await;
     Ok(Json(json!({"key": id, "removed": removed})))
 }

@@ -9,6 +9,7 @@ use axum::extract::State;
 use serde_json::{Value, json};
 
 use super::explain::{Dialect, Shape};
+use crate::dialects::shared::WithWarnings;
 use crate::error::ApiError;
 use crate::http::app::SharedApp;
 use crate::http::body::{Json, JsonBytes, parse};
@@ -20,7 +21,7 @@ pub(crate) async fn chat(
     State(app): State<SharedApp>,
     Extension(owner): Extension<Owner>,
     body: JsonBytes,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Json<WithWarnings<Value>>, ApiError> {
     count(&app, owner, &body.0, Dialect::OpenAi, "chat.completion.input_tokens").await
 }
 
@@ -29,7 +30,7 @@ pub(crate) async fn response(
     State(app): State<SharedApp>,
     Extension(owner): Extension<Owner>,
     body: JsonBytes,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Json<WithWarnings<Value>>, ApiError> {
     count(&app, owner, &body.0, Dialect::Responses, "response.input_tokens").await
 }
 
@@ -38,7 +39,7 @@ pub(crate) async fn ollama(
     State(app): State<SharedApp>,
     Extension(owner): Extension<Owner>,
     body: JsonBytes,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Json<WithWarnings<Value>>, ApiError> {
     count(&app, owner, &body.0, Dialect::Ollama, "input_tokens").await
 }
 
@@ -48,19 +49,20 @@ async fn count(
     body: &[u8],
     dialect: Dialect,
     object: &'static str,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Json<WithWarnings<Value>>, ApiError> {
     let shape: Shape = parse(body)?;
     if shape.model().is_none() {
         return Err(ApiError::field("model", "missing field `model`; name one of /v1/models"));
     }
     let model = app.models.resolve_or_only(shape.model()).await?;
     let stored = OwnResponses { store: &app.responses, owner };
-    let asked = dialect.prompt(body, &shape, &model, stored)?;
+    let (asked, warnings) = dialect.checked_prompt(body, &shape, &model, stored).await?;
     let model = model.asked_by(app.keys.tenant(owner));
     let rendered = model.rendered(asked).await?;
-    Ok(Json(json!({
+    let answer = json!({
         "object": object,
         "input_tokens": rendered.tokens.len(),
         "context_length": model.limits().context,
-    })))
+    });
+    Ok(Json(WithWarnings::new(app, answer, warnings)))
 }

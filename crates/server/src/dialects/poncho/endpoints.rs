@@ -14,6 +14,7 @@ use crate::dialects::openai::convert::chat_turn;
 use crate::dialects::openai::ignored;
 use crate::dialects::openai::types::ChatRequestBody;
 use crate::dialects::shared::{WithWarnings, warn_of_model};
+use crate::dialects::template_variables::warn_of_variables;
 use crate::error::ApiError;
 use crate::http::app::SharedApp;
 use crate::http::body::{Checked, Json};
@@ -96,8 +97,10 @@ pub(crate) async fn cache(
         "index_bytes": cache.index_bytes,
         "pressure": pressure(&cache.pressure),
     });
-    if let (Some(report), Some(shared)) = (report.as_object_mut(), cache.shared) {
-        report.insert("shared".to_owned(), json!(shared));
+    for (name, tier) in [("shared", cache.shared), ("peers", cache.peers)] {
+        if let (Some(report), Some(tier)) = (report.as_object_mut(), tier) {
+            report.insert(name.to_owned(), json!(tier));
+        }
     }
     Ok(Json(report))
 }
@@ -193,7 +196,8 @@ pub(crate) async fn apply_template(
     let mut warnings = Warnings::about(unknown, &ignored::CHAT);
     ignored::warn_of_chat(&mut warnings, &body);
     warn_of_model(&mut warnings, &model);
-    let Rendered { text, tokens, boundaries } = model.rendered(asked).await?;
+    warn_of_variables(&mut warnings, &model, &asked, "reasoning_effort").await;
+    let Rendered { text, tokens, boundaries, .. } = model.rendered(asked).await?;
     let answer = json!({"prompt": text, "tokens": tokens, "boundaries": boundaries});
     Ok(Json(WithWarnings::new(&app, answer, warnings)))
 }

@@ -13,14 +13,21 @@ use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
+use super::cache::known_parameters;
 use crate::dialects::anthropic::convert::asked as anthropic_prompt;
-use crate::dialects::ollama::{chat as ollama_chat, generate as ollama_generate};
+use crate::dialects::anthropic::ignored as anthropic_ignored;
+use crate::dialects::ollama::{chat as ollama_chat, generate as ollama_generate, ignored as ollama_ignored};
 use crate::dialects::openai::convert::chat_turn;
-use crate::dialects::openai::prompt::Prompts;
-use crate::dialects::responses::create as responses;
+use crate::dialects::openai::ignored as openai_ignored;
+use crate::dialects::openai::types::CompletionRequestBody;
+use crate::dialects::responses::{create as responses, ignored as responses_ignored};
+use crate::dialects::shared::{WithWarnings, warn_of_model};
+use crate::dialects::template_variables::warn_of_variables;
 use crate::error::ApiError;
 use crate::http::app::SharedApp;
 use crate::http::body::{Json, JsonBytes, parse};
+use crate::http::unknown_fields;
+use crate::http::warnings::{Ignored, Warnings};
 use crate::models::served::ServedModel;
 use crate::owner::Owner;
 use crate::responses::store::OwnResponses;
@@ -31,7 +38,8 @@ pub(crate) async fn explain_miss(
     Extension(owner): Extension<Owner>,
     uri: Uri,
     body: JsonBytes,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Json<WithWarnings<Value>>, ApiError> {
+    known_parameters(&uri, &["dialect"])?;
     let shape: Shape = parse(&body.0)?;
     let dialect = match named(&uri)? {
         Some(dialect) => dialect,
@@ -39,9 +47,10 @@ pub(crate) async fn explain_miss(
     };
     let model = app.models.resolve_or_only(shape.model.as_deref()).await?;
     let stored = OwnResponses { store: &app.responses, owner };
-    let asked = dialect.prompt(&body.0, &shape, &model, stored)?;
+    let (asked, warnings) = dialect.checked_prompt(&body.0, &shape, &model, stored).await?;
     let model = model.asked_by(app.keys.tenant(owner));
-    Ok(Json(explained(model.id(), model.explained(asked, None).await?)))
+    let answer = explained(model.id(), model.explained(asked, None).await?);
+    Ok(Json(WithWarnings::new(&app, answer, warnings)))
 }
 
 /// The dialects of a body.
@@ -184,8 +193,31 @@ impl Shape {
 }
 
 impl Dialect {
+    /// The prompt of a body, and the warnings about it.
+    pub(crate) async fn checked_prompt(
+        self,
+        body: &[u8],
+        shape: &Shape,
+        model: &ServedModel,
+        stored: OwnResponses<'_>,
+    ) -> Result<(Generate, Warnings), ApiError> {
+        let (asked, unknown) = unknown_fields::collected(|| self.prompt(body, shape, model, stored));
+        let asked = asked?;
+        let (ignored, effort): (&[Ignored], _) = match self {
+            Self::OpenAi if shape.prompt.is_some() => (&openai_ignored::PLAIN, ""),
+            Self::OpenAi => (&openai_ignored::CHAT, "reasoning_effort"),
+            Self::Anthropic => (&anthropic_ignored::MESSAGES, "output_config.effort"),
+            Self::Responses => (&responses_ignored::RESPONSES, "reasoning.effort"),
+            Self::Ollama => (&ollama_ignored::REPLY, "think"),
+        };
+        let mut warnings = Warnings::about(unknown, ignored);
+        warn_of_model(&mut warnings, model);
+        warn_of_variables(&mut warnings, model, &asked, effort).await;
+        Ok((asked, warnings))
+    }
+
     /// The prompt of a body, made as the dialect's endpoint makes it.
-    pub(crate) fn prompt(
+    fn prompt(
         self,
         body: &[u8],
         shape: &Shape,
@@ -194,7 +226,7 @@ impl Dialect {
     ) -> Result<Generate, ApiError> {
         let base = Request::default();
         match self {
-            Self::OpenAi if shape.prompt.is_some() => match parse::<Completion>(body)?.prompt.one() {
+            Self::OpenAi if shape.prompt.is_some() => match parse::<CompletionRequestBody>(body)?.prompt.one() {
                 Some(input) => Ok(Generate::new(Prompt::Written(input), base)),
                 None => Err(ApiError::field("prompt", "it must be a text or a list of tokens")),
             },
@@ -208,12 +240,6 @@ impl Dialect {
             Self::Ollama => ollama_generate::prompt(&parse(body)?, model, &base),
         }
     }
-}
-
-/// A prompt that is used as it is.
-#[derive(Deserialize)]
-struct Completion {
-    prompt: Prompts,
 }
 
 /// The JSON of an explanation.

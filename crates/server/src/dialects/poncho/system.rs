@@ -1,4 +1,5 @@
-//! `GET /api/system` and `GET /api/savings`: the settings with their sources, the last warnings, and what the cache saved.
+//! `GET /api/system` and `GET /api/savings`: models with their plans, devices, nodes, the settings with their sources, the
+//! last warnings, and what the cache saved.
 //!
 //! Both cover all keys, so with several keys only an admin reads them. Errors have OpenAI's shape.
 
@@ -30,6 +31,7 @@ pub(crate) async fn system(
             "context": report.limits.context,
             "weights_bytes": footprint.weights,
             "context_bytes": footprint.cells,
+            "plan": app.config.plans.as_ref().and_then(|plan| plan(&report.path, &report.id)),
             "status": status(&model.status()),
         }));
     }
@@ -37,6 +39,9 @@ pub(crate) async fn system(
         "version": env!("CARGO_PKG_VERSION"),
         "in_flight": app.life.count(),
         "models": models,
+        "devices": app.config.machine.devices,
+        "unused_devices": app.config.machine.unused,
+        "nodes": node.peers(),
         "settings": app.config.settings,
         "warnings": app.config.recent_warnings.all(),
         "hygiene": node.hygiene().iter().map(|rule| rule.as_str()).collect::<Vec<_>>(),

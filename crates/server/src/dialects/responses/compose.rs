@@ -7,6 +7,7 @@ use poncho_api::{CallDelta, Delta, TokenLogprob};
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::custom::InputReader;
 use super::namespace::Grouped;
 use super::object::ResponseOut;
 use crate::dialects::openai::convert::chat_logprobs;
@@ -32,11 +33,13 @@ pub(crate) struct Composer {
     wishes: Wishes,
     /// The functions that the model knows by joined names.
     groups: Vec<Grouped>,
+    /// The tools with calls that hold a text.
+    custom: Vec<String>,
     items: Vec<Item>,
     /// Whether the last item may still grow.
     is_open: bool,
-    /// Where each tool call of the reply stands among the items.
-    calls: Vec<usize>,
+    /// Where each tool call of the reply stands among the items, and what reads the input of a custom one.
+    calls: Vec<(usize, InputReader)>,
     /// Drawn tokens that no text was told for yet.
     drawn: Vec<TokenLogprob>,
     next_number: u64,
@@ -60,6 +63,11 @@ impl Composer {
     /// With functions that have their joined names split again.
     pub(crate) fn with_groups(self, groups: Vec<Grouped>) -> Self {
         Self { groups, ..self }
+    }
+
+    /// With tools that take a text.
+    pub(crate) fn with_custom(self, custom: Vec<String>) -> Self {
+        Self { custom, ..self }
     }
 
     /// The items so far.
@@ -212,20 +220,44 @@ impl Composer {
 
     fn call(&mut self, delta: CallDelta, frames: &mut Vec<Frame>) {
         if let Some((call_id, name)) = delta.start {
-            let (id, arguments, status) = (random_id("fc_"), String::new(), Status::InProgress);
-            let group = self.groups.iter().find(|function| function.called == name);
-            let namespace = group.map(|function| function.namespace.clone());
-            let name = group.map_or(name, |function| function.name.clone());
-            self.open(Item::FunctionCall { id, call_id, name, namespace, arguments, status }, frames);
-            self.calls.push(self.last_index());
+            let item = self.begun(call_id, name);
+            self.open(item, frames);
+            self.calls.push((self.last_index(), InputReader::default()));
         }
-        let Some(index) = self.calls.get(delta.index).copied() else { return };
-        let Some(Item::FunctionCall { id, arguments, .. }) = self.items.get_mut(index) else { return };
-        arguments.push_str(&delta.arguments);
-        if !delta.arguments.is_empty() {
-            let fields = json!({"item_id": id, "output_index": index, "delta": delta.arguments});
-            frames.push(self.event("response.function_call_arguments.delta", fields));
+        let Some((index, reader)) = self.calls.get_mut(delta.index) else { return };
+        let (name, id, more) = match self.items.get_mut(*index) {
+            Some(Item::FunctionCall { id, arguments, .. }) => {
+                arguments.push_str(&delta.arguments);
+                ("response.function_call_arguments.delta", id, delta.arguments)
+            }
+            Some(Item::CustomToolCall { id, input, .. }) => {
+                let more = reader.push(&delta.arguments);
+                input.push_str(&more);
+                ("response.custom_tool_call_input.delta", id, more)
+            }
+            _ => return,
+        };
+        if !more.is_empty() {
+            let fields = json!({"item_id": id, "output_index": index, "delta": more});
+            frames.push(self.event(name, fields));
         }
+    }
+
+    /// A call without its arguments.
+    fn begun(&self, call_id: String, name: String) -> Item {
+        let status = Status::InProgress;
+        if self.custom.contains(&name) {
+            return Item::CustomToolCall { id: random_id("ctc_"), call_id, name, input: String::new(), status };
+        }
+        let group = self.groups.iter().find(|function| function.called == name);
+        let namespace = group.map(|function| function.namespace.clone());
+        let name = group.map_or(name, |function| function.name.clone());
+        Item::FunctionCall { id: random_id("fc_"), call_id, name, namespace, arguments: String::new(), status }
+    }
+
+    /// The whole input of the call at a place, if it is a custom tool's.
+    fn whole_input(&self, place: usize) -> Option<String> {
+        self.calls.iter().find(|(index, _)| *index == place).and_then(|(_, reader)| reader.whole())
     }
 
     fn close(&mut self, ending: Status, frames: &mut Vec<Frame>) {
@@ -234,6 +266,7 @@ impl Composer {
         }
         let index = self.last_index();
         let wants_opaque = self.wishes.opaque;
+        let whole = self.whole_input(index);
         let Some(item) = self.items.last_mut() else { return };
         let thought = item.thinking();
         let events: Vec<(&'static str, Value, bool)> = match item {
@@ -264,7 +297,23 @@ impl Composer {
                 frames.push(self.event("response.function_call_arguments.done", done));
                 Vec::new()
             }
-            Item::FunctionCallOutput { .. } => Vec::new(),
+            Item::CustomToolCall { id, input, status, .. } => {
+                *status = ending;
+                let whole = whole.unwrap_or_else(|| input.clone());
+                let rest = whole.strip_prefix(input.as_str()).filter(|rest| !rest.is_empty());
+                let rest = rest.map(|rest| json!({"item_id": id, "output_index": index, "delta": rest}));
+                let done = json!({"item_id": id, "output_index": index, "input": whole});
+                *input = whole;
+                for (name, fields) in rest
+                    .map(|rest| ("response.custom_tool_call_input.delta", rest))
+                    .into_iter()
+                    .chain([("response.custom_tool_call_input.done", done)])
+                {
+                    frames.push(self.event(name, fields));
+                }
+                Vec::new()
+            }
+            Item::FunctionCallOutput { .. } | Item::CustomToolCallOutput { .. } => Vec::new(),
         };
         for (name, fields, is_summary) in events {
             let fields = self.about(fields, is_summary);

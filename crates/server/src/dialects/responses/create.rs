@@ -10,6 +10,7 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::compose::{Composer, Wishes};
+use super::custom;
 use super::namespace::grouped;
 use super::object::{self, ResponseOut};
 use super::turn::{self, REASONING, Truncation};
@@ -19,6 +20,7 @@ use crate::dialects::diagnosis::Diagnosis;
 use crate::dialects::openai::call::{Call, model_name};
 use crate::dialects::poncho_options::PromptOrigin;
 use crate::dialects::shared::{Origin, Reporting, poncho_header, session_header, warn_of_headers, warn_of_model};
+use crate::dialects::template_variables::warn_of_variables;
 use crate::error::{ApiError, Family};
 use crate::http::app::SharedApp;
 use crate::http::body::{Checked, Json};
@@ -64,6 +66,7 @@ pub(crate) async fn create(
     ignored::warn_of_response(&mut warnings, &body);
     warn_of_headers(&mut warnings, &headers);
     warn_of_model(&mut warnings, &model);
+    warn_of_variables(&mut warnings, &model, &asked, "reasoning.effort").await;
     let diagnosis = options
         .previous_id
         .as_ref()
@@ -74,7 +77,8 @@ pub(crate) async fn create(
     let in_pieces = body.stream.unwrap_or(false);
     let replies = call.start(vec![asked], in_pieces).await.map_err(turn::in_this_api)?;
     let keeps = body.store.unwrap_or(true);
-    let composer = Composer::new(wishes).with_groups(grouped(body.tools.as_deref().unwrap_or_default()));
+    let tools = body.tools.as_deref().unwrap_or_default();
+    let composer = Composer::new(wishes).with_groups(grouped(tools)).with_custom(custom::names(tools));
     let mut maker = Maker { call, response, composer, input: conversation, keeps, owner };
     if in_pieces {
         let keep_alive = maker.call.origin.app.config.stream_keep_alive;

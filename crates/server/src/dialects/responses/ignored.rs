@@ -3,6 +3,7 @@
 //! The table lists what OpenAI documents and `types.rs` does not have; the function looks at fields that are read and not
 //! used. `docs/ignored-input.md` lists all of them, and a test walks over that list.
 
+use super::custom::has_grammar;
 use super::tools::is_web_search;
 use super::turn::{LOGPROBS, REASONING};
 use super::types::ResponseRequestBody;
@@ -45,6 +46,9 @@ pub(crate) fn warn_of_response(warnings: &mut Warnings, body: &ResponseRequestBo
     let searches = body.tools.iter().flatten().any(|tool| is_web_search(&tool.kind));
     let advice = "this server cannot search the web, so the model does not see the tool; define a function";
     warnings.ignored_if(searches, "tools", advice);
+    let follows = body.tools.iter().flatten().any(|tool| has_grammar(tool));
+    let advice = "the grammar of a custom tool is described to the model and not enforced; check the input of a call";
+    warnings.ignored_if(follows, "tools.format", advice);
     if let Some(choice) = body.tool_choice.as_ref().and_then(|choice| choice.as_object()) {
         warnings.unknown_keys("tool_choice", choice, &["type", "name", "mode", "tools"]);
     }

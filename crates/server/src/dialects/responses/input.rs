@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::types::{Input, InputItem};
 use crate::dialects::openai::types::{Content, Part};
-use crate::error::ApiError;
+use crate::error::{ApiError, NO_IMAGES};
 use crate::http::body::Object;
 use crate::request_id::random_id;
 use crate::responses::item::{CallOutput, ContentPart, Item, Role, Status, ThinkingPart};
@@ -32,16 +32,16 @@ pub(crate) fn items(input: Option<&Input>, store: &OwnResponses<'_>) -> Result<V
 /// Refuses outputs of calls that nobody made: a template would show them without what they answer.
 pub(crate) fn check_calls(context: &[Arc<Item>], own: &[Arc<Item>]) -> Result<(), ApiError> {
     let call = |item: &Arc<Item>| match &**item {
-        Item::FunctionCall { call_id, .. } => Some(call_id.clone()),
+        Item::FunctionCall { call_id, .. } | Item::CustomToolCall { call_id, .. } => Some(call_id.clone()),
         _ => None,
     };
     let mut made: HashSet<String> = context.iter().filter_map(call).collect();
     for (at, item) in own.iter().enumerate() {
         made.extend(call(item));
-        if let Item::FunctionCallOutput { call_id, .. } = &**item
+        if let Item::FunctionCallOutput { call_id, .. } | Item::CustomToolCallOutput { call_id, .. } = &**item
             && !made.contains(call_id)
         {
-            let reason = format!("there is no function call {call_id:?} before it; send the call before its output");
+            let reason = format!("there is no call {call_id:?} before it; send the call before its output");
             return Err(ApiError::field(Place { at }.field("call_id"), reason));
         }
     }
@@ -88,12 +88,18 @@ impl Place {
             },
             "function_call_output" => {
                 let call_id = needed(&item.call_id, "call_id", "an output")?;
-                let output = match &item.output {
-                    None => return Err(ApiError::field(self.field("output"), "an output needs it")),
-                    Some(Content::Text(text)) => CallOutput::Text(text.clone()),
-                    Some(Content::Parts(parts)) => CallOutput::Parts(self.parts(Role::User, "output", parts)?),
-                };
-                Item::FunctionCallOutput { id: id("fco_"), call_id, output, status }
+                Item::FunctionCallOutput { id: id("fco_"), call_id, output: self.output(item)?, status }
+            }
+            "custom_tool_call" => Item::CustomToolCall {
+                id: id("ctc_"),
+                call_id: needed(&item.call_id, "call_id", "a call of a custom tool")?,
+                name: needed(&item.name, "name", "a call of a custom tool")?,
+                input: needed(&item.input, "input", "a call of a custom tool")?,
+                status,
+            },
+            "custom_tool_call_output" => {
+                let call_id = needed(&item.call_id, "call_id", "an output")?;
+                Item::CustomToolCallOutput { id: id("ctco_"), call_id, output: self.output(item)?, status }
             }
             "reasoning" => Item::Reasoning {
                 id: id("rs_"),
@@ -111,7 +117,8 @@ impl Place {
                 return store.item(&id).ok_or(ApiError::NoItem { id });
             }
             other => {
-                let known = "message, function_call, function_call_output, reasoning or item_reference";
+                let known = "message, function_call, function_call_output, custom_tool_call, \
+                    custom_tool_call_output, reasoning or item_reference";
                 return Err(ApiError::field(self.field("type"), format!("it is {other:?} and must be {known}")));
             }
         }))
@@ -128,6 +135,14 @@ impl Place {
                 let reason = format!("it is {got} and must be user, assistant, system or developer");
                 Err(ApiError::field(self.field("role"), reason))
             }
+        }
+    }
+
+    fn output(self, item: &InputItem) -> Result<CallOutput, ApiError> {
+        match &item.output {
+            None => Err(ApiError::field(self.field("output"), "an output needs it")),
+            Some(Content::Text(text)) => Ok(CallOutput::Text(text.clone())),
+            Some(Content::Parts(parts)) => Ok(CallOutput::Parts(self.parts(Role::User, "output", parts)?)),
         }
     }
 
@@ -148,6 +163,7 @@ impl Place {
             match part.kind.as_str() {
                 "input_text" | "output_text" | "text" => Ok(text_part(role, needed(&part.text, "text")?)),
                 "refusal" => Ok(ContentPart::Refusal { refusal: needed(&part.refusal, "refusal")? }),
+                "input_image" => Err(ApiError::field(field("type"), NO_IMAGES)),
                 other => {
                     let reason = format!("{other} parts cannot be read by this model; send input_text");
                     Err(ApiError::field(field("type"), reason))

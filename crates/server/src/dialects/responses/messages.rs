@@ -7,6 +7,7 @@ use std::borrow::Borrow;
 
 use serde_json::{Map, Value, json};
 
+use super::custom;
 use super::namespace::joined;
 use crate::responses::item::{CallOutput, ContentPart, Item, Role};
 
@@ -38,7 +39,11 @@ pub(crate) fn messages<I: Borrow<Item>>(instructions: Option<&str>, items: &[I])
                 let function = json!({"name": called, "arguments": arguments});
                 assistant.calls.push(json!({"id": call_id, "type": "function", "function": function}));
             }
-            Item::FunctionCallOutput { call_id, output, .. } => {
+            Item::CustomToolCall { call_id, name, input, .. } => {
+                let function = json!({"name": name, "arguments": custom::arguments(input)});
+                assistant.calls.push(json!({"id": call_id, "type": "function", "function": function}));
+            }
+            Item::FunctionCallOutput { call_id, output, .. } | Item::CustomToolCallOutput { call_id, output, .. } => {
                 assistant.end_if(|_| true, &mut written);
                 let content = match output {
                     CallOutput::Text(text) => Value::from(text.as_str()),

@@ -1,11 +1,12 @@
 //! Tools and the choice among them, from the Responses API's shapes to those of a chat turn.
 //!
-//! Called by `turn`. Functions only, alone or in groups: a tool that the API's own servers would run is refused by its name, because a
-//! model that was promised a tool and has none would make things up. Web search is the exception: clients offer it
-//! without being asked and expect no use of it, so it is left out of the prompt.
+//! Called by `turn`. Functions, alone or in groups, and custom tools: a tool that the API's own servers would run is
+//! refused by its name, because a model that was promised a tool and has none would make things up. Web search is the
+//! exception: clients offer it without being asked and expect no use of it, so it is left out of the prompt.
 
 use serde_json::Value;
 
+use super::custom::{self, CUSTOM};
 use super::namespace::{NAMESPACE, joined};
 use super::types::ToolBody;
 use crate::dialects::openai::convert::function_tool;
@@ -21,6 +22,7 @@ pub(crate) fn tools(bodies: &[Object<ToolBody>]) -> Result<Vec<Tool>, ApiError> 
         let field = |name: &str| format!("tools[{at}].{name}");
         match body.kind.as_str() {
             "function" => tools.push(function(body, None, field)?),
+            CUSTOM => tools.push(custom::tool(body, field)?),
             NAMESPACE => {
                 let group = body.name.as_deref().filter(|name| !name.is_empty());
                 let group = group.ok_or_else(|| ApiError::field(field("name"), "a namespace needs a name"))?;
@@ -48,7 +50,11 @@ fn function(body: &ToolBody, group: Option<&str>, field: impl Fn(&str) -> String
 }
 
 fn not_run(kind: &str, field: String) -> ApiError {
-    ApiError::field(field, format!("{kind} tools cannot be run by this server; define a function instead"))
+    let reason = match kind {
+        "mcp" => "this server does not call MCP servers; let the client call them, or define functions".to_owned(),
+        _ => format!("{kind} tools cannot be run by this server; define a function instead"),
+    };
+    ApiError::field(field, reason)
 }
 
 pub(crate) fn is_web_search(kind: &str) -> bool {
@@ -77,7 +83,7 @@ pub(crate) fn tool_choice(choice: Option<&Value>, tools: &[Tool]) -> Result<Choi
             other => return wrong(&format!("it is {other:?} and must be auto, none, required or an object")),
         },
         Some(Value::Object(object)) => match object.get("type").and_then(Value::as_str) {
-            Some("function") => Choice::Named(known(object.get("name"), tools, "tool_choice.name")?),
+            Some("function" | CUSTOM) => Choice::Named(known(object.get("name"), tools, "tool_choice.name")?),
             Some("allowed_tools") => allowed(object, tools)?,
             Some(other) => return wrong(&format!("{other} tools cannot be run by this server; name a function")),
             None => return wrong("it needs a type, such as function"),

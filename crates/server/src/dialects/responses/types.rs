@@ -125,6 +125,8 @@ pub(crate) struct InputItem {
     pub(crate) name: Option<String>,
     pub(crate) namespace: Option<String>,
     pub(crate) arguments: Option<String>,
+    /// Of a call of a custom tool.
+    pub(crate) input: Option<String>,
     pub(crate) output: Option<Content>,
     pub(crate) summary: Option<Vec<Object<Part>>>,
     pub(crate) encrypted_content: Option<String>,
@@ -140,6 +142,9 @@ pub(crate) struct ToolBody {
     pub(crate) description: Option<String>,
     pub(crate) parameters: Option<Box<RawValue>>,
     pub(crate) strict: Option<bool>,
+    /// The form of a custom tool's input.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) format: Option<Value>,
     /// The functions of a group.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) tools: Option<Vec<Object<ToolBody>>>,

@@ -15,6 +15,7 @@ use poncho_cache::{Links, open_regular};
 use poncho_engine::backend::llama::{missing_cpu_features, unused_cpu_features};
 use poncho_gguf::{Keep, Metadata};
 use poncho_models::Registry;
+use poncho_server::LoadingParameters;
 use poncho_shared::{Measurement, Settings, SharedStore};
 
 use crate::fit::Fitting;
@@ -130,22 +131,27 @@ fn linked_models(models_dir: Option<&Path>) -> Vec<String> {
     linked.iter().map(|model| model.name.short()).collect()
 }
 
-/// The file of an installed model; any other text is a path.
-fn file_of(model: &str, models_dir: Option<&Path>) -> PathBuf {
+/// The file of an installed model, and what its Modelfile says about loading it; any other text is a path.
+fn file_of(model: &str, models_dir: Option<&Path>) -> (PathBuf, LoadingParameters) {
     let installed = models_folder(models_dir).ok().and_then(|folder| Registry::open(folder).ok()?.resolve(model).ok());
     match installed {
-        Some(poncho_models::Resolved::Installed(installed)) => installed.model,
-        _ => PathBuf::from(model),
+        Some(poncho_models::Resolved::Installed(installed)) => {
+            let loading = LoadingParameters::of(&installed.manifest.parameters.to_json());
+            (installed.model, loading)
+        }
+        _ => (PathBuf::from(model), LoadingParameters::default()),
     }
 }
 
-fn look_at_model(path: &Path, fitting: &Fitting) -> ModelFacts {
+fn look_at_model((path, loading): &(PathBuf, LoadingParameters), fitting: &Fitting) -> ModelFacts {
     let looked = model_file::check(path).map_err(|error| error.to_string()).and_then(|()| {
         // The estimate takes a damaged head for an empty one.
         Metadata::open(path, &Keep::FACTS).map_err(|error| error.to_string())?;
-        Ok(Demand::of(&[fitting.config(path, &path.display().to_string())]))
+        let mut config = fitting.config(path, &path.display().to_string(), *loading);
+        loading.set(&mut config);
+        Ok(Demand::of(&[config]))
     });
-    ModelFacts { path: path.to_path_buf(), found: looked }
+    ModelFacts { path: path.clone(), found: looked }
 }
 
 fn look_at_folder(path: PathBuf) -> FolderFacts {

@@ -1,4 +1,8 @@
 //! A NATS server for one test, fetched by `scripts/fetch/nats.py` if it is not there.
+//!
+//! Used by the tests of the cluster, of nodes and of the command line. It listens on loopback and ends with its value.
+
+#![expect(clippy::unwrap_used, reason = "called by tests only, and a test without its server has to fail")]
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -6,7 +10,8 @@ use std::process::{Child, Command, Stdio};
 
 use tempfile::TempDir;
 
-pub(super) struct Server {
+/// See the module.
+pub struct NatsServer {
     program: PathBuf,
     folder: TempDir,
     port: u16,
@@ -29,29 +34,35 @@ fn run(program: &Path, folder: &Path, port: u16) -> Child {
     command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
 }
 
-impl Server {
-    pub(super) fn start() -> Self {
+impl NatsServer {
+    /// Starts one with an empty folder.
+    #[must_use]
+    pub fn start() -> Self {
         let (program, folder) = (program(), TempDir::new().unwrap());
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let child = run(&program, folder.path(), port);
         Self { program, folder, port, child }
     }
 
-    pub(super) fn address(&self) -> String {
+    /// Where clients reach it.
+    #[must_use]
+    pub fn address(&self) -> String {
         format!("nats://127.0.0.1:{}", self.port)
     }
 
-    pub(super) fn stop(&mut self) {
+    /// Kills it.
+    pub fn stop(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
-    pub(super) fn start_again(&mut self) {
+    /// Starts it again on the same port and folder.
+    pub fn start_again(&mut self) {
         self.child = run(&self.program, self.folder.path(), self.port);
     }
 }
 
-impl Drop for Server {
+impl Drop for NatsServer {
     fn drop(&mut self) {
         let _gone = self.child.kill();
         let _gone = self.child.wait();

@@ -1,0 +1,134 @@
+//! A cluster of the real binary: two nodes with a real model, a router and a NATS server.
+
+use std::io::{BufRead as _, BufReader};
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
+
+use poncho_testkit::NatsServer;
+use poncho_testkit::{ModelKind, model_path};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+
+use crate::served::Served;
+use crate::serving::stopping::until;
+use crate::support::{poncho, run};
+
+struct Node {
+    child: Child,
+    /// Kept open: the node writes its last lines there.
+    _stdout: BufReader<ChildStdout>,
+}
+
+impl Node {
+    fn start(folder: &Path, name: &str, server: &NatsServer) -> Self {
+        let mut command = poncho();
+        command.args(["node", "--listen", "127.0.0.1:0", "--ctx-size", "4096", "--threads", "1"]);
+        command.args(["--save-min-tokens", "16", "--parallel", "2", "--model"]).arg(model_path(ModelKind::Attention));
+        command.arg("--cache-dir").arg(folder.join(name)).args(["--node-name", name]);
+        in_cluster(&mut command, folder, server);
+        let stderr = std::fs::File::create(folder.join(format!("{name}.stderr"))).unwrap();
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr).spawn().unwrap();
+        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        let mut said = String::new();
+        while !said.contains("Ctrl-C") {
+            let read = stdout.read_line(&mut said).unwrap();
+            assert!(read > 0, "{said}{}", std::fs::read_to_string(folder.join(format!("{name}.stderr"))).unwrap());
+        }
+        assert!(said.contains(&format!("in the cluster as {name} at 127.0.0.1:")), "{said}");
+        Self { child, _stdout: stdout }
+    }
+
+    fn stop(mut self) -> Option<i32> {
+        kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
+        self.child.wait().unwrap().code()
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn in_cluster(command: &mut Command, folder: &Path, server: &NatsServer) {
+    let key = folder.join("cluster.key");
+    if !key.exists() {
+        std::fs::write(&key, "a secret of at least thirty-two bytes\n").unwrap();
+    }
+    command.args(["--cluster", &server.address(), "--cluster-key-file"]).arg(key);
+}
+
+fn cluster(folder: &Path, server: &NatsServer, words: &[&str]) -> Value {
+    let mut command = poncho();
+    command.arg("cluster").args(words).arg("--json");
+    in_cluster(&mut command, folder, server);
+    serde_json::from_str(run(&mut command).good()).unwrap()
+}
+
+fn turn(served: &Served, prompt: &str) -> Value {
+    let body = json!({ "model": "x", "prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": true });
+    served.post("/v1/completions", &body)
+}
+
+fn cached(answer: &Value) -> u64 {
+    answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or(0)
+}
+
+#[test]
+fn a_second_turn_goes_to_the_node_of_the_first_one_and_hits() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let mut server = NatsServer::start();
+    let nodes = [Node::start(folder, "one", &server), Node::start(folder, "two", &server)];
+    let mut command = poncho();
+    command.args(["route", "--port", "0"]);
+    in_cluster(&mut command, folder, &server);
+    let router = Served::start_command(&mut command, folder);
+    let names = |status: &Value| status["nodes"].as_array().unwrap().len();
+    until("both nodes are known", || names(&cluster(folder, &server, &["status"])) == 2);
+
+    let first = "Once upon a time there was a poncho that kept everything warm. ".repeat(20);
+    let answer = turn(&router, &first);
+    assert_eq!(cached(&answer), 0, "{answer}");
+    until("its row is announced", || cluster(folder, &server, &["status"])["rows"].as_u64() > Some(0));
+    let second = format!("{first}{} And then?", answer["choices"][0]["text"].as_str().unwrap());
+    let explained = cluster(folder, &server, &["explain", "--raw", &second]);
+    let home = explained["node"].as_str().unwrap().to_owned();
+    assert!(explained["considered"][0]["cached_tokens"].as_u64() > Some(0), "{explained}");
+    assert_eq!(explained["considered"][0]["source"], "local", "{explained}");
+    let answer = turn(&router, &second);
+    assert!(cached(&answer) > 0, "{answer}");
+
+    // The node takes no more requests: the other one computes the next turn.
+    assert_eq!(cluster(folder, &server, &["drain", &home])["state"], "draining");
+    let elsewhere = || cluster(folder, &server, &["explain", "--raw", &second])["node"].as_str() != Some(home.as_str());
+    until("the other node is chosen", elsewhere);
+    turn(&router, &second);
+    let mut stranger = poncho();
+    std::fs::write(folder.join("other.key"), "another secret of at least 32 bytes").unwrap();
+    stranger.args(["cluster", "status", "--cluster", &server.address(), "--cluster-key-file"]);
+    assert!(run(stranger.arg(folder.join("other.key"))).failed().contains("no node announces itself"));
+
+    server.stop();
+    assert!(turn(&router, &first)["choices"][0]["text"].is_string(), "served without NATS");
+    server.start_again();
+    for node in nodes {
+        assert_eq!(node.stop(), Some(0));
+    }
+    assert_eq!(router.stop().0, Some(0));
+}
+
+#[test]
+fn mistakes_with_clusters_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let key = folder.path().join("key");
+    let failed = |words: &[&str]| run(poncho().args(words)).failed().to_owned();
+    assert!(failed(&["route", "--port", "0"]).contains("--cluster-key-file"));
+    assert!(failed(&["route", "--port", "0", "--cluster", "nats://127.0.0.1:1"]).contains("needs --cluster-key-file"));
+    std::fs::write(&key, "short").unwrap();
+    let short = ["cluster", "status", "--cluster", "nats://127.0.0.1:1", "--cluster-key-file", key.to_str().unwrap()];
+    assert!(failed(&short).contains("32 are needed"));
+    assert!(failed(&["cluster", "status"]).contains("no cluster is named"));
+}
