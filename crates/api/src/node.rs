@@ -138,7 +138,7 @@ pub trait Node: Send + Sync {
     async fn unpin_row(&self, owner: Option<OwnerId>, key: Key) -> bool;
 
     /// Compares the copies of a row with their checksums; of an owner, only of a row of its own. A damaged copy leaves the
-    /// cache. `None` if there is no such row.
+    /// cache. `None` if the row is unknown.
     async fn verify_row(&self, owner: Option<OwnerId>, key: Key) -> Option<Vec<CopyCheck>>;
 
     /// The tokens of a row; of an owner, only of a row of its own.

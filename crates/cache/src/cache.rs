@@ -321,7 +321,7 @@ impl Cache {
     }
 
     /// Compares the stored copies of a row with their checksums; a damaged one is moved aside. Reads files. With an owner,
-    /// only a row of its own. `None` if there is no such row.
+    /// only a row of its own. `None` if the row is unknown.
     #[must_use]
     pub fn verify_row(&self, key: &Key, owner: Option<OwnerId>) -> Option<Vec<CheckedCopy>> {
         let held = self.lookup.hold(key)?;

@@ -74,7 +74,7 @@ pub enum BusError {
     /// The key.
     #[error(transparent)]
     Key(#[from] crate::seal::KeyError),
-    /// There is no such node.
+    /// The node is unknown.
     #[error("the cluster has no node {node}; `poncho cluster status` lists its nodes")]
     NoNode {
         /// Its name.

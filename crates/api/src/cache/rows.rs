@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 pub enum PinOutcome {
     /// It is pinned: it stays while others are evicted.
     Pinned,
-    /// There is no such row among those of the caller.
+    /// The caller has no row with this key.
     NoRow,
     /// Pinned rows would take more than half of a tier.
     TooLarge {

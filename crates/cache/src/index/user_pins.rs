@@ -24,7 +24,7 @@ pub(crate) struct UserPins(BTreeMap<Key, Vec<Option<OwnerId>>>);
 pub enum Pinned {
     /// It is pinned.
     Yes,
-    /// There is no such row among those of the owner.
+    /// The owner has no row with this key.
     NoRow,
     /// Pinned rows would take more than half of a tier.
     TooLarge {

@@ -71,7 +71,7 @@ impl ServerHandler for Tools {
             models::NAME => answer(arguments, async |read| models::call(client, read).await).await,
             ask::NAME => answer(arguments, async |read| ask::call(client, read, &context).await).await,
             other => {
-                let reason = format!("there is no tool {other:?}; the tools are explain, requests, cache, models, ask");
+                let reason = format!("unknown tool {other:?}; the tools are explain, requests, cache, models, ask");
                 return Err(ErrorData::invalid_params(reason, None));
             }
         };

@@ -156,7 +156,7 @@ async fn wrong_arguments_are_errors_that_a_model_can_read() {
             assert!(said.contains(part), "{transport} {name} {arguments}: {said}");
         }
         let unknown = session.call_tool(rmcp::model::CallToolRequestParams::new("nothing")).await.unwrap_err();
-        assert!(unknown.to_string().contains("there is no tool \"nothing\""), "{unknown}");
+        assert!(unknown.to_string().contains("unknown tool \"nothing\""), "{unknown}");
     }
 }
 

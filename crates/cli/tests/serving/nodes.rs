@@ -6,7 +6,7 @@ mod pulls;
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use poncho_testkit::{ModelKind, model_path};
@@ -36,20 +36,26 @@ fn certificates(folder: &Path) {
     assert!(made.good().contains("--node-cert"), "{}", made.stdout);
 }
 
+/// Starts a node and waits until it computes: its process, its output from there on, and what it printed.
+fn started(command: &mut Command, folder: &Path, name: &str) -> (Child, BufReader<ChildStdout>, String) {
+    let stderr = std::fs::File::create(folder.join(format!("{name}.stderr"))).unwrap();
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr).spawn().unwrap();
+    let mut stdout = BufReader::new(child.stdout.take().unwrap());
+    let mut said = String::new();
+    while !said.contains("Ctrl-C") {
+        let read = stdout.read_line(&mut said).unwrap();
+        assert!(read > 0, "{said}{}", std::fs::read_to_string(folder.join(format!("{name}.stderr"))).unwrap());
+    }
+    (child, stdout, said)
+}
+
 impl Node {
     fn start(folder: &Path, name: &str, listen: &str) -> Self {
         let mut command = poncho();
         command.args(["node", "--listen", listen, "--ctx-size", "4096", "--threads", "1", "--exact"]);
         command.args(["--save-min-tokens", "16", "--parallel", "2", "--model"]).arg(model_path(ModelKind::Attention));
         command.arg("--cache-dir").arg(folder.join(name)).args(certificate(folder, "127.0.0.1"));
-        let stderr = std::fs::File::create(folder.join(format!("{name}.stderr"))).unwrap();
-        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr).spawn().unwrap();
-        let mut stdout = BufReader::new(child.stdout.take().unwrap());
-        let mut said = String::new();
-        while !said.contains("Ctrl-C") {
-            let read = stdout.read_line(&mut said).unwrap();
-            assert!(read > 0, "{said}{}", std::fs::read_to_string(folder.join(format!("{name}.stderr"))).unwrap());
-        }
+        let (child, stdout, said) = started(&mut command, folder, name);
         let line = said.lines().find(|line| line.starts_with("computing")).unwrap();
         assert!(line.ends_with("with certificates"), "{line}");
         let address = line.split_whitespace().find(|word| word.starts_with("127.0.0.1:")).unwrap().to_owned();

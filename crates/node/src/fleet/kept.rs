@@ -98,7 +98,7 @@ impl Kept {
     }
 
     /// The nodes that a cluster announces, with whether they take requests. Returns the numbers of those that are new;
-    /// each needs a task. Those that are no longer announced and do not answer leave.
+    /// each needs a task. Those that nobody announces and that do not answer leave.
     pub(super) fn adopt(&self, announced: &[(NodeAddress, bool)]) -> Vec<usize> {
         let mut new = Vec::new();
         let mut places = lock(&self.places);

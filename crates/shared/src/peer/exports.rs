@@ -29,7 +29,7 @@ const EXPORTS_AT_ONCE: usize = 2;
 /// Why a row is not served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NotServed {
-    /// There is no such row for this owner.
+    /// The owner has no row with this key.
     Missing,
     /// There is no room for it now, or it can never fit.
     Busy,

@@ -109,8 +109,7 @@ pub(super) async fn call(client: &Client, asked: Arguments) -> Result<Explanatio
 async fn explain_request(client: &Client, id: u64) -> Result<Explanation, ToolError> {
     match reading::model_report(client, &format!("/api/requests/{id}/why")).await {
         Err(ToolError::NoPath { .. }) => {
-            let reason =
-                format!("request {id} is not known, or its prompt is no longer kept; list them with `requests`");
+            let reason = format!("request {id} is not known, or its prompt was dropped; list them with `requests`");
             Err(ToolError::Arguments { reason })
         }
         explained => explained,

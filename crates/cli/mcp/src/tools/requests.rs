@@ -107,7 +107,7 @@ pub(super) async fn call(client: &Client, asked: Arguments) -> Result<Requests, 
         request.stage == "ended" && request.new_tokens.is_some_and(|new| new > 0) && loaded.contains(&request.model)
     };
     for request in requests.iter_mut().filter(explained) {
-        // A prompt that is no longer kept has no cause.
+        // A prompt that was dropped has no cause.
         request.why = report(client, &format!("/api/requests/{}/why", request.id)).await.ok();
     }
     Ok(Requests { requests })

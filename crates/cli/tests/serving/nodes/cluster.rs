@@ -1,8 +1,8 @@
 //! A cluster of the real binary: two nodes with a real model, a router and a NATS server.
 
-use std::io::{BufRead as _, BufReader};
+use std::io::BufReader;
 use std::path::Path;
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdout, Command};
 
 use poncho_testkit::NatsServer;
 use poncho_testkit::{ModelKind, model_path};
@@ -26,14 +26,7 @@ impl Node {
         command.args(["--save-min-tokens", "16", "--parallel", "2", "--model"]).arg(model_path(ModelKind::Attention));
         command.arg("--cache-dir").arg(folder.join(name)).args(["--node-name", name]);
         in_cluster(&mut command, folder, server);
-        let stderr = std::fs::File::create(folder.join(format!("{name}.stderr"))).unwrap();
-        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr).spawn().unwrap();
-        let mut stdout = BufReader::new(child.stdout.take().unwrap());
-        let mut said = String::new();
-        while !said.contains("Ctrl-C") {
-            let read = stdout.read_line(&mut said).unwrap();
-            assert!(read > 0, "{said}{}", std::fs::read_to_string(folder.join(format!("{name}.stderr"))).unwrap());
-        }
+        let (child, stdout, said) = super::started(&mut command, folder, name);
         assert!(said.contains(&format!("in the cluster as {name} at 127.0.0.1:")), "{said}");
         Self { child, _stdout: stdout }
     }

@@ -1,8 +1,8 @@
 //! Rows that travel between nodes, and KV events of a server: the real binary with a real model, NATS and ZeroMQ.
 
-use std::io::{BufRead as _, BufReader};
+use std::io::BufReader;
 use std::path::Path;
-use std::process::{Child, ChildStdout, Stdio};
+use std::process::{Child, ChildStdout};
 use std::time::{Duration, Instant};
 
 use poncho_testkit::NatsServer;
@@ -30,14 +30,7 @@ impl Node {
         command.args(["--save-min-tokens", "16", "--node-name", name, "--cluster", &bus.address()]);
         command.arg("--cluster-key-file").arg(key).arg("--model").arg(model_path(ModelKind::Attention));
         command.arg("--cache-dir").arg(folder.join(name));
-        let stderr = std::fs::File::create(folder.join(format!("{name}.stderr"))).unwrap();
-        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr).spawn().unwrap();
-        let mut stdout = BufReader::new(child.stdout.take().unwrap());
-        let mut said = String::new();
-        while !said.contains("Ctrl-C") {
-            let read = stdout.read_line(&mut said).unwrap();
-            assert!(read > 0, "{said}{}", std::fs::read_to_string(folder.join(format!("{name}.stderr"))).unwrap());
-        }
+        let (child, stdout, said) = super::started(&mut command, folder, name);
         let line = said.lines().find(|line| line.starts_with("computing")).unwrap();
         let address = line.split_whitespace().find(|word| word.starts_with("127.0.0.1:")).unwrap().to_owned();
         Self { child, _stdout: stdout, address }
