@@ -16,13 +16,14 @@ STEP := @scripts/step.sh
 # What bootstrap makes sure of besides the build's own tools. A model that is there needs no pip.
 NEEDS :=
 test: NEEDS := pip venv
-agents: NEEDS := venv
-bench model deployment fit-matrix: NEEDS := $(if $(wildcard $(DEFAULT_MODEL)),,pip)
+agents open-webui: NEEDS := venv
+bench model deployment fit-matrix drafts-peer cluster-figures: NEEDS := $(if $(wildcard $(DEFAULT_MODEL)),,pip)
+shared-figures: NEEDS := pip
 run: NEEDS := $(if $(MODEL)$(wildcard $(DEFAULT_MODEL)),,pip)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run build dist test check bench doc fuzz model newcomer deployment boundary turmoil fit-matrix agents peer gpu-bundle bootstrap
+.PHONY: help run build cpu-builds dist test check bench doc fuzz model newcomer deployment boundary drafts-peer turmoil fit-matrix agents open-webui peer gpu-bundle bootstrap shared-figures cluster-figures
 
 # What needs no compiled llama.cpp comes first: a stray space must not cost a build.
 define CHECKS
@@ -49,7 +50,10 @@ build: bootstrap ## Build the binaries poncho and poncho-bench (BACKEND=cuda, hi
 	$(STEP) 'build' cargo build -p poncho -p poncho-bench --release
 	$(if $(BACKEND),$(STEP) 'backend $(BACKEND)' scripts/gpu/build_backend.py $(BACKEND) --poncho $(PONCHO) --jobs $$(nproc))
 
-dist: build ## Pack the binaries into target/dist: an archive, a Debian package, a Python wheel; each is tried
+cpu-builds: build ## Build poncho for newer CPUs too (AVX-512, AVX-VNNI); the program takes the best one that works
+	$(STEP) 'builds for newer CPUs' scripts/dist/cpu_builds.py $(ARGS)
+
+dist: cpu-builds ## Pack the binaries into target/dist: an archive, a Debian package, a Python wheel; each is tried
 	$(STEP) 'packages' scripts/dist/archive.py
 
 test: bootstrap ## Everything that CI checks: format, lints, docs, all tests, a short fuzz run
@@ -59,7 +63,9 @@ test: bootstrap ## Everything that CI checks: format, lints, docs, all tests, a 
 	$(STEP) 'default model' scripts/fetch/model.py
 	$(STEP) 'templates of llama.cpp' scripts/fetch/llama_cpp.py
 	$(STEP) 'object store of the tests' scripts/fetch/seaweedfs.py
+	$(STEP) 'second object store of the tests' scripts/fetch/azurite.py
 	$(STEP) 'NATS server' scripts/fetch/nats.py
+	$(STEP) 'schema of Kubernetes' scripts/fetch/kubernetes.py
 	$(STEP) 'tests' cargo nextest run --workspace --release
 	$(STEP) 'clients: SDKs, contract, soak' tests/clients/run.py
 	$(STEP) 'console in a browser' scripts/console.sh browser
@@ -99,16 +105,33 @@ deployment: build model ## Try packaging/ for real: nginx, caddy, systemd, a con
 boundary: build model ## Measure what the engine's own process costs, beside an engine in the server's process
 	$(STEP) 'boundary' crates/bench/boundary.py
 
+drafts-peer: build model peer ## Measure drafts on the CPU beside llama-server with n-gram drafts (docs/drafts.md)
+	$(STEP) 'drafts' crates/bench/drafts_peer.py
+
 turmoil: bootstrap ## End the engine 200 times at random moments under eight streams, and print how long they waited
 	$(STEP) 'turmoil' env PONCHO_TURMOIL=50 cargo nextest run --release -p poncho --no-capture -E 'test(turmoil)'
 
+shared-figures: build model ## Measure the shared cache with SeaweedFS: beside a plain GET, with stores that fail (ARGS="remote faults": some parts)
+	$(STEP) 'object store' scripts/fetch/seaweedfs.py
+	$(STEP) 'plain client of the store' cargo build -p poncho-shared --example raw_get --release
+	$(STEP) 'shared cache' crates/bench/shared/figures.py $(ARGS)
+
 fit-matrix: bootstrap model ## Start on hosts of 2 to 16 GiB and plan large models for GPUs, and print tables (docs/fit.md)
 	$(STEP) 'fit matrix' env PONCHO_FIT_MATRIX=1 cargo nextest run --release -p poncho --no-capture -E 'test(fit_matrix)'
+
+cluster-figures: build model ## Measure and break a cluster of four nodes, and print figures (docs/cluster.md; TRACES names recorded conversations)
+	$(STEP) 'NATS server' scripts/fetch/nats.py
+	$(STEP) 'pulls' cargo build -p poncho-shared --example pull_rate --release
+	$(STEP) 'pulls through a line of 1 Gbit' scripts/with_line.sh 1gbit $(CARGO_TARGET_DIR)/release/examples/pull_rate 256
+	$(STEP) 'cluster figures' env PONCHO_CLUSTER_FIGURES=1 $(if $(TRACES),PONCHO_CLUSTER_TRACES=$(TRACES)) cargo nextest run --release -p poncho --no-capture -E 'test(figures)'
 
 agents: bootstrap ## Run real agents as docs/agents.md sets them up (nightly; installs 2 GB of clients)
 	$(STEP) 'build' cargo build -p poncho --release
 	$(STEP) 'stub server' cargo build -p poncho-server --examples --release
 	$(STEP) 'agents' tests/clients/agents.py $(ARGS)
+
+open-webui: build model ## Run Open WebUI in a browser as docs/agents.md sets it up (nightly; installs 1.8 GB)
+	$(STEP) 'Open WebUI' tests/clients/open_webui.py $(ARGS)
 
 bootstrap: ## Install what the build needs and is missing (the other targets do this first)
 	@scripts/bootstrap.sh $(NEEDS)

@@ -1,11 +1,14 @@
 #!/bin/sh
-# Builds the page of the console with npm, checks it, or tests it in a real browser.
+# Builds the page of the console with npm, checks it, tests it in a real browser, or measures it there.
 #
-# usage: scripts/console.sh build | check | browser
+# usage: scripts/console.sh build | check | browser [FOLDER] | frames [ROUNDS] | streams MODEL.gguf [ROUNDS] [--apart]
+#        | open-webui URL MODEL MODEL
 #
 # `build` never fails for want of node or npm's packages: the server is built without the console then. `check` also
 # runs the type checker and the linter, and `browser` the tests in crates/console/web/test, which need the example
-# `console_server` of poncho-server. Packages come from npm's registry by the pins of the lock files.
+# `console_server` of poncho-server; with a folder they write screenshots there. `frames` measures the page with many rows
+# and requests, `streams` what an open page costs a server, and `open-webui` uses another front end as a user does. Packages
+# come from npm's registry by the pins of the lock files.
 set -eu
 
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
@@ -24,8 +27,8 @@ install() {
 }
 
 if ! command -v node >/dev/null || ! command -v npm >/dev/null; then
-    if [ "$step" = browser ]; then
-        echo 'console: the tests in a browser need node 20 or newer; install it' >&2
+    if [ "$step" != build ] && [ "$step" != check ]; then
+        echo 'console: tests and measurements in a browser need node 20 or newer; install it' >&2
         exit 1
     fi
     echo 'console: node and npm are not installed; the server is built without the console'
@@ -42,12 +45,16 @@ check)
     install "$web"
     (cd "$web" && npm run --silent check && npm run --silent build)
     ;;
-browser)
+browser | frames | streams | open-webui)
     install "$web/test"
-    cd "$web/test" && exec node run.mjs
+    shift
+    if [ "$step" = browser ]; then
+        step=run
+    fi
+    exec node "$web/test/$(echo "$step" | tr - _).mjs" "$@"
     ;;
 *)
-    echo "console: $step is not a step; use build, check or browser" >&2
+    echo "console: $step is not a step; use build, check, browser, frames, streams or open-webui" >&2
     exit 2
     ;;
 esac

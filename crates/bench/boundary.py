@@ -3,8 +3,8 @@
 #
 # Called by `make boundary`. Two servers of the same binary and model run side by side, and each figure is taken from one
 # and then from the other, so that a busy machine is as busy for both. Printed: first token of a short prompt, an exact hit
-# of 2,000 tokens, tokens per second of 16 streams, each with quartiles of the pairs, and the memory of the server's own
-# process. The short prompt repeats, so that one token is computed and the boundary is not lost in the noise of prefill.
+# of 2,000 tokens, tokens per second of 16 streams and the processor time that they take (which other programs hardly
+# change), each with quartiles of the pairs, and the memory of the server's own process. The short prompt repeats, so that one token is computed and the boundary is not lost in the noise of prefill.
 import concurrent.futures
 import http.client
 import json
@@ -54,10 +54,19 @@ class Server:
         return first, time.perf_counter() - started - first
 
     def resident(self):
-        """Megabytes of the server's process that no file backs, and all of them."""
-        status = pathlib.Path(f"/proc/{self.process.pid}/status").read_text()
-        kilobytes = {line.split(":")[0]: int(line.split()[1]) for line in status.splitlines() if line.endswith(" kB")}
-        return kilobytes["RssAnon"] / 1000, kilobytes["VmRSS"] / 1000
+        """Megabytes of the server's process: those that no file backs, its share (pages of the program count in part for
+        each process that uses them, such as the engine's), and all of them."""
+        lines = pathlib.Path(f"/proc/{self.process.pid}/smaps_rollup").read_text().splitlines()
+        kilobytes = {line.split(":")[0]: int(line.split()[1]) for line in lines if line.endswith(" kB")}
+        return [kilobytes[name] * 1.024 / 1000 for name in ("Pss_Anon", "Pss", "Rss")]
+
+    def processor_seconds(self):
+        """Of the server and its engine."""
+        processes = [self.process.pid]
+        for task in pathlib.Path(f"/proc/{self.process.pid}/task").iterdir():
+            processes += [int(child) for child in (task / "children").read_text().split()]
+        fields = [pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split() for pid in processes]
+        return sum(int(field[11]) + int(field[12]) for field in fields) / os.sysconf("SC_CLK_TCK")
 
     def stop(self):
         self.process.terminate()
@@ -69,11 +78,12 @@ def text(words, start):
 
 
 def together(server):
-    """Tokens per second of all streams, after their first tokens."""
+    """Tokens per second of all streams, and milliseconds of processor time for each token."""
     with concurrent.futures.ThreadPoolExecutor(STREAMS) as pool:
-        started = time.perf_counter()
+        started, used = time.perf_counter(), server.processor_seconds()
         list(pool.map(lambda number: server.stream(f"Stream {number} begins", REPLY), range(STREAMS)))
-        return STREAMS * REPLY / (time.perf_counter() - started)
+        seconds, used = time.perf_counter() - started, server.processor_seconds() - used
+        return STREAMS * REPLY / seconds, 1000 * used / (STREAMS * REPLY)
 
 
 def show(what, pairs, unit, change, bound):
@@ -110,9 +120,14 @@ def main():
             long = pairs(ROUNDS, first(text(1700, 0)))
             show("first token, exact hit of a long prompt", long, "ms", difference, "at most 1 ms more")
             decode = pairs(max(4, ROUNDS // 4), together)
-            show(f"{STREAMS} streams", decode, "tokens/s", lambda own, child: child / own, "at least 0.98")
-            anonymous, all_of_it = servers[1].resident()
-            print(f"memory of the server beside a child: {anonymous:.1f} MB, {all_of_it:.1f} MB with its program (at most 40)")
+            ratio = lambda own, child: child / own
+            speed = [tuple(one[0] for one in pair) for pair in decode]
+            show(f"{STREAMS} streams", speed, "tokens/s", ratio, "at least 0.98")
+            work = [tuple(one[1] for one in pair) for pair in decode]
+            show(f"{STREAMS} streams, processor time", work, "ms a token", ratio, "at most 1.02")
+            own, share, whole = servers[1].resident()
+            print(f"memory of the server beside a child: {share:.1f} MB (at most 40): {own:.1f} MB of its own and its share", end=" ")
+            print(f"of the program; with all of the program {whole:.1f} MB")
         finally:
             for server in servers:
                 server.stop()

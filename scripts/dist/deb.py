@@ -18,6 +18,8 @@ def place(name):
     folder, _, file = name.rpartition("/")
     if name in ("poncho", "poncho-bench"):
         return f"usr/bin/{name}", 0o755
+    if folder == "poncho-cpu":
+        return f"usr/lib/poncho/cpu/{file}", 0o755
     if folder == "man":
         return f"usr/share/man/man1/{file}", 0o644
     if name == "LICENSE":

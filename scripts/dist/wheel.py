@@ -27,6 +27,9 @@ def build(pieces, version, when):
                 "Summary: Local LLM server that never reads a prompt twice\n")
     wheel = f"Wheel-Version: 1.0\nGenerator: poncho\nRoot-Is-Purelib: false\nTag: {tag}\n"
     files = {f"poncho-{version}.data/scripts/{name}": (pieces[name].read_bytes(), 0o755) for name in BINARIES}
+    for name, path in pieces.items():
+        if name.startswith("poncho-cpu/"):
+            files[f"poncho-{version}.data/data/lib/poncho/cpu/{path.name}"] = (path.read_bytes(), 0o755)
     files[f"{info}/METADATA"] = (metadata.encode(), 0o644)
     files[f"{info}/WHEEL"] = (wheel.encode(), 0o644)
     files[f"{info}/licenses/LICENSE"] = (pieces["LICENSE"].read_bytes(), 0o644)

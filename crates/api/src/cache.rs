@@ -8,7 +8,7 @@ pub(crate) mod rows;
 
 use std::time::Duration;
 
-use poncho_kinds::{Key, SaveReason, Tier};
+use poncho_kinds::{HitTier, Key, SaveReason, Tier};
 use serde::{Deserialize, Serialize};
 
 pub use follow::{RowBatch, RowChange, StoredRow};
@@ -193,6 +193,21 @@ pub struct Explained {
     pub row: Option<ExplainedRow>,
     /// Where the prompt and that row differ.
     pub divergence: Option<Divergence>,
+    /// A longer beginning of the prompt that other machines have.
+    pub remote: Option<RemotePrefix>,
+}
+
+/// A beginning of a prompt that can be fetched from other machines.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RemotePrefix {
+    /// The name of its row.
+    pub key: Key,
+    /// How many leading tokens it has.
+    pub tokens: usize,
+    /// Bytes of the row with everything it builds on.
+    pub bytes: u64,
+    /// Where it is: in the shared tier, or in another node.
+    pub tier: HitTier,
 }
 
 /// A message of a conversation.

@@ -32,8 +32,8 @@ mod turn;
 pub use cache::rows::{CopyCheck, EvictionSum, PinOutcome, RowTokens};
 pub use cache::{
     Around, CacheReport, Cause, CauseWords, Counter, Divergence, Explained, ExplainedRow, MessagePlace, PastLookup,
-    PressureReport, Resumption, RowBatch, RowChange, RowPage, RowReport, SharedTierReport, StoredRow, TierHealth,
-    TierReport,
+    PressureReport, RemotePrefix, Resumption, RowBatch, RowChange, RowPage, RowReport, SharedTierReport, StoredRow,
+    TierHealth, TierReport,
 };
 pub use chat::{ChatSettings, HygieneRule, Normalised, ReplayScope};
 pub use completion::{Completion, FinishReason, TokenLogprob, TokenProbability};

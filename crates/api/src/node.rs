@@ -93,6 +93,12 @@ pub trait Node: Send + Sync {
     /// The loaded model of that name.
     fn model(&self, id: &str) -> Option<Arc<dyn NodeModel>>;
 
+    /// Waits for models that are expected to appear, for a bounded time. Returns whether there may be others than before;
+    /// at once, if none are expected.
+    async fn await_models(&self) -> bool {
+        false
+    }
+
     /// Whether a model of that name is loaded.
     fn has_model(&self, id: &str) -> bool {
         self.model(id).is_some()

@@ -65,16 +65,16 @@ pub(crate) enum Command {
         poncho route --cluster nats://10.0.0.1:4222 --cluster-key-file cluster.key --api-key secret\n\n\
         Nodes on other machines need certificates, as for `poncho serve --node`.")]
     Route(ServeArgs),
-    /// Inspect a cluster: its nodes, where a prompt would go, and nodes that take no more requests
+    /// Inspect a cluster, show where a prompt would be routed, and drain nodes
     #[command(
         arg_required_else_help = true,
         after_help = "Examples:\n  poncho cluster status\n  poncho cluster explain 'Why is the sky blue?'"
     )]
     Cluster(ClusterCommand),
-    /// Lend the devices of this machine to a Poncho on another one
+    /// Lend the devices of this machine to a Poncho server on another machine
     #[command(
         after_help = "Examples:\n  poncho rpc-worker\n  poncho serve --model model.gguf --rpc 127.0.0.1:50052\n\n\
-        The protocol is llama.cpp's and has no keys: put a tunnel before it (docs/devices.md)."
+        The protocol is llama.cpp's and has no authentication: use it through a tunnel (docs/devices.md)."
     )]
     RpcWorker(RpcWorkerArgs),
     /// Inspect a cache folder, check it, and free space in it
@@ -110,9 +110,9 @@ pub(crate) enum Command {
     /// Run a coding agent with a model of this machine: its address, model and context are set, and no file is changed
     #[command(after_help = "Examples:\n  poncho launch\n  poncho launch claude\n  \
         poncho launch codex --model qwen3:8b -- exec 'explain this project'\n  poncho launch aider --print\n\n\
-        A server that runs is used; otherwise one is started for the agent and ended with it.")]
+        A running server is used; otherwise one is started, and stopped when the agent exits.")]
     Launch(Box<LaunchArgs>),
-    /// Serve tools to agents over MCP: why a prompt is read again, the cache, the models, one prompt to a model
+    /// Serve tools to agents over MCP: explain cache misses, inspect the cache and the models, send a prompt to a model
     #[command(
         after_help = "Examples:\n  claude mcp add poncho -- poncho mcp\n  poncho mcp --listen 127.0.0.1:8090\n\n\
         The tools ask a running server; without one they answer with an error (docs/agents.md)."

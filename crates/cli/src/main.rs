@@ -12,6 +12,7 @@ mod commands;
 mod fit;
 mod serving;
 mod settings;
+mod variants;
 
 use std::io::{self, BufWriter, Write};
 use std::process::ExitCode;
@@ -41,9 +42,11 @@ const NO_SETTINGS: &str = "the command has no settings";
 fn main() -> ExitCode {
     let words: Vec<std::ffi::OsString> = std::env::args_os().collect();
     let child = probing::child(&words).or_else(|| devices::child(&words)).or_else(|| fit::child::child(&words));
+    let child = child.or_else(|| variants::child(&words));
     if let Some(code) = child {
         return code;
     }
+    variants::take_over(&words);
     // Starting llama.cpp takes time that other commands do not spend.
     let asks_versions = words.iter().any(|word| word == "--version");
     let command = if asks_versions { args::command_with_versions() } else { args::command() };

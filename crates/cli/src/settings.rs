@@ -147,6 +147,9 @@ pub(crate) const SETTINGS: &[Setting] = &[
     Setting::new("write_timeout", Kind::Quantity, Group::Network),
     Setting::new("max_upload", Kind::Quantity, Group::Network),
     Setting::new("upload_timeout", Kind::Quantity, Group::Network),
+    Setting::new("mcp_server", Kind::Pairs, Group::Network),
+    Setting::new("mcp_header", Kind::Pairs, Group::Network),
+    Setting::new("mcp_timeout", Kind::Quantity, Group::Network),
     Setting::new("node", Kind::List, Group::Nodes),
     Setting::new("node_cert", Kind::Path, Group::Nodes),
     Setting::new("node_key", Kind::Path, Group::Nodes),
@@ -225,9 +228,6 @@ pub(crate) const SETTINGS: &[Setting] = &[
 /// The commands that take every setting.
 const COMMANDS: [&str; 6] = ["serve", "node", "route", "config", "doctor", "fit"];
 
-/// The settings of nodes and routers in a cluster.
-const CLUSTER: [&str; 6] = ["cluster", "cluster_key_file", "advertise", "node_name", "hints_listen", "pull_listen"];
-
 /// The flag that names the settings file; it is not a setting itself.
 const FILE_FLAG: &str = "config";
 
@@ -252,8 +252,7 @@ pub(crate) fn with_settings(command: Command) -> Command {
         .value_name("FILE")
         .value_parser(clap::value_parser!(std::path::PathBuf))
         .help("Read settings from this file [env: PONCHO_CONFIG] [default: ~/.config/poncho/poncho.toml if it exists]");
-    let command = command
-        .mut_subcommand("serve", |serve| serve.mut_args(with_variable).mut_args(without_cluster).arg(file.clone()));
+    let command = command.mut_subcommand("serve", |serve| serve.mut_args(with_variable).arg(file.clone()));
     let command =
         command.mut_subcommand("node", |node| node.mut_args(with_variable).mut_args(without_http).arg(file.clone()));
     let command = command
@@ -283,12 +282,6 @@ fn without_engine(flag: Arg) -> Arg {
     let is_engine = find(name)
         .is_some_and(|setting| matches!(setting.group, Group::Models | Group::Cache | Group::Computing) && !is_used);
     if is_of_node || is_engine { flag.hide(true) } else { flag }
-}
-
-/// A server with its own models is not part of a cluster, but may share the settings file of a node.
-fn without_cluster(flag: Arg) -> Arg {
-    let is_cluster = CLUSTER.contains(&flag.get_id().as_str());
-    if is_cluster { flag.hide(true) } else { flag }
 }
 
 /// The flag with its variable in its help.

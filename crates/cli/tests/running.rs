@@ -49,6 +49,8 @@ pub(crate) fn without_settings(program: impl AsRef<OsStr>) -> Command {
     }
     // The developer's own settings must not reach the tests.
     command.env("XDG_CONFIG_HOME", "/nonexistent");
+    // Nor may a build for this CPU that lies beside the program.
+    command.env("PONCHO_CPU_BUILD", "base");
     // No folder of models: the user's own must not be touched.
     command.env("XDG_DATA_HOME", "/nonexistent");
     command

@@ -7,6 +7,7 @@ pub(crate) mod fit_matrix;
 pub(crate) mod fitting;
 pub(crate) mod named_models;
 pub(crate) mod nodes;
+pub(crate) mod poison;
 pub(crate) mod reply_lines;
 pub(crate) mod shared_rows;
 pub(crate) mod stopping;

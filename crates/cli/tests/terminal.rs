@@ -48,7 +48,12 @@ impl Terminal {
         let mut command = CommandBuilder::new(env!("CARGO_BIN_EXE_poncho"));
         command.args(words);
         command.env_clear();
-        let always = [("TERM", "xterm-256color"), ("PATH", "/usr/bin:/bin"), ("HOME", home.to_str().unwrap())];
+        let always = [
+            ("TERM", "xterm-256color"),
+            ("PATH", "/usr/bin:/bin"),
+            ("HOME", home.to_str().unwrap()),
+            ("PONCHO_CPU_BUILD", "base"),
+        ];
         for (name, value) in always.iter().chain(variables) {
             command.env(name, value);
         }

@@ -4,7 +4,8 @@
 //! them) with the tokens of a model; nothing is computed by that model. Each reply is forced: a step draws its own token and
 //! those that a draft guessed right. The numbers of rows are chosen as in the engine, with the step times of a graphics card.
 //! `-- MODEL TRACES speed 1,4 8` plays one of 8 exchanges through the engine with 1 and 4 streams instead, and prints decode
-//! speeds with and without drafts; `-- MODEL TRACES tokens FILE` writes the tokens, and FILE takes the place of TRACES for a
+//! speeds with and without drafts; a third number keeps that many tokens of each prompt. `-- MODEL TRACES steps` prints times
+//! of calls by their number of rows; `-- MODEL TRACES tokens FILE` writes the tokens, and FILE takes the place of TRACES for a
 //! model with another vocabulary. Without arguments, as `make bench` runs it, only the index is measured, on generated rows.
 
 #![expect(clippy::indexing_slicing, clippy::unwrap_used, reason = "a benchmark may stop at once")]
@@ -15,6 +16,8 @@ mod forced;
 mod rivals;
 #[path = "drafts/speed.rs"]
 mod speed;
+#[path = "drafts/steps.rs"]
+mod steps;
 #[path = "drafts/traces.rs"]
 mod traces;
 
@@ -361,10 +364,13 @@ fn main() {
             LlamaBackend.load_model(&options).unwrap()
         });
         match more {
+            ["steps"] => return steps::print(Path::new(path)),
             ["tokens", file] => return traces::write(Path::new(file), &traces),
-            ["speed", streams, share] => {
-                let streams: Vec<usize> = streams.split(',').map(|count| count.parse().unwrap()).collect();
-                return speed::print(Path::new(path), &traces, &streams, share.parse().unwrap());
+            ["speed", streams, share, prompt @ ..] => {
+                let streams = streams.split(',').map(|count| count.parse().unwrap()).collect();
+                let prompt = prompt.first().map(|tokens| tokens.parse().unwrap());
+                let plan = speed::Plan { streams, share: share.parse().unwrap(), prompt };
+                return speed::print(Path::new(path), traces, &plan);
             }
             _ => {
                 table(&traces);

@@ -182,6 +182,7 @@ fn throughput(path: &std::path::Path, count: u32, length: usize, rounds: usize) 
     let cache = Arc::new(Cache::open(CacheConfig::in_memory(1 << 20)).unwrap());
     let model = Model::load(no_saves(config(path, count)), backend, cache).unwrap();
     let (mut prefills, mut replies, mut overheads, mut rates) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let mut reads = Vec::new();
     for round in 0..=rounds {
         let number = |seq: u32| u32::try_from(round).unwrap() * 16 + seq;
         let prompts: Vec<Vec<u32>> = (0..count).map(|seq| prompt(number(seq), length)).collect();
@@ -195,13 +196,15 @@ fn throughput(path: &std::path::Path, count: u32, length: usize, rounds: usize) 
         // The first round warms caches and threads up.
         if round > 0 {
             prefills.push(bare.0.as_secs_f64() / ours.prefill.as_secs_f64());
+            reads.push(prompts.iter().map(Vec::len).sum::<usize>() as f64 / ours.prefill.as_secs_f64());
             replies.push(bare.1.as_secs_f64() / ours.generation.as_secs_f64());
             rates.push(f64::from(count * (REPLY - 1)) / ours.generation.as_secs_f64());
             overheads.push(ours.overhead * 100.0);
         }
     }
     if length == READ {
-        println!("prefill of {length} tokens, {count} request: {} of the bare loop", shown(prefills));
+        let (of_bare, reads) = (shown(prefills), shown(reads));
+        println!("prefill of {length} tokens, {count} request: {of_bare} of the bare loop; tokens/s {reads}");
     } else {
         println!("decode, {count} requests: {} of the bare loop; tokens/s {}", shown(replies), shown(rates));
         println!("worker's own time, {count} requests: {} % of the decode time", shown(overheads));

@@ -23,7 +23,10 @@ pub(crate) trait Checked {
     fn grid(&self) -> Option<Grid>;
 
     /// The checked row budget of a tick.
-    fn budget(&self, n_batch: u32, n_seq: u32) -> Result<Budget, EngineError>;
+    ///
+    /// `fetches`: rows may come from other machines while a prompt is computed, and are taken over at the end of a tick,
+    /// not before.
+    fn budget(&self, n_batch: u32, n_seq: u32, fetches: bool) -> Result<Budget, EngineError>;
 }
 
 impl Checked for ModelConfig {
@@ -53,7 +56,7 @@ impl Checked for ModelConfig {
         (self.exactness != Exactness::Off).then_some(Grid(self.exact_grid))
     }
 
-    fn budget(&self, n_batch: u32, n_seq: u32) -> Result<Budget, EngineError> {
+    fn budget(&self, n_batch: u32, n_seq: u32, fetches: bool) -> Result<Budget, EngineError> {
         let n_batch = n_batch as usize;
         let chunk = match self.prefill_chunk {
             PrefillChunk::Default => Some(Budget::default_chunk(n_batch)),
@@ -61,8 +64,8 @@ impl Checked for ModelConfig {
             PrefillChunk::Unlimited => None,
         };
         let budget = Budget::new(n_batch, chunk, n_seq as usize, self.grid().map(|grid| grid.0))?;
-        // With one sequence nobody else waits for the end of a tick.
-        let is_paced = self.prefill_chunk == PrefillChunk::Default && n_seq > 1;
+        // With one sequence nobody else waits for the end of a tick; a fetched row does.
+        let is_paced = self.prefill_chunk == PrefillChunk::Default && (n_seq > 1 || fetches);
         Ok(if is_paced { budget.paced() } else { budget })
     }
 }

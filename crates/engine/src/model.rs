@@ -134,7 +134,7 @@ impl Model {
             streams: Arc::new(Streams::default()),
             sessions: SessionList::default(),
             embeddings: OpenEmbeddings::default(),
-            running: Running::default(),
+            running: Arc::new(Running::default()),
             readers: Arc::default(),
             context_hash: OnceLock::new(),
             adapters: Mutex::default(),

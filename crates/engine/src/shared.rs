@@ -52,7 +52,7 @@ pub(crate) struct Shared {
     /// Calls for embeddings without an answer.
     pub(crate) embeddings: OpenEmbeddings,
     /// The decode call that runs, and the right to abort it.
-    pub(crate) running: Running,
+    pub(crate) running: Arc<Running>,
     /// The threads that read stored rows.
     pub(crate) readers: Arc<Readers>,
     /// Set by the first worker: only a context knows the layout of its state.

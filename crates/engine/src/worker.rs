@@ -74,7 +74,9 @@ impl Worker {
         });
         let slots = Slots::new(&shared, abort, wake)?;
         let info = slots.info();
-        let ticker = Ticker::new(shared.config.budget(info.n_batch, info.n_seq_max)?);
+        // A call of a model that goes back to the state before it is ended when a row comes: it may be long.
+        let fetches = slots.has_remote() && !slots.can_cut();
+        let ticker = Ticker::new(shared.config.budget(info.n_batch, info.n_seq_max, fetches)?);
         if let Some(library) = &shared.library {
             // So that the first request finds what is stored.
             library.want(Scope { namespace: slots.adapters().namespace, owner: None });

@@ -21,7 +21,8 @@ use futures_util::future::join_all;
 use futures_util::stream;
 use poncho_api::{
     CacheReport, CopyCheck, EngineError, EvictionSum, Footprint, Generate, HygieneRule, Key, LoadEvent, LoadModel,
-    Loading, ModelFile, Node, NodeModel, OwnerId, PeerReport, PinOutcome, RowPage, RowStream, RowTokens, Tier,
+    Loading, ModelFile, Node, NodeModel, OwnerId, PeerReport, PinOutcome, RowPage, RowStream, RowTokens,
+    SharedTierReport, Tier,
 };
 
 use self::kept::Kept;
@@ -101,6 +102,10 @@ impl Node for Fleet {
 
     fn model(&self, id: &str) -> Option<Arc<dyn NodeModel>> {
         Kept::model(&self.0, id)
+    }
+
+    async fn await_models(&self) -> bool {
+        Kept::gathered(&self.0).await
     }
 
     fn hygiene(&self) -> Vec<HygieneRule> {
@@ -248,11 +253,42 @@ fn together(mut one: CacheReport, two: CacheReport) -> CacheReport {
             None => one.tiers.push(tier),
         }
     }
+    one.shared = either(one.shared, two.shared);
+    one.peers = either(one.peers, two.peers);
     one.rows += two.rows;
     one.pinned_rows += two.pinned_rows;
     one.write_queue += two.write_queue;
     one.index_bytes += two.index_bytes;
     one
+}
+
+/// What two nodes say of a tier of other machines, as one report: counts are added, times are those of the slower one.
+fn either(one: Option<SharedTierReport>, two: Option<SharedTierReport>) -> Option<SharedTierReport> {
+    let (mut one, two) = match (one, two) {
+        (Some(one), Some(two)) => (one, two),
+        (one, two) => return one.or(two),
+    };
+    if one.location != two.location {
+        // Each node has its own address, and none stands for all.
+        one.location.clear();
+    }
+    one.on |= two.on;
+    one.last_error = one.last_error.or(two.last_error);
+    for (sum, more) in [
+        (&mut one.found, two.found),
+        (&mut one.missed, two.missed),
+        (&mut one.fetched_bytes, two.fetched_bytes),
+        (&mut one.failures, two.failures),
+        (&mut one.uploaded_rows, two.uploaded_rows),
+        (&mut one.uploaded_bytes, two.uploaded_bytes),
+        (&mut one.dropped_offers, two.dropped_offers),
+        (&mut one.queued_offers, two.queued_offers),
+    ] {
+        *sum = sum.saturating_add(more);
+    }
+    one.megabyte = one.megabyte.max(two.megabyte);
+    one.round_trip = one.round_trip.max(two.round_trip);
+    Some(one)
 }
 
 #[cfg(test)]
@@ -297,6 +333,29 @@ mod tests {
         let nodes = vec![address.parse().unwrap()];
         let call_wait = Duration::from_secs(1);
         Fleet::connect(FleetSettings { nodes, credentials: None, call_wait, cluster: None }).await
+    }
+
+    #[test]
+    fn pulls_and_shared_rows_of_all_nodes_are_summed() {
+        let tier = |location: &str, bytes, on, last_error: Option<&str>| SharedTierReport {
+            location: location.to_owned(),
+            on,
+            last_error: last_error.map(str::to_owned),
+            found: 1,
+            fetched_bytes: bytes,
+            megabyte: Some(Duration::from_millis(bytes)),
+            ..SharedTierReport::default()
+        };
+        let report = |peers, shared| CacheReport { peers, shared, ..CacheReport::default() };
+        let one = report(Some(tier("10.0.0.1:1", 5, false, Some("late"))), None);
+        let two = report(Some(tier("10.0.0.2:1", 7, true, None)), Some(tier("s3://kv", 2, true, None)));
+        let three = report(None, Some(tier("s3://kv", 3, true, None)));
+        let all = together(together(one, two), three);
+        let (peers, shared) = (all.peers.unwrap(), all.shared.unwrap());
+        assert_eq!((peers.found, peers.fetched_bytes, peers.on), (2, 12, true));
+        assert_eq!((peers.location.as_str(), peers.last_error.as_deref()), ("", Some("late")));
+        assert_eq!(peers.megabyte, Some(Duration::from_millis(7)));
+        assert_eq!((shared.location.as_str(), shared.fetched_bytes), ("s3://kv", 5));
     }
 
     #[tokio::test]

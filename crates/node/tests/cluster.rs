@@ -183,6 +183,20 @@ async fn prompts_go_to_the_nodes_that_have_their_prefixes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn models_are_waited_for_until_the_first_node_announces_itself() {
+    let (folder, key, server) = (tempfile::tempdir().unwrap(), key(1), NatsServer::start());
+    let (fleet, _lookout) = router(&server.address(), &key).await;
+    assert!(fleet.models().is_empty());
+    let waiting = fleet.clone();
+    let waiting = tokio::spawn(async move { waiting.await_models().await });
+    let _one = Member::start(folder.path(), "one", &server.address(), key.clone(), ROOM).await;
+    assert!(waiting.await.unwrap());
+    ask(&fleet, written(&prompt(1, 60), 2)).await.unwrap();
+    // A name that nobody has is known to be wrong from now on, without a wait.
+    assert!(!fleet.await_models().await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_hot_prompt_is_computed_twice_at_most_and_spread() {
     let (folder, key, server) = (tempfile::tempdir().unwrap(), key(1), NatsServer::start());
     // The prompt takes two seconds: all requests are there before it is.

@@ -156,6 +156,7 @@ async fn a_program_that_is_no_node_is_an_error_with_its_end() {
         call_wait: crate::support::PATIENCE,
         crash_limit: 3,
         crashes: folder.path().join("crashes"),
+        note: None,
     };
     let error = poncho_node::ChildNode::start(launch).await.err().unwrap();
     assert!(error.to_string().contains("exit code 1 before it served"), "{error}");

@@ -69,6 +69,7 @@ pub(crate) async fn child(kind: MemoryKind, folder: &Path) -> ChildNode {
         call_wait: PATIENCE,
         crash_limit: 3,
         crashes: folder.join("crashes"),
+        note: None,
     };
     let node = ChildNode::start(launch).await.unwrap();
     load(&node).await;

@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::library::ModelLibrary;
+use crate::responses::tool_server::ToolServer;
 pub(crate) use endpoint::Endpoint;
 pub use keep_alive::KeepAlive;
 pub use memory::MemoryBudget;
@@ -78,6 +79,11 @@ pub struct ServerConfig {
     pub requests_kept: usize,
     /// Where the sums of what the cache saved are kept over restarts; `None` keeps them in memory only.
     pub savings_file: Option<PathBuf>,
+    /// MCP servers with tools that requests of `/v1/responses` may use, by label. This server contacts no other address,
+    /// whatever a client sends; without any, such requests are refused.
+    pub tool_servers: BTreeMap<String, Arc<dyn ToolServer>>,
+    /// How long a call of such a tool may take.
+    pub tool_timeout: Duration,
     /// The settings of the program that runs this server, as `/api/system` lists them. Without keys and other secrets.
     pub settings: Vec<ShownSetting>,
     /// The devices of the machine, for `/api/system`.
@@ -120,6 +126,9 @@ impl Default for ServerConfig {
             otlp_endpoint: None,
             requests_kept: 1000,
             savings_file: None,
+            tool_servers: BTreeMap::new(),
+            // A tool that searches or compiles takes a while; a person in front of a chat waits this long.
+            tool_timeout: Duration::from_secs(60),
             settings: Vec::new(),
             machine: ShownMachine::default(),
             plans: None,
@@ -156,6 +165,8 @@ impl fmt::Debug for ServerConfig {
             .field("otlp_endpoint", &self.otlp_endpoint)
             .field("requests_kept", &self.requests_kept)
             .field("savings_file", &self.savings_file)
+            .field("tool_servers", &self.tool_servers.keys())
+            .field("tool_timeout", &self.tool_timeout)
             .field("settings", &self.settings.len())
             .finish()
     }
@@ -234,6 +245,7 @@ impl ServerConfig {
             ("write_timeout", self.write_timeout.is_zero()),
             ("request_timeout", self.request_timeout.is_some_and(|limit| limit.is_zero())),
             ("stream_keep_alive", self.stream_keep_alive.is_zero()),
+            ("tool_timeout", self.tool_timeout.is_zero()),
         ];
         if let Some((setting, _)) = zero.into_iter().find(|(_, is_zero)| *is_zero) {
             return Err(ConfigError::Zero { setting });

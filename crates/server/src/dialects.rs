@@ -9,6 +9,7 @@ pub(crate) mod openai;
 pub(crate) mod openapi;
 pub(crate) mod poncho;
 pub(crate) mod poncho_options;
+pub(crate) mod query;
 pub(crate) mod responses;
 pub(crate) mod shared;
 pub(crate) mod template_variables;
@@ -17,7 +18,7 @@ pub(crate) mod template_variables;
 mod tests {
     use std::path::Path;
 
-    use super::{anthropic, llama_server, ollama, openai, responses};
+    use super::{anthropic, llama_server, ollama, openai, query, responses};
     use crate::http::warnings::Ignored;
 
     /// The document is what a test sends to a server (`tests/http/ignored_input.rs`), so nothing may be missing there.
@@ -34,7 +35,8 @@ mod tests {
             &responses::ignored::RESPONSES,
             &llama_server::infill::IGNORED,
         ];
-        for ignored in tables.into_iter().flatten() {
+        let of_queries = query::IGNORED.map(|(_, ignored)| ignored);
+        for ignored in tables.into_iter().flatten().chain(&of_queries) {
             let ending = match ignored.path.strip_prefix('*') {
                 Some(name) => format!("{name}` |"),
                 None => format!("| `{}` |", ignored.path),

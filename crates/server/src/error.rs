@@ -321,13 +321,15 @@ impl ApiError {
                 _ => self.to_string(),
             };
         };
+        // Clients look for the words of their family and then shorten the conversation by themselves.
         match family {
-            // Clients of this family look for these words and then shorten the conversation by themselves.
             Family::Anthropic => format!(
                 "prompt is too long: {tokens} tokens > {limit} maximum; shorten the conversation or load the model with \
                  a larger context"
             ),
-            Family::OpenAi | Family::Ollama => self.to_string(),
+            Family::OpenAi | Family::Ollama => {
+                format!("{self} (this model's maximum context length is {limit} tokens)")
+            }
         }
     }
 
@@ -588,6 +590,20 @@ mod tests {
             ["/v1/messages/count_tokens", "/api/chat", "/api/cache", "/v1/messagesx", "/"].map(Family::of_path);
         let expected = [Family::Anthropic, Family::Ollama, Family::OpenAi, Family::OpenAi, Family::OpenAi];
         assert_eq!(families, expected);
+    }
+
+    #[test]
+    fn openais_clients_find_its_words() {
+        for error in [
+            EngineError::PromptTooLong { tokens: 9, limit: 8 }.into(),
+            EngineError::PromptTooLarge { least: 9, limit: 8 }.into(),
+            ApiError::from(RequestError::PromptTooLong { tokens: 9, limit: 8 }),
+        ] {
+            let body = error.body(Family::OpenAi);
+            let message = body["error"]["message"].as_str().unwrap();
+            assert!(message.starts_with("the prompt has "), "{message}");
+            assert!(message.ends_with("(this model's maximum context length is 8 tokens)"), "{message}");
+        }
     }
 
     #[test]

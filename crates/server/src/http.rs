@@ -11,6 +11,7 @@ pub(crate) mod reply;
 pub(crate) mod sse;
 pub(crate) mod token_list;
 pub(crate) mod unknown_fields;
+pub(crate) mod unread_body;
 pub(crate) mod uploads;
 pub(crate) mod warnings;
 pub(crate) mod write_timeout;

@@ -76,5 +76,6 @@ pub use library::{
     UploadLimits,
 };
 pub use models::registry_library::{ModelSettings, PlannedSettings, RegistryLibrary, TemplateCheck, check_modelfile};
+pub use responses::tool_server::{RemoteResult, RemoteTool, ToolServer, ToolServerError, ToolSession};
 pub use serve::{Draining, Ending, serve, serve_until};
 pub use telemetry::reply_line::REPLY_TARGET;

@@ -1,4 +1,4 @@
-//! Past responses of `/v1/responses`, the items that they are made of, and records of past requests.
+//! Past responses of `/v1/responses`, the items that they are made of, records of past requests, and tool servers.
 //!
 //! Held by the app's state and used by the handlers of the dialect. Nothing here knows HTTP or a request's fields.
 
@@ -7,3 +7,5 @@ pub(crate) mod item;
 pub(crate) mod records;
 pub(crate) mod store;
 pub(crate) mod token;
+pub(crate) mod tool_lists;
+pub(crate) mod tool_server;

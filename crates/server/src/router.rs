@@ -1,7 +1,7 @@
 //! The table of paths and handlers, and the layers around them.
 //!
-//! From outside in: request id, trace, log line and error shape; names and origins; the key; the count of requests in
-//! flight; the handler. The document of the API and health probes pass without a key, and are answered until the very
+//! From outside in: request id, trace, log line and error shape; names and origins; the key; the parameters of the
+//! address; the count of requests in flight; the handler. The document of the API and health probes pass without a key, and are answered until the very
 //! end.
 
 use std::sync::Arc;
@@ -24,12 +24,13 @@ use crate::dialects::poncho::{
     sessions, speculation, system,
 };
 use crate::dialects::responses::{create, stored};
-use crate::dialects::{ollama, openapi};
+use crate::dialects::{ollama, openapi, query};
 use crate::error::{ApiError, Family};
 use crate::http::app::{HoldingBody, SharedApp};
 use crate::http::auth::authorize;
 use crate::http::console;
 use crate::http::origin::guard;
+use crate::http::unread_body::UnreadBody;
 use crate::request_id::request_id;
 use crate::telemetry::traces::scope::Scope;
 use crate::telemetry::traces::{Attribute, RequestSpan, Trace};
@@ -102,7 +103,9 @@ pub(crate) fn router(app: &SharedApp) -> Router {
         .route("/api/system", get(system::system))
         .route("/api/version", get(poncho::version));
     let not_built = NOT_BUILT.into_iter().fold(Router::new(), |router, path| router.route(path, any(not_built)));
-    let guarded = work.merge(read).merge(not_built).route_layer(middleware::from_fn_with_state(app.clone(), authorize));
+    let parameters = middleware::from_fn_with_state(app.clone(), query::check);
+    let guarded = work.merge(read).merge(not_built).route_layer(parameters.clone());
+    let guarded = guarded.route_layer(middleware::from_fn_with_state(app.clone(), authorize));
     Router::new()
         .route("/", get(model_api::running))
         .route("/console/app.js", get(console::script))
@@ -111,6 +114,7 @@ pub(crate) fn router(app: &SharedApp) -> Router {
         .route("/health", get(poncho::health))
         .route("/health/ready", get(poncho::ready))
         .route("/openapi.json", get(openapi::get))
+        .route_layer(parameters)
         .merge(guarded)
         .fallback(unknown_path)
         .method_not_allowed_fallback(wrong_method)
@@ -160,6 +164,7 @@ async fn outermost(State(app): State<SharedApp>, request: Request, next: Next) -
     let trace = app.exporter.as_ref().and_then(|exporter| Trace::begin(exporter, request.headers()));
     let scope = Arc::new(Scope { id: id.clone(), trace });
     let span = tracing::info_span!("answer", request = %id);
+    let (request, unread) = UnreadBody::watch(request);
     let mut response = Arc::clone(&scope).around(next.run(request)).instrument(span).await;
     let family = Family::of_path(&path);
     let error = response.extensions_mut().remove::<ApiError>();
@@ -168,6 +173,7 @@ async fn outermost(State(app): State<SharedApp>, request: Request, next: Next) -
     {
         response = in_family(error, family, &id, response.headers());
     }
+    unread.settle(&mut response).await;
     if let Ok(value) = HeaderValue::from_str(&id) {
         if family == Family::Anthropic {
             response.headers_mut().insert(HeaderName::from_static("request-id"), value.clone());

@@ -31,5 +31,5 @@ pub use peer::tier::PeerTier;
 pub use peer::{Holder, PullError, PullLimits, PullSecret, PullTls, Whereabouts};
 pub use quota::collect::Collection;
 pub use settings::{Settings, Sizes, Timing};
-pub use store::{Listing, RowListing, SharedStore, TenantListing};
+pub use store::{Listing, RowListing, SharedStore, StoredPrefix, TenantListing};
 pub use tier::SharedTier;

@@ -24,8 +24,14 @@ pub(crate) struct Sample {
     pub(crate) round_trip: Duration,
 }
 
-/// Times one small request and one of a megabyte.
+/// Times one small request and one of a megabyte. Ends within twice the limit of a small request: the next attempt must not
+/// have to wait for one that hangs.
 pub(crate) async fn sample(objects: &Objects) -> Result<Sample, Trouble> {
+    let limit = 2 * objects.timing().request;
+    tokio::time::timeout(limit, take_sample(objects)).await.unwrap_or(Err(Trouble::Late(limit)))
+}
+
+async fn take_sample(objects: &Objects) -> Result<Sample, Trouble> {
     let path = names::cluster("sample");
     // The first request may have to connect.
     let _ = exists(objects).await?;

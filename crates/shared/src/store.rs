@@ -1,21 +1,28 @@
 //! A store for commands: measured, listed and collected, without a running tier.
 //!
-//! Used by `poncho doctor --shared`, `poncho cache ls --shared` and `poncho cache gc --shared`. Its calls block.
+//! Used by `poncho doctor --shared` and by `ls`, `gc` and `explain` of `poncho cache`. Its calls block.
+
+mod prefixes;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use futures_util::{StreamExt, stream};
+use object_store::ObjectStore;
 use tokio::runtime::{Builder, Runtime};
 
 use crate::content::manifest;
 use crate::content::names::{self, Named};
+use crate::content::tenant::ClusterSecret;
 use crate::error::SharedError;
 use crate::measure::{self, Measurement};
 use crate::objects::access::{Objects, Trouble};
 use crate::objects::location::Location;
-use crate::quota::collect::{Collection, Limit, ReadBefore, collect};
+use crate::quota::collect::{Collection, Limit, ReadBefore, collect, foresee};
 use crate::settings::Settings;
+
+pub use prefixes::StoredPrefix;
 
 /// Manifests that are read at once.
 const PARALLEL: usize = 16;
@@ -63,6 +70,7 @@ pub struct RowListing {
 #[derive(Debug)]
 pub struct SharedStore {
     objects: Objects,
+    secret: ClusterSecret,
     quota: Option<u64>,
     runtime: Runtime,
 }
@@ -71,14 +79,33 @@ impl SharedStore {
     /// Opens the store of the settings. Sends no request.
     ///
     /// # Errors
-    /// The address or the credentials cannot be used.
+    /// The address, the credentials or the key file cannot be used.
     pub fn open(settings: &Settings) -> Result<Self, SharedError> {
+        Self::with_location(settings, Location::open(settings)?)
+    }
+
+    /// Opens a store that the caller made.
+    ///
+    /// # Errors
+    /// The key file cannot be used.
+    pub fn with_store(settings: &Settings, store: Arc<dyn ObjectStore>) -> Result<Self, SharedError> {
+        Self::with_location(settings, Location { store, name: settings.url.clone(), folder: None })
+    }
+
+    fn with_location(settings: &Settings, location: Location) -> Result<Self, SharedError> {
+        let secret = ClusterSecret::open(settings.key_file.as_deref())?;
         let runtime = Builder::new_current_thread()
             .enable_all()
             .build()
             .map_err(|error| SharedError::Threads { detail: error.to_string() })?;
-        let objects = Objects::new(Location::open(settings)?, settings.timing);
-        Ok(Self { objects, quota: settings.quota, runtime })
+        let objects = Objects::new(location, settings.timing);
+        Ok(Self { objects, secret, quota: settings.quota, runtime })
+    }
+
+    /// The address without credentials.
+    #[must_use]
+    pub fn location(&self) -> &str {
+        self.objects.name()
     }
 
     /// Measures the store with some tens of megabytes, and removes them.
@@ -96,6 +123,14 @@ impl SharedStore {
     /// The store does not answer or refuses.
     pub fn list(&self) -> Result<Listing, SharedError> {
         self.runtime.block_on(list(&self.objects)).map_err(self.objects.error("list the objects"))
+    }
+
+    /// What [`SharedStore::collect`] would do at this moment. Writes nothing.
+    ///
+    /// # Errors
+    /// The store does not answer or refuses.
+    pub fn foresee(&self) -> Result<Collection, SharedError> {
+        self.runtime.block_on(foresee(&self.objects, Limit { quota: self.quota, wanted: 0 }))
     }
 
     /// Removes segments that no row needs, and the oldest rows of a store above its quota.

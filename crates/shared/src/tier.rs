@@ -6,7 +6,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use object_store::ObjectStore;
 use poncho_cache::{
@@ -25,6 +25,11 @@ use crate::transfer::read::{NotFetched, Reader};
 use crate::transfer::upload::Uploader;
 use crate::transfer::vitals::{Vitals, add, load};
 use crate::transfer::waiter::Waiter;
+
+/// How often a call that waits for the tier itself looks at it.
+const LOOK: Duration = Duration::from_millis(10);
+/// Uploads are not waited for if the store has failed for this long.
+const HOPELESS: Duration = Duration::from_secs(1);
 
 /// See the module.
 #[derive(Debug)]
@@ -67,6 +72,15 @@ impl SharedTier {
         waiter.spawn(keep_measuring(objects.clone(), Arc::clone(&vitals)));
         let reader = Reader { objects, secret, sizes: settings.sizes, vitals: Arc::clone(&vitals) };
         Ok(Self { reader, vitals, offers, pending, waiter })
+    }
+
+    /// Waits until the store was tried for the first time, so that the next request can use it. Returns whether it was.
+    #[must_use]
+    pub fn wait_until_tried(&self, deadline: Instant) -> bool {
+        while !self.vitals.is_tried() && Instant::now() < deadline {
+            std::thread::sleep(LOOK);
+        }
+        self.vitals.is_tried()
     }
 
     /// Rows and segments that were refused for a reason.
@@ -127,7 +141,8 @@ impl RemoteTier for SharedTier {
         let started = Instant::now();
         let progress = Arc::new(AtomicU64::new(0));
         let (reader, wanted, counted) = (self.reader.clone(), row.clone(), Arc::clone(&progress));
-        match self.waiter.wait(patience, async move { reader.fetch(&wanted, &counted).await }) {
+        let fetched = async move { reader.fetch(&wanted, &counted).await };
+        match self.waiter.wait_for_transfer(patience, (row.bytes, &progress), fetched) {
             Ok(Ok(chain)) => {
                 self.vitals.fetched(progress.load(Ordering::Relaxed), started.elapsed());
                 Ok(chain)
@@ -156,7 +171,18 @@ impl RemoteTier for SharedTier {
     }
 
     fn flush(&self, deadline: Instant) -> bool {
-        self.pending.wait(deadline)
+        let mut failing_since = None;
+        loop {
+            let now = Instant::now();
+            if self.pending.wait(deadline.min(now + LOOK)) {
+                return true;
+            }
+            let fails = self.vitals.is_tried() && !self.vitals.is_readable();
+            failing_since = if fails { failing_since.or(Some(now)) } else { None };
+            if now >= deadline || failing_since.is_some_and(|since| now.duration_since(since) >= HOPELESS) {
+                return false;
+            }
+        }
     }
 
     fn rates(&self) -> Option<RemoteRates> {
@@ -242,3 +268,6 @@ impl Pending {
         *count == 0
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,5 +1,7 @@
 //! Chains, offers and settings for the tests of the shared tier.
 
+pub(crate) mod azurite;
+pub(crate) mod counting_store;
 pub(crate) mod plain_store;
 pub(crate) mod proxy;
 pub(crate) mod weed;
@@ -9,6 +11,8 @@ use std::sync::{Arc, atomic::Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use futures_util::TryStreamExt;
+use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
 use poncho_cache::{
     Cancellation, CanonicalRow, Chain, Key, Namespace, Offer, OfferReason, OwnerId, Patience, QuantType, RemoteQuery,
     RemoteRow, RemoteTier,
@@ -124,8 +128,14 @@ pub(crate) fn restore(tier: &SharedTier, owner: OwnerId, keys: &[Key]) -> Option
 
 /// All bytes of objects below a folder. A file that is being written has a `#` in its name and is not an object yet.
 pub(crate) fn bytes_in(folder: &std::path::Path) -> u64 {
+    sizes_in(folder).iter().map(|(_, size)| size).sum()
+}
+
+/// Objects below a folder, with their sizes.
+pub(crate) fn sizes_in(folder: &std::path::Path) -> Vec<(String, u64)> {
     let objects = files_in(folder).into_iter().filter(|path| !path.display().to_string().contains('#'));
-    objects.filter_map(|path| std::fs::metadata(path).ok()).map(|found| found.len()).sum()
+    let size = |path: std::path::PathBuf| Some((path.display().to_string(), std::fs::metadata(&path).ok()?.len()));
+    objects.filter_map(size).collect()
 }
 
 pub(crate) fn files_in(folder: &std::path::Path) -> Vec<std::path::PathBuf> {
@@ -142,6 +152,26 @@ pub(crate) fn files_in(folder: &std::path::Path) -> Vec<std::path::PathBuf> {
     files
 }
 
-pub(crate) fn contents(folder: &std::path::Path) -> Vec<Bytes> {
-    files_in(folder).iter().filter_map(|path| std::fs::read(path).ok()).map(Bytes::from).collect()
+/// Writes an object and removes it again. A store that has just been started may accept connections before it can.
+pub(crate) fn takes_writes(bucket: &dyn ObjectStore) -> bool {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let path = object_store::path::Path::from("probe");
+    let written = runtime.block_on(bucket.put(&path, "probe".into())).is_ok();
+    written && runtime.block_on(bucket.delete(&path)).is_ok()
+}
+
+/// Every object of a bucket: its name and its bytes.
+pub(crate) fn objects_in(bucket: &dyn ObjectStore) -> Vec<(String, Bytes)> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let read = |meta: ObjectMeta| async move {
+        let bytes = bucket.get(&meta.location).await?.bytes().await?;
+        Ok((meta.location.to_string(), bytes))
+    };
+    runtime.block_on(bucket.list(None).and_then(read).try_collect()).expect("read")
+}
+
+/// The same for a folder, with files that are not objects.
+pub(crate) fn contents(folder: &std::path::Path) -> Vec<(String, Bytes)> {
+    let read = |path: std::path::PathBuf| (path.display().to_string(), std::fs::read(&path).expect("read").into());
+    files_in(folder).into_iter().map(read).collect()
 }

@@ -20,6 +20,11 @@ impl AlteredModel {
         models::build(spec).map(Self)
     }
 
+    /// A model with the sizes of an attention model that looks its positions up in a table, as long as its context.
+    pub fn with_position_table(spec: &ModelSpec) -> io::Result<Self> {
+        models::build_with_position_table(spec).map(Self)
+    }
+
     /// Every key with its value.
     pub fn metadata(&self) -> impl Iterator<Item = (&str, &Value)> {
         self.0.metadata.iter().map(|(key, value)| (key.as_str(), value))

@@ -1,4 +1,4 @@
-//! The errors of this crate: those that end the server, and those that a tool answers with.
+//! The errors of this crate: those that end the server, those that a tool answers with, and those of remote servers.
 //!
 //! A tool's error is text for the model that called it. It must never hold a key.
 
@@ -36,6 +36,29 @@ pub enum ServeError {
     #[error("the MCP connection broke: {reason}")]
     Broken {
         /// What the SDK says.
+        reason: String,
+    },
+}
+
+/// Why an MCP server cannot be listed.
+#[derive(Debug, thiserror::Error)]
+pub enum RemoteError {
+    /// Not an address of HTTP.
+    #[error("{url:?} is not the address of an MCP server; write it as https://tools.example/mcp")]
+    Address {
+        /// As it was given.
+        url: String,
+    },
+    /// A header that HTTP cannot carry.
+    #[error("the header {name:?} or its value cannot be sent; use visible characters")]
+    Header {
+        /// Its name.
+        name: String,
+    },
+    /// The HTTP client.
+    #[error("cannot set up HTTPS: {reason}; check the certificates of the system")]
+    Client {
+        /// What it says.
         reason: String,
     },
 }

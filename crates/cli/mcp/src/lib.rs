@@ -2,9 +2,11 @@
 //!
 //! Called by `poncho mcp`. A client of a running `poncho serve`: it loads no model and opens no cache folder. Over a pair
 //! of streams it serves one client; `http.rs` serves many. It must never write to the streams of the process itself.
+//! `remote.rs` is the other side: `poncho serve` calls MCP servers for a model.
 
 mod error;
 mod http;
+mod remote;
 mod tools;
 
 use poncho_client::Client;
@@ -12,8 +14,9 @@ use rmcp::ServiceExt;
 use rmcp::service::ServerInitializeError;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-pub use error::ServeError;
+pub use error::{RemoteError, ServeError};
 pub use http::{PATH, listen, serve_http};
+pub use remote::RemoteServer;
 
 use crate::tools::Tools;
 

@@ -31,6 +31,7 @@ pub(crate) const ANSWER: &str = "Because of the air.";
 /// A Poncho on a free port; it ends when it is dropped.
 pub(crate) struct Poncho {
     pub(crate) client: Client,
+    pub(crate) url: String,
     pub(crate) faults: StubFaults,
     _stop: oneshot::Sender<()>,
 }
@@ -42,8 +43,14 @@ impl Poncho {
 
     pub(crate) async fn with(config: ServerConfig, key: Option<&str>) -> Self {
         let prompt = format!("<s><|im_start|>user\n{ASKED}<|im_end|>\n<|im_start|>assistant\n");
-        let backend = StubBackend::new(MemoryKind::Attention);
-        let backend = backend.with_reply(&vocab::tokens(&prompt), &vocab::tokens(&format!("{ANSWER}<|im_end|>")));
+        Self::scripted(config, key, &[(prompt, format!("{ANSWER}<|im_end|>"))]).await
+    }
+
+    /// With a model that replies to prompts by a script.
+    pub(crate) async fn scripted(config: ServerConfig, key: Option<&str>, replies: &[(String, String)]) -> Self {
+        let backend = replies.iter().fold(StubBackend::new(MemoryKind::Attention), |backend, (prompt, reply)| {
+            backend.with_reply(&vocab::tokens(prompt), &vocab::tokens(reply))
+        });
         let faults = backend.faults();
         let cache = Arc::new(Cache::open(CacheConfig::in_memory(1 << 26)).unwrap());
         let engine = Arc::new(Engine::new(Arc::new(backend), cache));
@@ -63,7 +70,7 @@ impl Poncho {
             };
             serve(listener, node, config, stopped).await.unwrap();
         });
-        Self { client: Client::new(&url, key.map(str::to_owned)).unwrap(), faults, _stop: stop }
+        Self { client: Client::new(&url, key.map(str::to_owned)).unwrap(), url, faults, _stop: stop }
     }
 }
 

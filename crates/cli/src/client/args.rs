@@ -35,7 +35,7 @@ pub(crate) struct ModelArgs {
 /// A server in this process, if none is running. Its other settings are those of `poncho serve`.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct OwnArgs {
-    /// Load the model in this process, even if a Poncho is running
+    /// Load the model in this process, even if a server is running
     #[arg(long, conflicts_with = "url")]
     pub(crate) local: bool,
 

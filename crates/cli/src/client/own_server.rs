@@ -5,14 +5,16 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use poncho_cache::{Cache, CacheConfig, CacheError};
+use poncho_cache::{Cache, CacheConfig, CacheError, RemoteTier};
 use poncho_engine::backend::KvLayout;
 use poncho_engine::backend::llama::{Device, LlamaBackend};
 use poncho_engine::{Engine, ModelConfig};
 use poncho_models::DEFAULT_MODEL;
 use poncho_server::{MemoryBudget, ServerConfig};
+use poncho_shared::SharedTier;
 use poncho_terminal::{Progress, Unit};
 use tokio::task::spawn_blocking;
 
@@ -26,6 +28,7 @@ use crate::serving::models::{Asked, Configs, Extras, ServedModels};
 use crate::serving::names;
 use crate::serving::probing::prober;
 use crate::serving::shape::{ModelShape, chat_settings, replay_file, shapes, show_fingerprint};
+use crate::serving::shared_tier;
 use crate::serving::tiers::{Quotas, cache_config};
 use crate::settings;
 use crate::settings::args::ServeArgs;
@@ -33,6 +36,8 @@ use crate::settings::cache_folder::cache_folder;
 
 /// Memory for states if the folder is in use: enough for several conversations with a small model.
 const MEMORY_CACHE: u64 = 1 << 30;
+/// How long the first request waits for a store that is slow to answer.
+const FIRST_TRIAL: Duration = Duration::from_secs(2);
 /// Enough to split texts into tokens: nothing is computed.
 const VOCABULARY_CONTEXT: u32 = 64;
 /// Where `make model` puts the default model, relative to the project folder.
@@ -79,8 +84,10 @@ pub(crate) async fn start(
     }
     let found = models.get(&id)?;
     check_memory(&found.load().config, &settings, &looked.devices)?;
+    // It measures its store while the model is loaded.
+    let tier = if purpose == Purpose::Compute { shared_tier::open(&settings.shared_tier)? } else { None };
     let (cache, replay_file) = match purpose {
-        Purpose::Compute => open_cache(&settings, fitting.quotas())?,
+        Purpose::Compute => open_cache(&settings, fitting.quotas(), tier.as_ref())?,
         Purpose::Vocabulary => (Cache::open(CacheConfig::in_memory(MEMORY_CACHE))?, None),
     };
     let engine = Arc::new(Engine::new(Arc::new(LlamaBackend), Arc::new(cache)));
@@ -91,6 +98,12 @@ pub(crate) async fn start(
     let loaded = loaded.await.context("loading was interrupted");
     progress.clear();
     let loaded = loaded??;
+    // A command has few requests, often only one: it shall find what the store has.
+    if let Some(tier) = tier
+        && !spawn_blocking(move || tier.wait_until_tried(Instant::now() + FIRST_TRIAL)).await.unwrap_or(true)
+    {
+        eprintln!("note: the object store of --shared does not answer yet; this command goes on without it");
+    }
     if let (Purpose::Compute, Some(folder)) = (purpose, &folder) {
         names::record(folder, loaded.id(), &loaded.current_namespace().fingerprint);
     }
@@ -151,16 +164,22 @@ fn check_memory(config: &ModelConfig, settings: &ServeArgs, devices: &[Device]) 
 }
 
 /// The cache of `poncho serve` with the file of recorded tool calls beside it, or memory if the folder is in use.
-fn open_cache(settings: &ServeArgs, quotas: Quotas) -> anyhow::Result<(Cache, Option<PathBuf>)> {
+fn open_cache(
+    settings: &ServeArgs,
+    quotas: Quotas,
+    tier: Option<&Arc<SharedTier>>,
+) -> anyhow::Result<(Cache, Option<PathBuf>)> {
     let folder = cache_folder(settings.cache_dir.as_deref())?;
-    match Cache::open(cache_config(settings, quotas, &folder)?) {
+    let shared =
+        |cache| CacheConfig { remote: tier.map(|tier| Arc::<SharedTier>::clone(tier) as Arc<dyn RemoteTier>), ..cache };
+    match Cache::open(shared(cache_config(settings, quotas, &folder)?)) {
         Ok(cache) => Ok((cache, Some(replay_file(&folder)))),
         Err(CacheError::Locked { pid, .. }) => {
             eprintln!(
                 "note: process {pid} is using the cache folder {}; this command keeps its states in memory only",
                 folder.display()
             );
-            Ok((Cache::open(CacheConfig::in_memory(MEMORY_CACHE))?, None))
+            Ok((Cache::open(shared(CacheConfig::in_memory(MEMORY_CACHE)))?, None))
         }
         Err(error) => Err(error.into()),
     }

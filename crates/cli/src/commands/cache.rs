@@ -13,7 +13,7 @@ mod gc;
 mod listing;
 mod ls;
 mod row;
-mod shared;
+pub(crate) mod shared;
 mod show;
 mod stat;
 mod verify;

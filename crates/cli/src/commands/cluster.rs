@@ -1,10 +1,11 @@
 //! `poncho cluster`: looks at a cluster from outside, with the key of its members.
 //!
 //! `status` and `drain` speak to the nodes' sockets for questions, `explain` also to a node itself, which renders the
-//! prompt. Nothing is computed, and a router need not run.
+//! prompt. Nothing is computed, and a router need not run. `gc` needs the object store alone.
 
 pub(crate) mod args;
 mod explain;
+mod gc;
 mod status;
 
 use std::io::Write;
@@ -31,6 +32,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 pub(crate) fn run(args: &ClusterCommand, out: &mut dyn Write) -> anyhow::Result<Outcome> {
     let mut output = Output { out, json: args.json };
+    if let ClusterSubcommand::Gc(collected) = &args.command {
+        return gc::run(collected, &mut output);
+    }
     let (cluster, nodes) = reach(&args.reach)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let Some(opened) = Cluster::open(&cluster, &runtime)? else {
@@ -50,6 +54,7 @@ pub(crate) fn run(args: &ClusterCommand, out: &mut dyn Write) -> anyhow::Result<
             Ok(Outcome::Good)
         }
         ClusterSubcommand::Explain(prompt) => explain::run(prompt, &runtime, &nodes, &lookout, &mut output),
+        ClusterSubcommand::Gc(collected) => gc::run(collected, &mut output),
     };
     runtime.shutdown_background();
     outcome

@@ -27,7 +27,7 @@ pub(crate) struct RpcWorkerArgs {
     #[arg(long, value_name = "DIR")]
     backends: Vec<std::path::PathBuf>,
 
-    /// Listen where other machines can reach the port, although the protocol has no keys
+    /// Allow an address that other machines can reach, although the protocol has no authentication
     #[arg(long)]
     open: bool,
 }

@@ -4,8 +4,10 @@
 //! the exit code is 0. Both have a time limit, so that a stuck disk cannot keep the process, and a line says that the server
 //! waits. A second signal ends it at once: streams get the error event of their dialect.
 
+mod door;
 mod greeting;
 mod manager;
+mod member;
 pub(crate) mod node;
 mod report;
 pub(crate) mod route;
@@ -26,8 +28,10 @@ use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 
 use crate::cluster::kv_events;
+use crate::cluster::pulls::Pulls;
 use crate::commands::machine::config::shown_settings;
 use crate::commands::serve::greeting::Greeting;
+use crate::commands::serve::member::{Door, Member, advertised};
 use crate::commands::serve::start::Start;
 use crate::commands::serve::stopping::{StopSignals, Waiting};
 use crate::serving::draining::Drained;
@@ -50,7 +54,12 @@ const IDLE_THREAD: Duration = Duration::from_secs(2);
 pub(crate) fn run(args: &ServeArgs, resolved: Option<&Resolved>, out: &mut impl Write) -> anyhow::Result<Outcome> {
     limits::raise_open_files();
     if let Some(socket) = engine_process::socket() {
-        engine_process::compute(args, &runtime()?, &socket, None)?;
+        let runtime = runtime()?;
+        let pulls = match advertised(args) {
+            Some(at) => Pulls::open(args, at, &runtime)?,
+            None => None,
+        };
+        engine_process::compute(args, &runtime, &socket, pulls.as_ref())?;
         return Ok(Outcome::Good);
     }
     let (address, mut config) = configured(args, resolved)?;
@@ -63,19 +72,33 @@ pub(crate) fn run(args: &ServeArgs, resolved: Option<&Resolved>, out: &mut impl 
     let start = Start::find(args, resolved)?;
     let listener = listen(&runtime, address)?;
     let address = listener.local_addr()?;
+    let door = Door::open(args, &runtime)?;
+    if door.is_none() && !args.cluster.cluster.is_empty() {
+        writeln!(out, "not in the cluster: `poncho serve` joins it with --cluster-key-file and --advertise HOST:PORT")?;
+    }
     let mut start = start.look(args, out)?;
-    let engine = start.engine(args, &runtime, None)?;
+    // A child opens its own.
+    let pulls = match advertised(args).filter(|_| args.in_process) {
+        Some(at) => Pulls::open(args, at, &runtime)?,
+        None => None,
+    };
+    let engine = start.engine(args, &runtime, pulls.as_ref())?;
     start.load(args, &engine, &runtime, out)?;
     kv_events::publish(&args.events, &runtime, engine.node())?;
     let id = start.models.named.first().context("no model is named")?.clone();
     let signals = install(&runtime)?;
-    greet(args, address, &id, &start.report(), out)?;
+    let member = door.map(|door| door.join(args, &runtime, engine.node())).transpose()?;
+    let report = member.as_ref().map(Member::line).unwrap_or_default() + &start.report();
+    greet(args, address, &id, &report, out)?;
     config.default_model = Some(id);
     start.show_in(&mut config);
     config.library = Some(Arc::new(
         start.models.library.with_client_templates(args.client_templates).with_template_check(usable_template),
     ));
-    serve(Serving { runtime: &runtime, listener, engine: &engine, config, signals }, out)?;
+    serve(Serving { runtime: &runtime, listener, engine: &engine, config, signals, member: member.as_ref() }, out)?;
+    if let Some(member) = member {
+        member.end(&runtime, args.limits.shutdown_grace);
+    }
     let limit = args.drain_limit;
     writeln!(out, "saving the states of the models, for at most {} s", limit.as_secs_f64())?;
     out.flush()?;
@@ -109,6 +132,7 @@ fn configured(args: &ServeArgs, resolved: Option<&Resolved>) -> anyhow::Result<(
         ..ServerConfig::default()
     };
     observe(args, &mut config);
+    args.tool_servers.set(&mut config)?;
     config.savings_file = Some(beside(&folder, ".savings"));
     config.settings = resolved.map(shown_settings).unwrap_or_default();
     config.recent_warnings = recent_warnings();
@@ -146,7 +170,7 @@ fn front(
         if nodes.is_empty() { "the nodes of the cluster; none has announced itself yet".to_owned() } else { nodes };
     let id = models.first().map_or_else(|| "any model".to_owned(), |model| model.report().id.clone());
     greet(args, address, &id, &format!("  computed by {nodes}\n"), out)?;
-    serve(Serving { runtime, listener, engine: &engine, config, signals }, out)?;
+    serve(Serving { runtime, listener, engine: &engine, config, signals, member: None }, out)?;
     Ok(Outcome::Good)
 }
 
@@ -170,15 +194,20 @@ struct Serving<'a> {
     engine: &'a EngineProcess,
     config: ServerConfig,
     signals: StopSignals,
+    /// This server as a node of a cluster.
+    member: Option<&'a Member>,
 }
 
 /// Serves until a signal, and lets replies finish.
 fn serve(serving: Serving<'_>, out: &mut impl Write) -> anyhow::Result<()> {
-    let Serving { runtime, listener, engine, config, signals } = serving;
+    let Serving { runtime, listener, engine, config, signals, member } = serving;
     let ending = Ending {
         shutdown: async {
             signals.first().await;
             manager::is_stopping();
+            if let Some(member) = member {
+                member.drain().await;
+            }
         },
         hurry: signals.second(),
         // A line that cannot be written is ignored: the server must end all the same.

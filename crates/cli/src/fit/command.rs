@@ -25,7 +25,7 @@ pub(crate) struct FitArgs {
     #[arg(long)]
     json: bool,
 
-    /// Plan as if the model had never been served
+    /// Ignore the plan that was kept when the model was served
     #[arg(long)]
     again: bool,
 

@@ -20,6 +20,7 @@ use serde_json::{Value, json};
 
 use crate::serving::probing::own_program;
 use crate::settings::args::devices::DeviceArgs;
+use crate::variants;
 
 /// Makes this binary list the devices of the build. These are not in the help, because users do not need them.
 const LIST: &str = "list-devices";
@@ -130,7 +131,7 @@ fn folders(args: &DeviceArgs) -> Vec<PathBuf> {
     if !args.backends.is_empty() {
         return args.backends.clone();
     }
-    let program = std::env::current_exe().ok();
+    let program = variants::started_program();
     let folder = program.as_deref().and_then(Path::parent);
     folder.map(|folder| vec![folder.join("backends"), folder.join("../lib/poncho/backends")]).unwrap_or_default()
 }

@@ -14,7 +14,8 @@ use futures_util::StreamExt as _;
 use poncho_api::{ChatSettings, LoadEvent, LoadModel, Node};
 use poncho_cache::{Cache, CacheConfig};
 use poncho_cluster::bus::Lookout;
-use poncho_engine::backend::llama::{DeviceSources, LlamaBackend};
+use poncho_engine::backend::Backend;
+use poncho_engine::backend::llama::{DeviceSources, LlamaBackend, UncheckedLlamaBackend};
 use poncho_engine::{Engine, Host};
 use poncho_node::{ChildNode, Ended, Fleet, FleetSettings, Launch, parent_is_gone, serve_parent};
 use tokio::runtime::Runtime;
@@ -29,9 +30,12 @@ use crate::serving::tiers::{Quotas, cache_config};
 use crate::settings::args::ServeArgs;
 use crate::settings::args::nodes::NodeArgs;
 use crate::settings::cache_folder::cache_folder;
+use crate::settings::logging::note_warning;
 
 /// Names the socket that a child serves. Users never set it.
 const SOCKET: &str = "__PONCHO_NODE_SOCKET";
+/// Set by tests of real crashes: the child then trusts every file. Harmless: only the child skips the checks.
+const UNCHECKED: &str = "_PONCHO_ENGINE_UNCHECKED";
 /// A cache folder of a million rows takes a while to open.
 const START_WITHIN: Duration = Duration::from_secs(600);
 /// A large model on a slow disk takes a while to load again.
@@ -42,6 +46,14 @@ const NODE_WITHIN: Duration = Duration::from_secs(300);
 /// The socket to serve, in a process that was started to compute.
 pub(crate) fn socket() -> Option<PathBuf> {
     std::env::var_os(SOCKET).map(PathBuf::from)
+}
+
+/// llama.cpp, with checks of what it is given.
+fn backend() -> Arc<dyn Backend> {
+    if socket().is_some() && std::env::var_os(UNCHECKED).is_some() {
+        return Arc::new(UncheckedLlamaBackend);
+    }
+    Arc::new(LlamaBackend)
 }
 
 /// See the module.
@@ -71,6 +83,7 @@ impl EngineProcess {
             call_wait: RESTART_WITHIN,
             crash_limit,
             crashes: beside(folder, ".crashes"),
+            note: Some(note_warning),
         };
         Ok(Self::Child(runtime.block_on(ChildNode::start(launch))?))
     }
@@ -89,7 +102,7 @@ impl EngineProcess {
         if let Some(pulls) = pulls {
             pulls.serve(runtime, &cache)?;
         }
-        let engine = Arc::new(Engine::new(Arc::new(LlamaBackend), cache));
+        let engine = Arc::new(Engine::new(backend(), cache));
         let host = Arc::new(Host::new(Arc::clone(&engine), chat));
         Ok(Self::Own(engine, host))
     }

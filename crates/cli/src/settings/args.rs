@@ -8,6 +8,7 @@ pub(crate) mod limits;
 pub(crate) mod nodes;
 pub(crate) mod reasoning;
 pub(crate) mod shared;
+pub(crate) mod tool_servers;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -29,6 +30,7 @@ use crate::settings::args::reasoning::ReasoningArgs;
 use crate::settings::backend_args::BackendArgs;
 
 use self::shared::SharedArgs;
+use self::tool_servers::ToolServerArgs;
 
 /// The flags of every command.
 #[derive(Debug, Clone, Copy, clap::Args)]
@@ -197,7 +199,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "WHEN", num_args = 0..=1, require_equals = true, default_missing_value = "always")]
     pub(crate) exact: Option<ExactArg>,
 
-    /// Guess replies ahead from tokens seen before, where that is faster; the sampler keeps a guess only if it draws the same
+    /// Draft tokens from text seen before, where that is faster; replies do not change: a draft is kept only if the sampler picks the same tokens
     #[arg(long, value_name = "SOURCE", value_enum, default_value_t = DraftsArg::Auto)]
     pub(crate) drafts: DraftsArg,
 
@@ -247,6 +249,9 @@ pub(crate) struct ServeArgs {
     /// Origin of web pages that may use the server, such as https://chat.example; may be repeated
     #[arg(long, value_name = "ORIGIN")]
     pub(crate) cors: Vec<String>,
+
+    #[command(flatten)]
+    pub(crate) tool_servers: ToolServerArgs,
 
     /// Which replies keep their original tokens when a client sends them back
     #[arg(long, value_name = "TURNS", default_value = "all")]
@@ -358,7 +363,7 @@ impl PressureArg {
 pub(crate) enum KvArg {
     /// `unified` for one request at a time, otherwise `split`
     Auto,
-    /// One pool: each token passes over the cells of all requests
+    /// One pool: computing a token scans the cells of all requests
     Unified,
     /// One pool per request: no interference
     Split,
@@ -379,7 +384,7 @@ impl KvArg {
 /// Where drafts come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum DraftsArg {
-    /// Like `stored` on a GPU, none on the processor
+    /// Like `stored` on a GPU, `off` on a CPU
     Auto,
     /// None
     Off,

@@ -15,7 +15,7 @@ pub(crate) struct BackendArgs {
     #[arg(long, value_name = "COUNT", value_parser = parse_layers, allow_hyphen_values = true)]
     pub(crate) gpu_layers: Option<GpuLayers>,
 
-    /// Devices to use, as comma-separated names of `poncho doctor` [default: all]
+    /// Devices to use: comma-separated names, as `poncho doctor` lists them [default: all]
     #[arg(long, value_name = "NAMES", value_parser = parse_devices)]
     pub(crate) device: Option<Devices>,
 
@@ -255,7 +255,7 @@ pub(crate) enum NumaArg {
     Distribute,
     /// Only the node that the server was started on
     Isolate,
-    /// As numactl says
+    /// As set by numactl
     Numactl,
 }
 

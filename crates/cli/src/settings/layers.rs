@@ -20,6 +20,7 @@ use super::{
     ADDRESS_VARIABLE, COMMANDS, FILE_FLAG, FILE_VARIABLE, Kind, MODELS_ARGUMENT, Origin, SETTINGS, Setting, find,
     flag_of, flags, nearest, short_flags,
 };
+use crate::variants;
 
 /// A setting with its effective value.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -260,7 +261,7 @@ fn switch(name: &str, text: &str) -> anyhow::Result<&'static str> {
 
 /// Notes about variables that are not read: with our prefix they are usually typing errors.
 fn strange(environment: &Environment) -> Vec<String> {
-    let others = [FILE_VARIABLE, ADDRESS_VARIABLE].map(str::to_owned);
+    let others = [FILE_VARIABLE, ADDRESS_VARIABLE, variants::VARIABLE].map(str::to_owned);
     let known: Vec<String> = SETTINGS.iter().map(Setting::variable).chain(others).collect();
     let unknown = environment.starting_with("PONCHO_").filter(|name| !known.iter().any(|known| known == name));
     let near = |name: &str| nearest(name, known.iter().map(String::as_str));

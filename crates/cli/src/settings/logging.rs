@@ -11,6 +11,7 @@ use anyhow::{Context, bail};
 use clap::ValueEnum;
 use poncho_server::{REPLY_TARGET, RecentLines};
 use poncho_terminal::is_obeyed;
+use serde_json::Value;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Subscriber};
 use tracing_subscriber::Layer as _;
@@ -79,6 +80,27 @@ pub(crate) fn start(args: LogArgs, replies: ReplyLines) -> anyhow::Result<()> {
 pub(crate) fn recent_warnings() -> Arc<RecentLines> {
     static LINES: OnceLock<Arc<RecentLines>> = OnceLock::new();
     Arc::clone(LINES.get_or_init(Arc::default))
+}
+
+/// Keeps a line that the engine's process logged if it is a warning or an error: that process has no console.
+pub(crate) fn note_warning(line: &str) {
+    if let Some(line) = warning(line) {
+        recent_warnings().add(&line);
+    }
+}
+
+/// A line of either format as text, if its level is at least warn.
+fn warning(line: &str) -> Option<String> {
+    let is_warning = |level: &str| matches!(level, "WARN" | "ERROR");
+    let Ok(Value::Object(event)) = serde_json::from_str::<Value>(line) else {
+        return line.split_whitespace().nth(1).is_some_and(is_warning).then(|| line.to_owned());
+    };
+    let text = |name: &str| event.get(name).and_then(Value::as_str).unwrap_or_default();
+    let level = Some(text("level")).filter(|level| is_warning(level))?;
+    let head = format!("{} {level:>5} {}", text("timestamp"), text("message"));
+    let known = ["timestamp", "level", "message"];
+    let fields = event.iter().filter(|(name, _)| !known.contains(&name.as_str()));
+    Some(fields.fold(head, |line, (name, value)| format!("{line} {name}={value}")))
 }
 
 /// Keeps a line in memory.
@@ -209,6 +231,18 @@ mod tests {
     }
 
     #[test]
+    fn lines_of_the_engine_are_kept_from_warn_upwards() {
+        let text = "2026-11-16T12:00:00Z  WARN cache file moved aside path=\"a\"";
+        assert_eq!(warning(text).as_deref(), Some(text));
+        assert!(warning("2026-11-16T12:00:00Z ERROR the model was not loaded").is_some());
+        let json = r#"{"timestamp":"2026-11-16T12:00:00Z","level":"WARN","message":"moved aside","path":"a","rows":2}"#;
+        assert_eq!(warning(json).as_deref(), Some("2026-11-16T12:00:00Z  WARN moved aside path=\"a\" rows=2"));
+        for quiet in ["", "x", "2026-11-16T12:00:00Z  INFO WARN", r#"{"level":"INFO","message":"WARN"}"#, "{}", "[1]"] {
+            assert_eq!(warning(quiet), None, "{quiet}");
+        }
+    }
+
+    #[test]
     fn reply_lines_are_on_by_default_and_never_without_warnings() {
         let filter = ReplyLines::filter;
         assert_eq!(filter(ReplyLines::On, LevelFilter::WARN), LevelFilter::INFO);
@@ -255,6 +289,6 @@ mod tests {
         let value = serde_json::json!({"model": "a\nb\u{1b}\u{7f}\u{9b}\u{2028}\u{e0041}é", "path": "\\n"});
         let line = written(&format!("{value}\n"), LogFormat::Json);
         assert!(line.trim_end_matches('\n').chars().all(|letter| !is_obeyed(letter)), "{line}");
-        assert_eq!(serde_json::from_str::<serde_json::Value>(&line).unwrap(), value);
+        assert_eq!(serde_json::from_str::<Value>(&line).unwrap(), value);
     }
 }

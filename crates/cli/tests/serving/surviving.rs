@@ -30,7 +30,7 @@ pub(crate) fn kill(process: u32, signal: rustix::process::Signal) {
 }
 
 /// Streams a reply; calls `at` with the number of events so far. Returns all text that came.
-fn stream(address: SocketAddr, path: &str, body: &Value, mut at: impl FnMut(usize)) -> String {
+pub(crate) fn stream(address: SocketAddr, path: &str, body: &Value, mut at: impl FnMut(usize)) -> String {
     let mut connection = TcpStream::connect(address).unwrap();
     connection.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
     let body = body.to_string();

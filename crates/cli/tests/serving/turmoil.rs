@@ -20,17 +20,17 @@ use crate::serving::surviving::{engine_of, kill};
 const FEW: u32 = 3;
 
 /// One number after the other, the same in each run.
-struct Dice(u64);
+pub(crate) struct Dice(pub(crate) u64);
 
 impl Dice {
-    fn below(&mut self, limit: u64) -> u64 {
+    pub(crate) fn below(&mut self, limit: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % limit.max(1)
     }
 }
 
 /// Eight requests: all dialects, seeded sampling, a schema, a tool, log probabilities, two replies to one prompt.
-fn requests() -> Vec<(&'static str, Value)> {
+pub(crate) fn requests() -> Vec<(&'static str, Value)> {
     let names = json!({"type": "array", "items": {"type": "string", "maxLength": 6}, "minItems": 8, "maxItems": 8});
     let schema = json!({"type": "object", "properties": {"names": names}, "required": ["names"]});
     let tool =
@@ -83,7 +83,7 @@ fn requests() -> Vec<(&'static str, Value)> {
 }
 
 /// What a stream brought: all texts by the event and the place that they came in, without names and times.
-type Brought = BTreeMap<String, String>;
+pub(crate) type Brought = BTreeMap<String, String>;
 
 fn collect(value: &Value, place: &str, brought: &mut Brought) {
     const TEXTS: [&str; 9] = [
@@ -117,7 +117,7 @@ fn collect(value: &Value, place: &str, brought: &mut Brought) {
 }
 
 /// Streams a reply. Returns what it brought, and its longest silence.
-fn stream(address: SocketAddr, path: &str, body: &Value) -> (Brought, Duration) {
+pub(crate) fn stream(address: SocketAddr, path: &str, body: &Value) -> (Brought, Duration) {
     let mut connection = TcpStream::connect(address).unwrap();
     connection.set_read_timeout(Some(Duration::from_secs(180))).unwrap();
     let body = body.to_string();
@@ -165,7 +165,13 @@ fn turmoil(kind: ModelKind, seed: u64) {
         // In the middle of prompts, of replies, of saves.
         std::thread::sleep(Duration::from_millis(dice.below(whole)));
         let aborts = dice.below(3) == 0;
-        let Some(first) = engine_of(&served) else { panic!("the server has an engine") };
+        // An end after the last reply may still be under repair.
+        let mut first = None;
+        until("the server has an engine", || {
+            first = engine_of(&served);
+            first.is_some()
+        });
+        let first = first.unwrap();
         kill(first, if aborts { Signal::ABORT } else { Signal::KILL });
         done += 1;
         // And once more while the next one loads its model, restores states, or reads prompts.

@@ -1,8 +1,8 @@
 //! Simulates a cluster that is larger than the machines at hand: `cargo run --release -p poncho-cluster --example simulate`.
 //!
 //! Discrete events drive the index, costs, choice and admission of this crate; the nodes, the network and the load are
-//! models. `docs/cluster-simulation.md` has the results. Prints one line of a Markdown table for each scenario. It must
-//! never decide where a request goes: that is what it measures.
+//! models. `docs/cluster-simulation.md` has the results. Prints one line of a Markdown table for each scenario, and
+//! draws them if `PLOT` names a file. It must never decide where a request goes: that is what it measures.
 
 #![allow(
     clippy::cast_possible_truncation,
@@ -11,6 +11,7 @@
     reason = "a model with numbers of its own; nothing comes from outside"
 )]
 
+mod chart;
 mod load;
 mod node;
 mod world;
@@ -66,11 +67,19 @@ fn main() {
         "| Scenario | Turns | Hit tokens, of one infinite node | Max / mean load | First token p50, p99 | Pulled | Refused | Wall time of a simulated hour |"
     );
     println!("| --- | --- | --- | --- | --- | --- | --- | --- |");
+    let mut bars = Vec::new();
     for (name, scenario) in scenarios(&base).into_iter().filter(|(name, _)| name.contains(&wanted)) {
         let began = Instant::now();
         let seconds = scenario.seconds;
         let outcome = World::new(scenario).run();
         print(name, &outcome, began.elapsed().as_secs_f64() / seconds * 3600.0);
+        bars.push((name, outcome.hit_ratio()));
+    }
+    if let Some(file) = std::env::var_os("PLOT") {
+        let title = format!("hit tokens of {} nodes, of one infinite node", base.nodes);
+        if let Err(error) = std::fs::write(&file, chart::bars(&title, &bars)) {
+            eprintln!("cannot write {}: {error}", file.display());
+        }
     }
 }
 

@@ -19,7 +19,12 @@ export function useRequests(onRefused: (refused: Refused) => void): Live {
     const stop = new AbortController();
     const requests = new Map<number, RequestRow>();
     let pause = 500;
-    const change = (open: boolean) => setLive((old) => ({ requests, open, version: old.version + 1 }));
+    let frame = 0;
+    // Changes are drawn once a frame, and not at all while the page is hidden.
+    const change = (open: boolean) => {
+      cancelAnimationFrame(frame);
+      frame = requestAnimationFrame(() => setLive((old) => ({ requests, open, version: old.version + 1 })));
+    };
     const follow = async () => {
       while (!stop.signal.aborted) {
         try {
@@ -50,12 +55,18 @@ export function useRequests(onRefused: (refused: Refused) => void): Live {
       }
     };
     void follow();
-    return () => stop.abort();
+    return () => {
+      stop.abort();
+      cancelAnimationFrame(frame);
+    };
   }, [onRefused]);
   return live;
 }
 
-/** Loads something now and then, and again when asked. */
+/** After a read the page waits this many times as long as the read took, but not longer than the second number of ms. */
+const REST: [times: number, most: number] = [50, 30_000];
+
+/** Loads something now and then, and again when asked. What takes long to load is loaded less often. */
 export function usePolled<T>(
   load: (signal: AbortSignal) => Promise<T>,
   every: number,
@@ -66,14 +77,18 @@ export function usePolled<T>(
     const stop = new AbortController();
     let timer: ReturnType<typeof setTimeout> | undefined;
     const step = async () => {
+      const begun = performance.now();
       try {
         const value = await load(stop.signal);
+        if (stop.signal.aborted) return;
         setState({ value, error: null });
       } catch (error) {
         if (stop.signal.aborted) return;
         setState((old) => ({ value: old.value, error: error as Error }));
       }
-      if (!stop.signal.aborted && every > 0) timer = setTimeout(step, document.hidden ? every * 4 : every);
+      const rest = Math.min((performance.now() - begun) * REST[0], REST[1]);
+      const pause = Math.max(document.hidden ? every * 4 : every, rest);
+      if (!stop.signal.aborted && every > 0) timer = setTimeout(step, pause);
     };
     void step();
     return () => {

@@ -117,6 +117,11 @@ function Shell(props: { onRefused: (refused: Refused) => void; onLeave: () => vo
     () => [...live.requests.values()].filter((row) => row.stage !== "ended").length,
     [live.version],
   );
+  // A change of a request is drawn by the view of the requests; the others keep what they have.
+  const drawn = useMemo(
+    () => draw(view, live, savedKey() ? props.onLeave : undefined),
+    [view, view === "requests" ? live : null],
+  );
   return (
     <div class="shell">
       <a class="skip" href={`#${view}`} onClick={() => document.querySelector<HTMLElement>("main")?.focus()}>
@@ -150,13 +155,13 @@ function Shell(props: { onRefused: (refused: Refused) => void; onLeave: () => vo
         </div>
       </nav>
       <main class="pane" tabIndex={0}>
-        {draw(view, live)}
+        {drawn}
       </main>
     </div>
   );
 }
 
-function draw(view: View, live: Live): JSX.Element {
+function draw(view: View, live: Live, onLeave?: () => void): JSX.Element {
   switch (view) {
     case "requests":
       return <RequestsView live={live} />;
@@ -169,7 +174,7 @@ function draw(view: View, live: Live): JSX.Element {
     case "chat":
       return <ChatView />;
     case "system":
-      return <SystemView />;
+      return <SystemView onLeave={onLeave} />;
   }
 }
 

@@ -1,6 +1,6 @@
 // Small parts that several views share: tiles, bars, badges, notices, a list that draws only what is seen.
 import type { ComponentChildren, JSX } from "preact";
-import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
+import { useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { RequestRow } from "./api";
 import { count, sourceName } from "./format";
 
@@ -77,14 +77,27 @@ export function tokenWords(row: RequestRow): string {
   return `${from}, ${count(row.new_tokens)} computed, ${count(row.generated_tokens)} generated`;
 }
 
-export interface Item {
-  key: string;
-  height: number;
-  draw: () => ComponentChildren;
+/** The first place of a growing list that is above a number. */
+function firstAbove(list: number[], number: number): number {
+  let [low, high] = [0, list.length];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (list[middle]! > number) high = middle;
+    else low = middle + 1;
+  }
+  return low;
 }
 
 /** A list of any length that draws only what is seen. It scrolls with the nearest pane. */
-export function LongList(props: { items: Item[]; label: string }): JSX.Element {
+export function LongList<T>(props: {
+  items: T[];
+  label: string;
+  keyOf: (item: T) => string;
+  /** In pixels; all the same, or of each item. */
+  height: number | ((item: T) => number);
+  draw: (item: T) => ComponentChildren;
+}): JSX.Element {
+  const { items, height } = props;
   const box = useRef<HTMLDivElement>(null);
   const [seen, setSeen] = useState<[number, number]>([0, 1200]);
   useLayoutEffect(() => {
@@ -92,7 +105,7 @@ export function LongList(props: { items: Item[]; label: string }): JSX.Element {
     if (!pane) return;
     const look = () => {
       const top = pane.getBoundingClientRect().top - box.current!.getBoundingClientRect().top;
-      const next: [number, number] = [Math.floor(top / 200) * 200 - 400, top + pane.clientHeight + 600];
+      const next: [number, number] = [Math.floor(top / 200) * 200 - 200, top + pane.clientHeight + 400];
       setSeen((old) => (old[0] === next[0] && Math.abs(old[1] - next[1]) < 200 ? old : next));
     };
     look();
@@ -103,21 +116,31 @@ export function LongList(props: { items: Item[]; label: string }): JSX.Element {
       window.removeEventListener("resize", look);
     };
   }, []);
-  let at = 0;
-  const drawn: JSX.Element[] = [];
-  for (const item of props.items) {
-    if (at + item.height >= seen[0] && at <= seen[1]) {
-      drawn.push(
-        <li key={item.key} class="long-item" style={{ top: `${at}px`, height: `${item.height}px` }}>
-          {item.draw()}
-        </li>,
-      );
-    }
-    at += item.height;
-  }
+  /** Where each item ends. */
+  const ends = useMemo(() => {
+    let at = 0;
+    return items.map((item) => {
+      at += typeof height === "number" ? height : height(item);
+      return at;
+    });
+  }, [items]);
+  const [first, last] = [firstAbove(ends, seen[0]), firstAbove(ends, seen[1])];
   return (
-    <div ref={box} class="long-list" style={{ height: `${at}px` }}>
-      <ul aria-label={props.label}>{drawn}</ul>
+    <div ref={box} class="long-list" style={{ height: `${ends.at(-1) ?? 0}px` }}>
+      <ul aria-label={props.label}>
+        {items.slice(first, last + 1).map((item, at) => {
+          const top = ends[first + at - 1] ?? 0;
+          return (
+            <li
+              key={props.keyOf(item)}
+              class="long-item"
+              style={{ top: `${top}px`, height: `${ends[first + at]! - top}px` }}
+            >
+              {props.draw(item)}
+            </li>
+          );
+        })}
+      </ul>
     </div>
   );
 }
@@ -127,7 +150,8 @@ export function Drawer(props: { title: string; onClose: () => void; children: Co
   const heading = useRef<HTMLHeadingElement>(null);
   const close = useRef(props.onClose);
   close.current = props.onClose;
-  useEffect(() => {
+  // At once: the next key must not go to what is behind the panel.
+  useLayoutEffect(() => {
     const before = document.activeElement as HTMLElement | null;
     heading.current?.focus();
     const leave = (event: KeyboardEvent) => event.key === "Escape" && close.current();

@@ -1,28 +1,40 @@
 //! Decode times with drafts beside those without, on forced replies.
 //!
 //! Each exchange is played without drafts, with drafts from its own context and with drafts from all that was stored, in
-//! turn. The three have tenants of their own: what one of them stored is never a source for another, and no reply is played
-//! twice for a tenant.
+//! turn. The three have models of their own, so that none learns from the steps of another, and tenants of their own: what
+//! one of them stored is never a source for another, and no reply is played twice for a tenant.
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
 
 use poncho_cache::{Cache, CacheConfig, OwnerId};
-use poncho_engine::backend::{ContextOptions, Token};
+use poncho_engine::backend::{ContextOptions, KvLayout, Token};
 use poncho_engine::{Drafts, Mode, Model, ModelConfig, Privacy, Request, Sampling, Tenant};
 
 use crate::forced::ForcedBackend;
 use crate::traces::{Exchange, Trace};
 
-/// Tokens of a context.
-const CONTEXT: u32 = 8192;
+/// Tokens of a context, and the least with shorter prompts: those of the generated exchanges, and the longest reply.
+const CONTEXT: usize = 16384;
+const SHORTEST: usize = 1024;
+const REPLY: usize = 512;
 const SOURCES: [Drafts; 3] = [Drafts::Off, Drafts::Context, Drafts::Stored];
 
-/// Tokens, steps and seconds of one source of drafts.
+/// What is played.
+pub(crate) struct Plan {
+    /// Numbers of streams.
+    pub(crate) streams: Vec<usize>,
+    /// One exchange of this many.
+    pub(crate) share: usize,
+    /// The last tokens of a prompt that are kept; `None` for all, without the exchanges that do not fit.
+    pub(crate) prompt: Option<usize>,
+}
+
+/// Tokens after the first one, steps and seconds of one source of drafts.
 #[derive(Debug, Clone, Copy, Default)]
 struct Played {
     tokens: usize,
+    steps: usize,
     seconds: f64,
 }
 
@@ -30,58 +42,158 @@ impl Played {
     fn rate(self) -> f64 {
         self.tokens as f64 / self.seconds
     }
+
+    /// Tokens a step, and milliseconds of a step.
+    fn steps(self) -> String {
+        let steps = self.steps.max(1) as f64;
+        format!("{:.2} in {:.2} ms", self.tokens as f64 / steps, self.seconds * 1e3 / steps)
+    }
 }
 
-/// Prints the speeds of all traces, at these numbers of streams. `share` leaves exchanges out: one of that many is played.
-pub(crate) fn print(path: &Path, traces: &[Trace], streams: &[usize], share: usize) {
-    let noise = Trace { name: "nothing repeats".to_owned(), exchanges: (0..4).map(noise).collect() };
-    for &streams in streams {
-        let backend = ForcedBackend::default();
-        let config = ModelConfig {
-            context: ContextOptions {
-                // All streams share the cells.
-                n_ctx: CONTEXT * u32::try_from(streams).unwrap(),
-                n_seq_max: u32::try_from(streams).unwrap(),
-                ..ContextOptions::default()
-            },
-            drafts: Drafts::Stored,
-            ..ModelConfig::new("bench", path)
-        };
-        let cache = Arc::new(Cache::open(CacheConfig::in_memory(16 << 30)).unwrap());
-        let model = Model::load(config, Arc::new(backend.clone()), cache).unwrap();
-        println!("| {streams} at once | reply tokens | off, tokens/s | context | stored |");
-        println!("| --- | --- | --- | --- | --- |");
-        let mut all = [Played::default(); 3];
-        for trace in traces.iter().chain([&noise]) {
-            let fitting = |exchange: &&Exchange| exchange.prompt.len() + exchange.reply.len() < CONTEXT as usize;
-            let chosen: Vec<&Exchange> = trace.exchanges.iter().filter(fitting).step_by(share).collect();
-            let mut sums = [Played::default(); 3];
-            for (number, group) in chosen.chunks(streams).filter(|group| group.len() == streams).enumerate() {
-                // Another one first each time.
-                for turn in 0..3 {
-                    let source = (number + turn) % 3;
-                    let played = play(&model, &backend, group, source);
-                    for sum in [&mut sums[source], &mut all[source]] {
-                        sum.tokens += played.tokens;
-                        sum.seconds += played.seconds;
-                    }
-                }
-            }
-            row(&trace.name, &sums);
+/// The plays of a trace, by source.
+#[derive(Default)]
+struct Sums {
+    all: [Played; 3],
+    /// For each group the speeds with drafts as factors of that without.
+    factors: [Vec<f64>; 2],
+}
+
+impl Sums {
+    fn add(&mut self, played: [Played; 3]) {
+        self.add_times(played);
+        let [off, drafted @ ..] = played;
+        self.factors.iter_mut().zip(drafted).for_each(|(all, one)| all.push(one.rate() / off.rate()));
+    }
+
+    fn add_times(&mut self, played: [Played; 3]) {
+        for (sum, played) in self.all.iter_mut().zip(played) {
+            sum.tokens += played.tokens;
+            sum.steps += played.steps;
+            sum.seconds += played.seconds;
         }
-        row("all", &all);
+    }
+
+    fn extend(&mut self, other: Self) {
+        self.add_times(other.all);
+        self.factors.iter_mut().zip(other.factors).for_each(|(all, own)| all.extend(own));
+    }
+
+    fn row(&self, name: &str) {
+        let [off, drafted @ ..] = self.all;
+        if off.tokens == 0 {
+            return;
+        }
+        let factor = |source: usize| {
+            let mut sorted = self.factors[source].clone();
+            sorted.sort_unstable_by(f64::total_cmp);
+            let [least, low, high] = [0, 1, 3].map(|quarter| sorted[(sorted.len() - 1) * quarter / 4]);
+            format!("{:.3} ({low:.2} to {high:.2}, least {least:.2})", drafted[source].rate() / off.rate())
+        };
+        let steps = self.all.map(Played::steps).join(" | ");
+        println!("| {name} | {} | {:.1} | {} | {} | {steps} |", off.tokens, off.rate(), factor(0), factor(1));
+    }
+}
+
+/// Prints the speeds of all traces. What a trace has too few exchanges for is played together with that of others.
+pub(crate) fn print(path: &Path, traces: Vec<Trace>, plan: &Plan) {
+    let context = plan.prompt.map_or(CONTEXT, |prompt| (prompt + REPLY).max(SHORTEST));
+    let mut chosen: Vec<(String, Vec<Exchange>)> = Vec::new();
+    for Trace { name, exchanges } in traces {
+        let fitting = exchanges.into_iter().map(|exchange| cut(exchange, plan.prompt));
+        let fitting = fitting.filter(|exchange| exchange.prompt.len() + exchange.reply.len() < context);
+        chosen.push((name, fitting.step_by(plan.share).collect()));
+    }
+    for &streams in &plan.streams {
+        println!(
+            "| {streams} at once | reply tokens | off, tokens/s | context | stored | a step: off | context | stored |"
+        );
+        println!("| --- | --- | --- | --- | --- | --- | --- | --- |");
+        let generated = u32::try_from(streams.max(4)).unwrap();
+        for (name, make) in [("nothing repeats", noise as fn(u32) -> Exchange), ("always wrong", wrong)] {
+            let exchanges: Vec<Exchange> = (0..generated).map(make).collect();
+            let mut models = Models::load(path, context, streams);
+            models.play(&exchanges.iter().collect::<Vec<_>>()).row(name);
+        }
+        let mut models = Models::load(path, context, streams);
+        let (mut all, mut rest) = (Sums::default(), Vec::new());
+        for (name, exchanges) in &chosen {
+            let exchanges: Vec<&Exchange> = exchanges.iter().collect();
+            rest.extend(exchanges.chunks_exact(streams).remainder());
+            let sums = models.play(&exchanges);
+            sums.row(name);
+            all.extend(sums);
+        }
+        let sums = models.play(&rest);
+        sums.row("several traces");
+        all.extend(sums);
+        all.row("all traces");
         println!();
     }
 }
 
-fn row(name: &str, [off, context, stored]: &[Played; 3]) {
-    if off.tokens > 0 {
-        let (context, stored) = (context.rate() / off.rate(), stored.rate() / off.rate());
-        println!("| {name} | {} | {:.1} | {context:.2} | {stored:.2} |", off.tokens, off.rate());
+/// A model for each source, with a planner that knows nothing yet.
+struct Models {
+    streams: usize,
+    backend: ForcedBackend,
+    models: [Model; 3],
+    turns: usize,
+}
+
+impl Models {
+    fn load(path: &Path, context: usize, streams: usize) -> Self {
+        let backend = ForcedBackend::default();
+        let cache = Arc::new(Cache::open(CacheConfig::in_memory(16 << 30)).unwrap());
+        let models = SOURCES.map(|drafts| load(path, context, streams, drafts, &backend, &cache));
+        Self { streams, backend, models, turns: 0 }
+    }
+
+    /// Plays as many exchanges at once as there are streams, and leaves a last group out that is not full.
+    fn play(&mut self, exchanges: &[&Exchange]) -> Sums {
+        let mut sums = Sums::default();
+        for group in exchanges.chunks_exact(self.streams) {
+            let mut played = [Played::default(); 3];
+            // Another one first each time.
+            self.turns += 1;
+            for source in (0..3).map(|turn| (self.turns + turn) % 3) {
+                played[source] = play(&self.models[source], &self.backend, group, source);
+            }
+            sums.add(played);
+        }
+        sums
     }
 }
 
-/// Plays exchanges at once. Their prompts are computed before the clock starts.
+fn load(
+    path: &Path,
+    context: usize,
+    streams: usize,
+    drafts: Drafts,
+    backend: &ForcedBackend,
+    cache: &Arc<Cache>,
+) -> Model {
+    let config = ModelConfig {
+        context: ContextOptions {
+            n_ctx: u32::try_from(context).unwrap(),
+            n_seq_max: u32::try_from(streams).unwrap(),
+            // As `poncho serve` has it.
+            kv: if streams > 1 { KvLayout::Split } else { KvLayout::Unified },
+            spare_busy_cpus: false,
+            ..ContextOptions::default()
+        },
+        drafts,
+        ..ModelConfig::new("bench", path)
+    };
+    Model::load(config, Arc::new(backend.clone()), Arc::clone(cache)).unwrap()
+}
+
+/// An exchange with the last tokens of its prompt.
+fn cut(mut exchange: Exchange, prompt: Option<usize>) -> Exchange {
+    let surplus = prompt.map_or(0, |prompt| exchange.prompt.len().saturating_sub(prompt));
+    exchange.prompt.drain(..surplus);
+    exchange
+}
+
+/// Plays exchanges at once. The clock starts with the first token of a reply.
 fn play(model: &Model, backend: &ForcedBackend, group: &[&Exchange], source: usize) -> Played {
     let requests: Vec<Request> = group.iter().map(|exchange| request(exchange, source)).collect();
     for (request, exchange) in requests.iter().zip(group) {
@@ -89,14 +201,14 @@ fn play(model: &Model, backend: &ForcedBackend, group: &[&Exchange], source: usi
         model.complete(Request { mode: Mode::PrefillOnly, ..request.clone() }).unwrap();
     }
     backend.play(group);
-    let started = Instant::now();
     let streams: Vec<_> = requests.into_iter().map(|request| model.submit(request).unwrap()).collect();
     let done: Vec<_> = streams.into_iter().map(|stream| stream.wait().unwrap()).collect();
-    let seconds = started.elapsed().as_secs_f64();
     for (done, exchange) in done.iter().zip(group) {
         assert_eq!(done.generated, exchange.reply, "the reply was not the recorded one");
     }
-    Played { tokens: done.iter().map(|done| done.generated.len()).sum(), seconds }
+    let seconds = done.iter().map(|done| done.generation_time.as_secs_f64()).fold(0.0, f64::max);
+    let tokens = done.iter().map(|done| done.generated.len().saturating_sub(1)).sum();
+    Played { tokens, steps: done.iter().map(|done| done.drafts.steps).sum(), seconds }
 }
 
 fn request(exchange: &Exchange, source: usize) -> Request {
@@ -114,6 +226,26 @@ fn request(exchange: &Exchange, source: usize) -> Request {
 
 /// An exchange in which nothing comes twice.
 fn noise(number: u32) -> Exchange {
-    let token = |place: u32| -> Token { 1000 + (place.wrapping_mul(7919) + number * 104_729) % 40_000 };
-    Exchange { prompt: (0..600).map(token).collect(), reply: (600..728).map(token).collect() }
+    Exchange { prompt: (0..128).map(|place| token(number, place)).collect(), reply: reply(number) }
+}
+
+/// An exchange in which the last tokens of the reply, up to five, are always found in the prompt, with a wrong one after
+/// them.
+fn wrong(number: u32) -> Exchange {
+    let reply = reply(number + 1000);
+    let mut prompt = Vec::new();
+    // The latest match counts, so the shortest comes last.
+    for matched in reply.windows(5).chain([4, 3, 2, 1].map(|length| &reply[..length])) {
+        prompt.extend_from_slice(matched);
+        prompt.push(token(number + 1000, 2000 + u32::try_from(prompt.len()).unwrap()));
+    }
+    Exchange { prompt, reply }
+}
+
+fn reply(number: u32) -> Vec<Token> {
+    (600..664).map(|place| token(number, place)).collect()
+}
+
+fn token(number: u32, place: u32) -> Token {
+    1000 + (place.wrapping_mul(7919) + number * 104_729) % 40_000
 }

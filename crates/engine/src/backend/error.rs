@@ -90,6 +90,16 @@ pub enum ContextError {
         /// Why, and what works.
         reason: &'static str,
     },
+    /// The model has no position behind its table; llama.cpp asserts on one.
+    #[error(
+        "a context of {n_ctx} tokens is too long: the model has a table of {rows} positions; set n_ctx to {rows} or less"
+    )]
+    PositionTable {
+        /// Tokens of the context.
+        n_ctx: u32,
+        /// Rows of the table.
+        rows: u64,
+    },
     /// The library refused; its own words are kept.
     #[error("llama.cpp could not create the context: {reason}; try a smaller n_ctx or n_seq_max")]
     Refused {

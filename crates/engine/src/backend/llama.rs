@@ -47,7 +47,7 @@ pub(crate) mod text;
 mod threads;
 
 pub use chat::template::check_template;
-pub use cpu::{CPU_ADVICE, missing_cpu_features, unused_cpu_features};
+pub use cpu::{CPU_ADVICE, cpu_has_all, missing_cpu_features, try_cpu, unused_cpu_features};
 use devices::start_library;
 pub use devices::{
     Device, DeviceKind, DeviceSources, LLAMA_VERSION, SourceError, TrialError, backend_of, backends, copy_times,
@@ -60,7 +60,7 @@ pub use model::measure::{LlamaMeasure, MeasuredMemory, MemoryUse};
 pub struct LlamaBackend;
 
 /// llama.cpp without the look at a file before it is loaded: for processes that are there to die, and for tests of what
-/// that look must find. A server must never use it.
+/// that look must find. The process of a server must never use it.
 #[derive(Clone, Copy, Debug, Default)]
 #[doc(hidden)]
 pub struct UncheckedLlamaBackend;

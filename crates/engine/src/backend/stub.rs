@@ -41,7 +41,7 @@ mod state;
 pub mod vocab;
 
 pub use chat::StubTemplate;
-pub use echo::PLAIN_REPLY;
+pub use echo::{PLAIN_REPLY, StubLine};
 pub use faults::{DecodeFault, StubCall, StubCounts, StubFaults};
 
 /// The stub. Every model it loads has the same memory kind; the path distinguishes models.
@@ -53,7 +53,8 @@ pub struct StubBackend {
     faults: StubFaults,
     fills_gaps: bool,
     template: StubTemplate,
-    echoes: bool,
+    /// What the models answer beside the scripts in their prompts; `None` for models that follow no script.
+    echo: Option<Arc<[StubLine]>>,
     build: String,
 }
 
@@ -63,7 +64,7 @@ impl StubBackend {
     pub fn new(memory: MemoryKind) -> Self {
         let (replies, metadata, template) = (Vec::new(), BTreeMap::new(), StubTemplate::default());
         let (faults, build) = (StubFaults::new(), "stub 1".to_owned());
-        Self { memory, replies, metadata, faults, fills_gaps: false, template, echoes: false, build }
+        Self { memory, replies, metadata, faults, fills_gaps: false, template, echo: None, build }
     }
 
     /// Makes `reply` what the models most likely say after `prompt`, one token after the other, as long as no adapter
@@ -91,8 +92,14 @@ impl StubBackend {
     /// Lets the models say what the newest message has between `[say:` and `:say]`, or [`PLAIN_REPLY`]. For clients that
     /// choose their own prompts. Only models with a cell for every token can.
     #[must_use]
-    pub fn with_echo(mut self) -> Self {
-        self.echoes = true;
+    pub fn with_echo(self) -> Self {
+        self.with_lines(Vec::new())
+    }
+
+    /// The same with replies to messages that have no script.
+    #[must_use]
+    pub fn with_lines(mut self, lines: Vec<StubLine>) -> Self {
+        self.echo = Some(lines.into());
         self
     }
 
@@ -141,7 +148,8 @@ impl Backend for StubBackend {
         }
         let faults = self.faults.clone();
         let model = model::StubModel::new(&options.path, self.memory, options.vocab_only, &self.replies, faults);
-        let model = model.with_metadata(self.metadata.clone()).with_template(self.template).with_echo(self.echoes);
+        let model =
+            model.with_metadata(self.metadata.clone()).with_template(self.template).with_echo(self.echo.clone());
         Ok(Arc::new(if self.fills_gaps { model.with_fill_tokens() } else { model }))
     }
 

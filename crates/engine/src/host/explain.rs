@@ -7,6 +7,7 @@
 mod changed;
 mod diagnosis;
 mod message;
+mod remote;
 
 use poncho_api::{
     Around, Cause, ChatTurn, Divergence, Explained, ExplainedRow, MessagePlace, PastLookup, Prompt, Request,
@@ -53,7 +54,9 @@ pub(super) fn explain(model: &ChatModel, asked: &Asked<'_>) -> Explained {
         (None, Some(owner)) => model.cache().explain_for(owner, &namespace, asked.tokens, cut),
         (None, None) => model.cache().explain(&namespace, asked.tokens, cut),
     };
-    match &found.similar {
+    let remote =
+        if asked.past.is_none() { remote::longest(model, asked.request, &namespace, found.usable) } else { None };
+    let explained = match &found.similar {
         Some(similar) => compared(model, asked, &found, similar),
         None => {
             let cause = match found.verdict {
@@ -67,13 +70,24 @@ pub(super) fn explain(model: &ChatModel, asked: &Asked<'_>) -> Explained {
             let known = found.elsewhere.unwrap_or(if cause == Cause::Cached { found.common } else { 0 });
             Explained { lost: known.saturating_sub(found.usable), row: row.map(explained_row), ..bare(&found, cause) }
         }
-    }
+    };
+    Explained { remote, ..explained }
 }
 
 /// The answer without anything that was compared.
 fn bare(found: &Explanation, cause: Cause) -> Explained {
     let Explanation { tokens, common, usable, .. } = *found;
-    Explained { tokens, agree: common, usable, lost: 0, cause, message: None, row: None, divergence: None }
+    Explained {
+        tokens,
+        agree: common,
+        usable,
+        lost: 0,
+        cause,
+        message: None,
+        row: None,
+        divergence: None,
+        remote: None,
+    }
 }
 
 fn explained_row(row: &poncho_cache::ExplainedRow) -> ExplainedRow {

@@ -178,8 +178,8 @@ impl NodeModel for Hosted {
     async fn explain(&self, prompt: Generate, past: Option<PastLookup>) -> Result<Explained, EngineError> {
         let (prompt, hosted) = (self.as_configured(prompt), self.clone());
         preparing("explained a prompt", move || {
-            let tokens = hosted.rendered(&prompt)?.tokens;
-            let mut request = Request { tokens, ..prompt.request.clone() };
+            let Rendered { tokens, boundaries, .. } = hosted.rendered(&prompt)?;
+            let mut request = Request { tokens, boundary_hints: boundaries, ..prompt.request.clone() };
             if !prompt.request.tokens.is_empty() {
                 go_on(&hosted.model, &prompt.request.tokens, &mut request);
             }

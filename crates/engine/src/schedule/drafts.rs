@@ -7,13 +7,24 @@
 
 /// The longest draft of one request.
 pub const LONGEST: usize = 15;
-/// Rows in one call with a time of their own; larger numbers are extrapolated.
-const TIMED: usize = 64;
-/// How far a measurement moves its own estimate, and all others with it: steps become slower as conversations grow.
-const WEIGHT: f64 = 0.15;
+/// Rows in one call with a time of their own.
+const TIMED: usize = 128;
+/// How far beyond the measured calls a time is extrapolated, as a multiple of the distance between them: two calls that differ
+/// by a row do not show what sixty rows cost.
+const BEYOND: f64 = 4.0;
+/// How far a measurement moves all estimates together: steps become slower as conversations grow.
 const DRIFT: f64 = 0.1;
-/// A measurement further off than this factor counts as this far off.
+/// How far it moves its own beside the others: as in a mean of all measurements, until there are this many. What is chosen
+/// depends on the ratios, and a choice by ratios that follow each measurement would be the one with the luckiest ones.
+const WEIGHED: u8 = 20;
+/// How far a measurement moves the time that a change of rows takes.
+const WEIGHT: f64 = 0.15;
+/// A measurement further off than this factor is of a call that something else held up. If this many in a row are, steps
+/// have become slower or faster, and each counts as this far off.
 const FARTHEST: f64 = 2.0;
+const IN_A_ROW: u8 = 3;
+/// Measurements of which the shortest counts: the first one may be of a call that was held up.
+const FIRST_FEW: u8 = 3;
 /// Steps that drafts may lose at first, and the part of all steps that they may lose later.
 const FIRST_LOSS: f64 = 4.0;
 const LOSS: f64 = 0.01;
@@ -22,6 +33,10 @@ const MOST_CREDIT: f64 = 8.0;
 const MOST_DEBT: f64 = -8.0;
 /// The gain that a draft must promise, as a factor of the speed.
 const WORTHWHILE: f64 = 1.02;
+/// A gain that a wrong estimate of the plain step cannot explain, and how many ticks with less may follow each other: then a
+/// plain step is measured, because a step that is never computed would be believed to be slow forever.
+const CLEAR: f64 = 1.1;
+const LESS_THAN_CLEAR: u32 = 16;
 /// Ticks without drafts until one is tried; doubled after each try that changed nothing.
 const FIRST_TRY: u32 = 64;
 const LAST_TRY: u32 = 2048;
@@ -36,6 +51,8 @@ const CLASSES: usize = 7;
 const ASSUMED: [f64; CLASSES] = [0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9];
 /// A class with fewer outcomes than this is tried while drafts earn.
 const KNOWN: f64 = 24.0;
+/// What is left of a class's outcomes after a tick.
+const FADING: f64 = 0.998;
 
 /// The class of a match length.
 fn class(matched: usize) -> usize {
@@ -82,6 +99,13 @@ impl Acceptance {
         }
     }
 
+    /// One tick has passed. A class that was wrong for a while and is not tried any longer becomes new again in the end.
+    fn fade(&mut self) {
+        for (tried, right) in self.classes.iter_mut().filter(|(tried, _)| *tried > KNOWN / 2.0) {
+            (*tried, *right) = (*tried * FADING, *right * FADING);
+        }
+    }
+
     /// What a request with outcomes `own` can expect of a draft with such a match.
     #[must_use]
     pub fn candidate(&self, own: &Self, matched: usize, available: usize) -> Candidate {
@@ -104,15 +128,27 @@ impl Acceptance {
 /// Measured times of decode calls, by the number of their rows.
 #[derive(Debug, Clone)]
 pub struct StepTimes {
-    /// Natural logarithm of seconds; index 0 is one row.
+    /// Natural logarithm of the seconds after a call with the same number of rows; index 0 is one row.
     known: Vec<Option<f64>>,
+    /// How many measurements are in them, up to [`WEIGHED`].
+    measured: Vec<u8>,
+    /// Measurements in a row that were too far off.
+    far_off: u8,
     /// Whether a call with this number of rows was made.
     made: Vec<bool>,
+    /// Whether a call followed one with the same number of rows.
+    repeated: Vec<bool>,
+    /// The rows of the last call; `None` after a call with a prompt.
+    last: Option<usize>,
+    /// Seconds that a call takes longer after one with another number of rows: the library prepares it again.
+    change: f64,
 }
 
 impl Default for StepTimes {
     fn default() -> Self {
-        Self { known: vec![None; TIMED], made: vec![false; TIMED] }
+        let (known, flags) = (vec![None; TIMED], vec![false; TIMED]);
+        let measured = vec![0; TIMED];
+        Self { known, measured, far_off: 0, made: flags.clone(), repeated: flags, last: None, change: 0.0 }
     }
 }
 
@@ -127,21 +163,73 @@ impl StepTimes {
     /// Records a call of `rows` rows.
     pub fn record(&mut self, rows: usize, seconds: f64) {
         let place = rows.wrapping_sub(1);
+        let is_repeated = self.last.replace(rows) == Some(rows);
         if !(seconds > 0.0 && seconds.is_finite()) || place >= self.known.len() {
             return;
         }
-        let measured = seconds.ln();
-        let off =
-            self.known.get(place).copied().flatten().map(|log| (measured - log).clamp(-FARTHEST.ln(), FARTHEST.ln()));
-        for log in self.known.iter_mut().flatten() {
-            *log += DRIFT * off.unwrap_or(0.0);
+        let before = self.known.get(place).copied().flatten();
+        let is_few = self.measured.get(place).is_some_and(|count| *count < FIRST_FEW);
+        if self.is_held_up(rows, seconds) {
+            self.far_off = self.far_off.saturating_add(1);
+            if self.far_off < IN_A_ROW {
+                return;
+            }
+        } else {
+            self.far_off = 0;
         }
-        if let Some(log) = self.known.get_mut(place) {
-            *log = Some(log.map_or(measured, |log| log + WEIGHT * off.unwrap_or(0.0)));
+        let is_steady = self.repeated.get(place).is_some_and(|repeated| *repeated);
+        if let Some(steady) = before.map(f64::exp).filter(|_| is_steady && !is_repeated) {
+            let more = (seconds - steady).clamp(0.0, steady);
+            self.change += WEIGHT * (more - self.change);
+        }
+        if let Some(repeated) = self.repeated.get_mut(place).filter(|_| is_repeated) {
+            *repeated = true;
+        }
+        let change = if is_repeated { 0.0 } else { self.change.min(seconds / 2.0) };
+        let measured = (seconds - change).ln();
+        let off = before.map(|log| (measured - log).clamp(-FARTHEST.ln(), FARTHEST.ln()));
+        if is_few && let Some((log, count)) = self.known.get_mut(place).zip(self.measured.get_mut(place)) {
+            *count += 1;
+            *log = Some(log.map_or(measured, |log| log.min(measured)));
+            return;
+        }
+        let off = off.unwrap_or(0.0);
+        for log in self.known.iter_mut().flatten() {
+            *log += DRIFT * off;
+        }
+        if let Some((Some(log), count)) = self.known.get_mut(place).zip(self.measured.get_mut(place)) {
+            *count = (*count + 1).min(WEIGHED);
+            *log += off / f64::from(*count);
         }
     }
 
-    /// The expected seconds of a call; `None` if nothing is known of calls with so few rows or fewer.
+    /// Whether calls of `rows` rows were measured so rarely that all of them may have been held up.
+    fn is_uncertain(&self, rows: usize) -> bool {
+        let count = rows.checked_sub(1).and_then(|place| self.measured.get(place).copied());
+        count.is_some_and(|count| (1..FIRST_FEW).contains(&count))
+    }
+
+    /// Whether a call took so much longer or shorter than calls of its kind that its time says nothing about the next one.
+    fn is_held_up(&self, rows: usize, seconds: f64) -> bool {
+        let Some(place) = rows.checked_sub(1) else { return false };
+        let is_known = self.measured.get(place).is_some_and(|count| *count >= FIRST_FEW);
+        let known = self.known.get(place).copied().flatten().filter(|_| is_known);
+        known.is_some_and(|log| (seconds.ln() - log).abs() > FARTHEST.ln())
+    }
+
+    /// A call with other rows beside those of replies was made.
+    fn interrupt(&mut self) {
+        self.last = None;
+    }
+
+    /// The expected seconds of the next call, with what it takes to prepare it if the last one had other rows.
+    fn next_seconds(&self, rows: usize) -> Option<f64> {
+        let change = if self.last == Some(rows) { 0.0 } else { self.change };
+        Some(self.seconds(rows)? + change)
+    }
+
+    /// The expected seconds of a call after one like it; `None` if nothing is known of calls with so few rows or fewer, or too
+    /// little of larger ones.
     #[must_use]
     pub fn seconds(&self, rows: usize) -> Option<f64> {
         let at = |place: usize| self.known.get(place).copied().flatten().map(|log| ((place + 1) as f64, log.exp()));
@@ -157,7 +245,7 @@ impl StepTimes {
             return Some(through(below, (above.0, above.1.max(below.1))));
         }
         let first = (0..self.known.len()).find_map(at)?;
-        if (first.0 - below.0).abs() < 0.5 {
+        if rows > below.0 + BEYOND * (below.0 - first.0) {
             return None;
         }
         Some(through((first.0, first.1.min(below.1)), below).max(below.1))
@@ -258,7 +346,7 @@ impl Tick {
     /// The expected seconds with these draft rows.
     fn seconds(&self, times: &StepTimes, drafts: Shape) -> Option<f64> {
         let decode = if self.is_one_pass(drafts) {
-            times.seconds(self.decodes + drafts.rows)?
+            times.next_seconds(self.decodes + drafts.rows)?
         } else {
             times.seconds(self.decodes)? + times.seconds(drafts.rows)?
         };
@@ -277,6 +365,8 @@ pub struct DraftPlanner {
     credit: f64,
     /// Ticks since a draft was last computed.
     idle: u32,
+    /// Ticks with drafts of no clear gain since the last plain one.
+    unclear: u32,
     try_after: u32,
     /// Scratch, kept between ticks.
     lengths: Vec<usize>,
@@ -290,6 +380,7 @@ impl Default for DraftPlanner {
             acceptance: Acceptance::default(),
             credit: FIRST_LOSS,
             idle: 0,
+            unclear: 0,
             try_after: FIRST_TRY,
             lengths: Vec::new(),
             trial: Vec::new(),
@@ -328,6 +419,7 @@ impl DraftPlanner {
     pub fn plan(&mut self, tick: &Tick, candidates: &[Candidate]) -> &[usize] {
         self.credit = (self.credit + LOSS).min(MOST_CREDIT);
         self.idle = self.idle.saturating_add(1);
+        self.acceptance.fade();
         let mut lengths = std::mem::take(&mut self.lengths);
         lengths.clear();
         lengths.resize(candidates.len(), 0);
@@ -336,6 +428,8 @@ impl DraftPlanner {
         }
         if lengths.iter().any(|length| *length > 0) {
             self.idle = 0;
+        } else {
+            self.unclear = 0;
         }
         self.lengths = lengths;
         &self.lengths
@@ -345,7 +439,7 @@ impl DraftPlanner {
         let best = (0..candidates.len())
             .filter(|place| candidates.get(*place).is_some_and(|candidate| candidate.available > 0))
             .max_by(|one, two| rate(candidates, *one).total_cmp(&rate(candidates, *two)));
-        let Some(best) = best else { return };
+        let Some(best) = best.filter(|_| !self.times.is_uncertain(tick.decodes)) else { return };
         let base = tick.seconds(&self.times, Shape::default());
         let next = tick.seconds(&self.times, Shape::equal(1, 1));
         let is_try = self.is_try_due();
@@ -361,11 +455,16 @@ impl DraftPlanner {
         let mut trial = std::mem::take(&mut self.trial);
         trial.clear();
         trial.resize(candidates.len(), 0);
-        match tick.joining {
+        let gain = match tick.joining {
             Joining::ByLength if tick.decodes > 1 => self.choose_equal(tick, candidates, base, &mut trial, lengths),
             _ => self.choose_each(tick, candidates, base, &mut trial, lengths),
-        }
+        };
         self.trial = trial;
+        self.unclear = if gain > tick.decodes as f64 * CLEAR.ln() { 0 } else { self.unclear.saturating_add(1) };
+        if self.unclear > LESS_THAN_CLEAR {
+            lengths.fill(0);
+            return;
+        }
         let is_new = candidates.get(best).is_some_and(|candidate| candidate.is_new) && self.credit > MOST_CREDIT / 2.0;
         if (is_try || is_new) && lengths.iter().all(|length| *length == 0) {
             if is_try {
@@ -377,7 +476,8 @@ impl DraftPlanner {
         }
     }
 
-    /// Adds rows one by one to the request that gains most, and keeps the number that is best for all.
+    /// Adds rows one by one to the request that gains most, and keeps the number that is best for all. Returns the gain: the
+    /// logarithm of the product of all factors.
     fn choose_each(
         &self,
         tick: &Tick,
@@ -385,7 +485,7 @@ impl DraftPlanner {
         base: f64,
         trial: &mut [usize],
         lengths: &mut [usize],
-    ) {
+    ) -> f64 {
         let (mut gain, mut most) = (0.0, WORTHWHILE.ln());
         let requests = tick.decodes.max(1) as f64;
         for _ in 0..tick.room {
@@ -407,9 +507,10 @@ impl DraftPlanner {
                 lengths.copy_from_slice(trial);
             }
         }
+        most
     }
 
-    /// The same number of rows for the best requests.
+    /// The same number of rows for the best requests. Returns the gain.
     fn choose_equal(
         &self,
         tick: &Tick,
@@ -417,7 +518,7 @@ impl DraftPlanner {
         base: f64,
         trial: &mut [usize],
         lengths: &mut [usize],
-    ) {
+    ) -> f64 {
         let mut order: Vec<usize> = (0..candidates.len()).collect();
         order.sort_by(|one, two| rate(candidates, *two).total_cmp(&rate(candidates, *one)));
         let mut most = WORTHWHILE.ln();
@@ -445,20 +546,25 @@ impl DraftPlanner {
                 }
             }
         }
+        most
     }
 
     /// Records a tick: the numbers of draft rows, how many of them were right, and the time of the call with what followed
     /// from it.
     pub fn record(&mut self, tick: &Tick, lengths: &[usize], accepted: usize, seconds: f64) {
         let drafts: usize = lengths.iter().sum();
-        let base = tick.seconds(&self.times, Shape::default());
         if tick.prefill_seconds > 0.0 {
+            self.times.interrupt();
             return;
         }
+        // Without drafts every step would be like the one before it.
+        let base = self.times.seconds(tick.decodes);
+        let expected = tick.seconds(&self.times, Shape::of(lengths));
         let is_one_pass = tick.is_one_pass(Shape::of(lengths));
+        let is_held_up = is_one_pass && self.times.is_held_up(tick.decodes + drafts, seconds);
         let is_first = self.times.is_first(if is_one_pass { tick.decodes + drafts } else { drafts });
         if is_first {
-            // Not measured.
+            self.times.interrupt();
         } else if is_one_pass {
             self.times.record(tick.decodes + drafts, seconds);
         } else if let Some(first) = self.times.seconds(tick.decodes) {
@@ -469,9 +575,10 @@ impl DraftPlanner {
         }
         let Some(base) = base else { return };
         let requests = tick.decodes.max(1) as f64;
-        // A call that was interrupted by something else says nothing: a row never costs more than a step. Nor does the
-        // first call of its kind, which is needed once.
+        // A call that something else held up costs what was expected: a row never costs more than a step. Nor does the first
+        // call of its kind count as more than one, because it is needed once.
         let most = if is_first { 1.0 } else { drafts as f64 };
+        let seconds = expected.filter(|_| is_held_up).unwrap_or(seconds);
         let cost = (seconds / base - 1.0).clamp(0.0, most);
         let worth = accepted as f64 / requests - cost;
         self.credit = (self.credit + worth).clamp(MOST_DEBT, MOST_CREDIT);

@@ -61,7 +61,7 @@ pub(crate) fn begin_fetch(slots: &mut Slots, tasks: &Tasks, shared: &Shared, wai
 
 /// Where rows of this prompt may end, ascending: at its end, at the ends of its messages, where the last reply ended, and
 /// where a cold prompt is saved.
-fn candidates(policy: &Policy, request: &Request, grid: Option<Grid>) -> Vec<usize> {
+pub(crate) fn candidates(policy: &Policy, request: &Request, grid: Option<Grid>) -> Vec<usize> {
     let prompt = request.tokens.len();
     let hints = policy.resumable_boundaries(prompt, &request.boundary_hints);
     let replies = hints.iter().flat_map(|hint| (1..=CLOSING_TOKENS).filter_map(|back| hint.checked_sub(back)));

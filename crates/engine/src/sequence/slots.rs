@@ -131,7 +131,9 @@ impl Slots {
         let bounds = ChainBounds { links: config.chain_limit, partials: config.partial_limit };
         let neighbours = info.kv == KvLayout::Split;
         let joiner = context.joiner();
-        let fetcher = RemoteFetcher::new(&shared.cache, joiner.clone(), Arc::clone(&wake));
+        let running = Arc::clone(&shared.running);
+        let interrupt = Arc::new(move |id| running.cancel(id));
+        let fetcher = RemoteFetcher::new(&shared.cache, joiner.clone(), Arc::clone(&wake), interrupt);
         Ok(Self {
             admission: Admission::new(info.n_seq_max, config.queue_limit).with_neighbours(neighbours),
             held: HeldTable::new(info.n_seq_max),

@@ -17,6 +17,7 @@ use poncho_cache::{
 };
 
 use crate::backend::SegmentJoiner;
+use crate::calls::request::RequestId;
 use crate::state::buffer_pool::free_memory;
 use crate::state::cost::FetchCost;
 use crate::state::segment_reader::Wake;
@@ -37,8 +38,12 @@ struct Parts {
     /// `None` for a model without attention segments.
     joiner: Option<Arc<dyn SegmentJoiner>>,
     wake: Wake,
+    interrupt: Interrupt,
     threads: AtomicUsize,
 }
+
+/// Ends the decode call that runs if it computes this request and nothing else.
+pub(crate) type Interrupt = Arc<dyn Fn(RequestId) + Send + Sync>;
 
 /// A prefix to fetch.
 pub(crate) struct FetchRequest {
@@ -60,6 +65,8 @@ struct Shared {
     cancelled: Cancellation,
     /// `None` while it runs, then the row that was imported, if any.
     outcome: Mutex<Option<Option<Arrived>>>,
+    /// Requests that compute beside it.
+    beside: Mutex<Vec<RequestId>>,
 }
 
 /// A row that was fetched and imported.
@@ -88,6 +95,12 @@ impl Fetching {
         self.outcome().flatten()
     }
 
+    /// The request computes beside the fetch from now on. A decode call of its own ends when the row is there: what it
+    /// computes would be thrown away.
+    pub(crate) fn computes_beside(&self, id: RequestId) {
+        self.0.beside.lock().unwrap_or_else(PoisonError::into_inner).push(id);
+    }
+
     fn outcome(&self) -> Option<Option<Arrived>> {
         *self.0.outcome.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -95,9 +108,14 @@ impl Fetching {
 
 impl RemoteFetcher {
     /// A fetcher for the shared tier of a cache; `None` if it has none.
-    pub(crate) fn new(cache: &Arc<Cache>, joiner: Option<Arc<dyn SegmentJoiner>>, wake: Wake) -> Option<Self> {
+    pub(crate) fn new(
+        cache: &Arc<Cache>,
+        joiner: Option<Arc<dyn SegmentJoiner>>,
+        wake: Wake,
+        interrupt: Interrupt,
+    ) -> Option<Self> {
         let remote = Arc::clone(cache.remote()?);
-        let parts = Parts { remote, cache: Arc::clone(cache), joiner, wake, threads: AtomicUsize::new(0) };
+        let parts = Parts { remote, cache: Arc::clone(cache), joiner, wake, interrupt, threads: AtomicUsize::new(0) };
         Some(Self { parts: Arc::new(parts), open: Vec::new() })
     }
 
@@ -122,7 +140,11 @@ impl RemoteFetcher {
         }
         let patience =
             Patience { deadline: Instant::now() + request.cost.deadline(saved), cancelled: Cancellation::default() };
-        let shared = Arc::new(Shared { cancelled: patience.cancelled.clone(), outcome: Mutex::default() });
+        let shared = Arc::new(Shared {
+            cancelled: patience.cancelled.clone(),
+            outcome: Mutex::default(),
+            beside: Mutex::default(),
+        });
         let owner = request.owner;
         let (parts, weak) = (Arc::clone(&self.parts), Arc::downgrade(&shared));
         let run = move || parts.run(&request, &keys, &patience, &weak);
@@ -159,6 +181,14 @@ impl Parts {
         // Nobody waits if the request is gone.
         if let Some(shared) = shared.upgrade() {
             *shared.outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(arrived);
+            if arrived.is_some() {
+                shared
+                    .beside
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .drain(..)
+                    .for_each(|id| (self.interrupt)(id));
+            }
             drop(shared);
             (self.wake)();
         }
@@ -169,6 +199,7 @@ impl Parts {
         let FetchRequest { owner, namespace, .. } = request;
         let (owner, started) = (*owner, Instant::now());
         let Some(row) = self.remote.find(RemoteQuery { owner, namespace, keys }, patience)? else { return Ok(None) };
+        let found = started.elapsed();
         let Some(rates) = self.remote.rates_of(&row) else { return Ok(None) };
         let saved = (row.tokens as usize).saturating_sub(request.known);
         if row.bytes > free_memory() / 2 || !request.cost.pays(saved, Some(row.bytes), rates) {
@@ -179,6 +210,7 @@ impl Parts {
         if patience.cancelled.is_cancelled() {
             return Err(RemoteError::Cancelled);
         }
+        let fetched = started.elapsed();
         let expected = ImportRequest { owner, namespace, prompt: &request.prompt };
         let joiner = self.joiner.as_deref();
         let join = |segments: &[&[u8]], range: Range<u32>| {
@@ -191,7 +223,9 @@ impl Parts {
             Ok(imported) => {
                 tracing::debug!(
                     key = %imported.key, tokens = imported.tokens, rows = imported.rows, bytes = chain.bytes(),
-                    ms = started.elapsed().as_millis(), tier = %row.tier, "row fetched from another machine"
+                    find_us = found.as_micros(), fetch_us = (fetched - found).as_micros(),
+                    import_us = (started.elapsed() - fetched).as_micros(), tier = %row.tier,
+                    "row fetched from another machine"
                 );
                 Ok(Some(Arrived { tokens: imported.tokens as usize, tier: row.tier }))
             }

@@ -103,6 +103,10 @@ impl Queue {
         };
         let due: Vec<FetchWait> = self.fetch_waits.extract_if(.., is_due).collect();
         for FetchWait { id, waiting, .. } in due {
+            // Only these models go back to the state before a call that was ended; others would be restored twice.
+            if let Some(fetched) = waiting.fetched.as_ref().filter(|_| slots.can_cut()) {
+                fetched.fetching.computes_beside(id);
+            }
             self.enter(slots, tasks, shared, id, waiting);
         }
     }

@@ -23,4 +23,6 @@ pub struct Launch {
     pub crash_limit: u32,
     /// Where crashes are written down.
     pub crashes: PathBuf,
+    /// Called with each line of its log, besides showing it.
+    pub note: Option<fn(&str)>,
 }

@@ -199,7 +199,8 @@ async fn start(supervised: &Supervised, lines: &Arc<Mutex<LastLines>>) -> Result
     supervised.process_id.send_replace(child.id());
     let stdin = child.stdin.take();
     let (serves, is_serving) = watch::channel(false);
-    let log = child.stderr.take().map(|stderr| tokio::spawn(pass_on(stderr, Arc::clone(lines), is_serving)));
+    let log =
+        child.stderr.take().map(|stderr| tokio::spawn(pass_on(stderr, Arc::clone(lines), is_serving, launch.note)));
     let connected = tokio::select! {
         connected = RemoteNode::connect(&place, launch.start_within) => connected.map_err(|error| error.to_string()),
         status = child.wait() => Err(match status {
@@ -223,14 +224,19 @@ async fn start(supervised: &Supervised, lines: &Arc<Mutex<LastLines>>) -> Result
 }
 
 /// Shows the log of a process that serves, and keeps its last lines. Returns what one wrote that never served.
-async fn pass_on(stderr: ChildStderr, lines: Arc<Mutex<LastLines>>, mut is_serving: watch::Receiver<bool>) -> String {
+async fn pass_on(
+    stderr: ChildStderr,
+    lines: Arc<Mutex<LastLines>>,
+    mut is_serving: watch::Receiver<bool>,
+    note: Option<fn(&str)>,
+) -> String {
     let mut reader = BufReader::new(stderr).split(b'\n');
     let mut unshown = String::new();
     loop {
         let line = tokio::select! {
             line = reader.next_segment() => line,
             Ok(()) = is_serving.changed() => {
-                show(&std::mem::take(&mut unshown));
+                show(&std::mem::take(&mut unshown), note);
                 continue;
             }
         };
@@ -238,7 +244,7 @@ async fn pass_on(stderr: ChildStderr, lines: Arc<Mutex<LastLines>>, mut is_servi
         let line = String::from_utf8_lossy(&line);
         lines.lock().await.push(&line);
         if *is_serving.borrow() {
-            show(&format!("{line}\n"));
+            show(&format!("{line}\n"), note);
         } else {
             unshown.push_str(&line);
             unshown.push('\n');
@@ -247,8 +253,11 @@ async fn pass_on(stderr: ChildStderr, lines: Arc<Mutex<LastLines>>, mut is_servi
 }
 
 #[expect(clippy::print_stderr, reason = "the log of the child belongs where it would write it itself")]
-fn show(text: &str) {
+fn show(text: &str, note: Option<fn(&str)>) {
     eprint!("{text}");
+    if let Some(note) = note {
+        text.lines().for_each(note);
+    }
 }
 
 /// Loads the models that the last process had, without those that rest. Says whether the process lived to the end of it.

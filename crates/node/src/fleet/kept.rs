@@ -6,6 +6,7 @@ mod routing;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use poncho_api::{EngineError, Generate, ModelReport, NodeModel, PeerReport, PeerState};
@@ -23,6 +24,9 @@ use crate::tls::Credentials;
 
 /// Nodes that a request may lose without any progress in between.
 const MOST_LOSSES: u32 = 5;
+/// How long a request for a model that nobody has waits for the first nodes of a cluster: they announce themselves every
+/// second.
+const GATHERED_WITHIN: Duration = Duration::from_secs(15);
 
 /// A node, whether it is there or not.
 #[derive(Debug, Clone)]
@@ -145,6 +149,26 @@ impl Kept {
             // The sender lives as long as `self`.
             let _ = changes.changed().await;
         }
+    }
+
+    /// Waits until a cluster has a model and its nodes were tried, for a bounded time. Returns whether it waited with
+    /// success; a fleet without a cluster has nothing to wait for.
+    pub(super) async fn gathered(this: &Arc<Self>) -> bool {
+        if this.router.is_none() {
+            return false;
+        }
+        let is_tried = || !lock(&this.places).iter().any(|place| matches!(place.state, State::Unknown));
+        let mut changes = this.changes.subscribe();
+        if is_tried() && !Self::models(this).is_empty() {
+            return false;
+        }
+        let known = async {
+            while !is_tried() || Self::models(this).is_empty() {
+                // The sender lives as long as `this`.
+                let _ = changes.changed().await;
+            }
+        };
+        tokio::time::timeout(GATHERED_WITHIN, known).await.is_ok()
     }
 
     pub(super) fn absent(&self) -> Vec<(NodeAddress, String)> {

@@ -24,7 +24,7 @@ const PIECES: [&str; 5] = [
     include_str!("openapi/poncho.json"),
 ];
 
-static DOCUMENT: LazyLock<Value> = LazyLock::new(document);
+pub(crate) static DOCUMENT: LazyLock<Value> = LazyLock::new(document);
 
 /// The document.
 pub(crate) async fn get() -> Json<&'static Value> {
@@ -64,6 +64,12 @@ fn document() -> Value {
     })
 }
 
+/// Whether a parameter that a path does not have is an error: on Poncho's own paths and where the library changes.
+pub(crate) fn refuses_parameters(path: &str) -> bool {
+    let is_own = path.starts_with("/api/") && Family::of_path(path) == Family::OpenAi;
+    is_own || ["/api/copy", "/api/delete", "/api/create"].contains(&path)
+}
+
 /// The operations of a path with their errors written out.
 fn with_errors(path: &str, mut operations: Value) -> Value {
     let family = Family::of_path(path);
@@ -72,6 +78,9 @@ fn with_errors(path: &str, mut operations: Value) -> Value {
         let errors = operation.remove("x-errors").unwrap_or_default();
         let mut statuses: Vec<u16> =
             errors.as_array().into_iter().flatten().filter_map(|status| status.as_u64()?.try_into().ok()).collect();
+        if refuses_parameters(path) {
+            statuses.push(StatusCode::BAD_REQUEST.as_u16());
+        }
         // Under a name that is not the server's, nothing is answered.
         statuses.push(StatusCode::FORBIDDEN.as_u16());
         // Who must send a key may also send none where the server has none.

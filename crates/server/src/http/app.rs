@@ -22,6 +22,7 @@ use crate::models::names::Models;
 use crate::models::pulls::Pulls;
 use crate::responses::records::Records;
 use crate::responses::store::ResponseStore;
+use crate::responses::tool_lists::ToolLists;
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::record::Record;
 use crate::telemetry::savings::Savings;
@@ -52,6 +53,8 @@ pub(crate) struct App {
     pub(crate) responses: ResponseStore,
     /// Past requests that asked for diagnostics.
     pub(crate) records: Arc<Records>,
+    /// The tools of MCP servers.
+    pub(crate) tool_lists: ToolLists,
     /// Warnings that were logged.
     pub(crate) warnings: WarningLog,
     /// The last requests.
@@ -79,6 +82,7 @@ impl App {
             exporter,
             responses: ResponseStore::default(),
             records: Arc::new(Records::open(config.records_file.as_deref())),
+            tool_lists: ToolLists::default(),
             warnings: WarningLog::default(),
             record: Arc::new(Record::new(config.requests_kept)),
             savings: Arc::new(Savings::open(config.savings_file.clone())),

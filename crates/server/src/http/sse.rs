@@ -20,7 +20,7 @@ use tokio::time::Instant;
 
 /// An error that comes this early becomes the status of the response; a later one becomes an event, because by then the
 /// client should see that its request was taken.
-const STATUS_WAIT: Duration = Duration::from_millis(250);
+pub(crate) const STATUS_WAIT: Duration = Duration::from_millis(250);
 
 /// One event: its data, and its name in dialects with named events.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -120,10 +120,15 @@ pub(crate) async fn respond<E: Events>(
             break;
         }
     }
-    let mut response = Sse::new(writer.into_events()).into_response();
+    Ok(response(writer.into_events()))
+}
+
+/// The response with these events.
+pub(crate) fn response(events: impl Stream<Item = Result<Event, Infallible>> + Send + 'static) -> Response {
+    let mut response = Sse::new(events).into_response();
     // Proxies that collect a response before they pass it on would turn a stream into a wait.
     response.headers_mut().insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
-    Ok(response)
+    response
 }
 
 fn numbered((index, reply): (usize, Reply)) -> BoxStream<'static, (usize, ReplyEvent)> {

@@ -141,14 +141,18 @@ fn note(name: String, word: Option<String>, known: &'static [&'static str]) {
     });
 }
 
-/// The parameters of a query, which no endpoint with a body reads. SDKs of Anthropic and Azure add their own to every
-/// request.
+/// The parameters of a query, as if none were known. SDKs of Anthropic and Azure add their own to every request.
 pub(crate) fn of_query(query: Option<&str>) -> Vec<UnknownField> {
     const OF_SDKS: [&str; 2] = ["beta", "api-version"];
-    let pairs = query.unwrap_or_default().split('&').map(|pair| pair.split_once('=').unwrap_or((pair, "")));
-    let unknown = pairs.filter(|(name, _)| !name.is_empty() && !OF_SDKS.contains(name)).take(MOST);
-    let field = |name: &str| UnknownField { path: format!("?{name}"), name: name.to_owned(), word: None, known: &[] };
-    unknown.map(|(name, _)| field(&short(name))).collect()
+    let pairs = form_urlencoded::parse(query.unwrap_or_default().as_bytes());
+    let unknown = pairs.filter(|(name, _)| !name.is_empty() && !OF_SDKS.contains(&&**name)).take(MOST);
+    let field = |name: String, word: String| UnknownField {
+        path: format!("?{name}"),
+        name,
+        word: Some(word).filter(|word| !word.is_empty()),
+        known: &[],
+    };
+    unknown.map(|(name, word)| field(short(&name), short(&word))).collect()
 }
 
 /// The beginning of a text that a client wrote, safe to print.

@@ -118,9 +118,11 @@ impl Warnings {
         let near = nearest(&field.name, field.known.iter().copied());
         let advice = match near.first() {
             Some(near) => format!("did you mean `{near}`?"),
+            None if field.path.starts_with('?') => "remove it, or check its spelling".to_owned(),
             None => "remove it, or check its spelling and the object it belongs to".to_owned(),
         };
-        let message = format!("`{}` is not a field of this request and was ignored; {advice}", field.path);
+        let kind = if field.path.starts_with('?') { "parameter" } else { "field" };
+        let message = format!("`{}` is not a {kind} of this request and was ignored; {advice}", field.path);
         self.add(Code::UnknownField, &field.path, message);
     }
 
@@ -168,6 +170,14 @@ impl Warnings {
     }
 }
 
+impl Warnings {
+    /// Codes and messages, for an answer that has no place for objects; logged on the way.
+    pub(crate) fn texts(self, log: &WarningLog) -> Vec<String> {
+        let text = |warning: Warning| format!("{}: {}", warning.code.as_str(), warning.message);
+        self.report(log).into_iter().map(text).collect()
+    }
+}
+
 /// One log line for the warnings of a request. Clients repeat their requests, so the same warnings are logged once in a
 /// while only.
 #[derive(Default)]
@@ -183,7 +193,7 @@ impl WarningLog {
         }
         tracing::warn!(
             request = Scope::current().as_ref().map(|scope| scope.id.as_str()),
-            "parts of the request were ignored: {}; the answer's poncho.warnings has the advice",
+            "parts of the request were ignored: {}; poncho.warnings or the warning header of the answer has the advice",
             fields.join(", ")
         );
     }

@@ -99,25 +99,39 @@ impl Models {
         name: &str,
         keep_alive: Option<KeepAlive>,
     ) -> Result<ServedModel, ApiError> {
-        // A model keeps its own name, whatever an alias says.
-        if let Some(model) = self.by_own_name(name, keep_alive).await? {
+        if let Some(model) = self.resolved(name, keep_alive).await? {
             return Ok(model);
         }
-        let aliased = self.alias(name).or_else(|| other_form(name).and_then(|name| self.alias(&name)));
-        if let Some(target) = aliased
-            && let Some(model) = self.by_own_name(target, keep_alive).await?
+        // The nodes of a cluster may have started a moment ago.
+        if self.node.await_models().await
+            && let Some(model) = self.resolved(name, keep_alive).await?
         {
             return Ok(model);
-        }
-        if self.any_model
-            && let Some(model) = self.default_or_only(keep_alive).await?
-        {
-            return Ok(model.standing_for(name));
         }
         match self.node.models().is_empty() && self.manager.library().is_none() {
             true => Err(ApiError::NotReady),
             false => Err(EngineError::UnknownModel { model: name.to_owned() }.into()),
         }
+    }
+
+    /// The model that a name means at this moment.
+    async fn resolved(&self, name: &str, keep_alive: Option<KeepAlive>) -> Result<Option<ServedModel>, ApiError> {
+        // A model keeps its own name, whatever an alias says.
+        if let Some(model) = self.by_own_name(name, keep_alive).await? {
+            return Ok(Some(model));
+        }
+        let aliased = self.alias(name).or_else(|| other_form(name).and_then(|name| self.alias(&name)));
+        if let Some(target) = aliased
+            && let Some(model) = self.by_own_name(target, keep_alive).await?
+        {
+            return Ok(Some(model));
+        }
+        if self.any_model
+            && let Some(model) = self.default_or_only(keep_alive).await?
+        {
+            return Ok(Some(model.standing_for(name)));
+        }
+        Ok(None)
     }
 
     /// The model of that name; without a name the default, or the only one there is.
@@ -126,6 +140,11 @@ impl Models {
             return self.resolve(name).await;
         }
         if let Some(model) = self.default_or_only(None).await? {
+            return Ok(model);
+        }
+        if self.node.await_models().await
+            && let Some(model) = self.default_or_only(None).await?
+        {
             return Ok(model);
         }
         match self.node.models().len() {

@@ -7,10 +7,14 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::Serialize;
 
+use crate::request_id::random_id;
 use crate::responses::token::TokenOut;
+use crate::responses::tool_server::RemoteTool;
 
 /// Marks opaque thinking text as ours, so that another server's is not read as text.
 const OPAQUE_PREFIX: &str = "poncho1.";
+/// Characters of a random id without its prefix.
+const BATCH_LENGTH: usize = 30;
 
 /// How far an item has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -19,6 +23,8 @@ pub(crate) enum Status {
     InProgress,
     Completed,
     Incomplete,
+    /// Of a call that this server made.
+    Failed,
 }
 
 /// Who speaks.
@@ -71,6 +77,26 @@ pub(crate) enum Item {
         output: CallOutput,
         status: Status,
     },
+    /// The tools of an MCP server.
+    McpListTools {
+        id: String,
+        server_label: String,
+        tools: Vec<RemoteTool>,
+        error: Option<String>,
+    },
+    /// A call that this server made, with its result.
+    McpCall {
+        id: String,
+        server_label: String,
+        name: String,
+        /// JSON as text.
+        arguments: String,
+        output: Option<String>,
+        error: Option<String>,
+        /// Of a conversation from elsewhere: this server calls without asking.
+        approval_request_id: Option<String>,
+        status: Status,
+    },
     Reasoning {
         id: String,
         summary: Vec<ThinkingPart>,
@@ -121,6 +147,15 @@ pub(crate) enum CallOutput {
     Parts(Vec<ContentPart>),
 }
 
+impl CallOutput {
+    pub(crate) fn text(&self) -> String {
+        match self {
+            Self::Text(text) => text.clone(),
+            Self::Parts(parts) => parts.iter().map(ContentPart::text).collect::<Vec<_>>().join("\n"),
+        }
+    }
+}
+
 /// A stretch of thinking.
 #[derive(Debug, Clone, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
@@ -145,6 +180,8 @@ impl Item {
             | Self::FunctionCallOutput { id, .. }
             | Self::CustomToolCall { id, .. }
             | Self::CustomToolCallOutput { id, .. }
+            | Self::McpListTools { id, .. }
+            | Self::McpCall { id, .. }
             | Self::Reasoning { id, .. } => id,
         }
     }
@@ -156,6 +193,30 @@ impl Item {
         let shown = if content.is_empty() { summary } else { content };
         Some(opaque.unwrap_or_else(|| shown.iter().map(ThinkingPart::text).collect::<Vec<_>>().join("\n\n")))
     }
+}
+
+/// The calls of one reply of the model. Their ids start with it, because clients send items back without saying which
+/// of them were one message, and a message that is rendered otherwise is not found in the cache.
+#[derive(Debug, Clone)]
+pub(crate) struct CallBatch(String);
+
+impl CallBatch {
+    pub(crate) fn new() -> Self {
+        Self(random_id(""))
+    }
+
+    /// The id of a call's item, and in it the id that the model's side knows the call by.
+    pub(crate) fn item_id(&self, prefix: &str, call_id: &str) -> String {
+        format!("{prefix}{}_{call_id}", self.0)
+    }
+}
+
+/// The batch of a call's item and the id of the call itself; `None` if the id is not one of a batch.
+pub(crate) fn batch_of(item_id: &str) -> Option<(&str, &str)> {
+    let (_, rest) = item_id.split_once('_')?;
+    let (batch, call_id) = rest.split_once('_')?;
+    let is_ours = batch.len() == BATCH_LENGTH && batch.bytes().all(|byte| byte.is_ascii_hexdigit());
+    (is_ours && !call_id.is_empty()).then_some((batch, call_id))
 }
 
 /// Thinking text in a form that clients carry without looking into it.
@@ -180,6 +241,18 @@ mod tests {
             content: content.iter().map(|part| ThinkingPart::ReasoningText { text: text(part) }).collect(),
             encrypted_content,
             status: Status::Completed,
+        }
+    }
+
+    #[test]
+    fn the_calls_of_one_reply_are_known_by_their_ids() {
+        let (one, other) = (CallBatch::new(), CallBatch::new());
+        let id = one.item_id("mcp_", "call_7");
+        let (batch, call_id) = batch_of(&id).unwrap();
+        assert_eq!((batch, call_id), (one.0.as_str(), "call_7"));
+        assert_ne!(batch, other.0);
+        for foreign in [random_id("fc_"), random_id("mcp_"), "mcp_1_2".into(), String::new(), "x".into()] {
+            assert_eq!(batch_of(&foreign), None, "{foreign}");
         }
     }
 

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use hyper::Method;
+use hyper::header::HeaderValue;
 use poncho_models::{ModelName, Registry, ignore_progress};
 use poncho_server::{LibraryError, LibraryModel, ModelLibrary, PullStep, RegistryLibrary, ServerConfig};
 use poncho_testkit::{ModelKind, model_path};
@@ -59,11 +60,9 @@ fn rows() -> Vec<Row> {
 fn good(path: &str) -> Value {
     let messages = json!([{"role": "user", "content": "Hi"}]);
     match path {
-        "/v1/chat/completions"
-        | "/v1/chat/completions/input_tokens"
-        | "/api/chat/input_tokens"
-        | "/api/cache/explain"
-        | "/apply-template" => json!({"model": "stub", "messages": messages, "max_tokens": 4}),
+        "/v1/chat/completions" | "/v1/chat/completions/input_tokens" | "/api/cache/explain" | "/apply-template" => {
+            json!({"model": "stub", "messages": messages, "max_tokens": 4})
+        }
         "/v1/completions" => json!({"model": "stub", "prompt": "Hi", "max_tokens": 4}),
         "/v1/responses" => json!({"model": "stub", "input": "Hi", "max_output_tokens": 4}),
         "/v1/responses/input_tokens" => json!({"model": "stub", "input": "Hi"}),
@@ -74,7 +73,9 @@ fn good(path: &str) -> Value {
         }
         "/v1/embeddings" | "/api/embed" => json!({"model": "stub", "input": "Hi"}),
         "/api/embeddings" => json!({"model": "stub", "prompt": "Hi"}),
-        "/api/chat" => json!({"model": "stub", "messages": messages, "options": {"num_predict": 4}}),
+        "/api/chat" | "/api/chat/input_tokens" => {
+            json!({"model": "stub", "messages": messages, "options": {"num_predict": 4}})
+        }
         "/api/generate" => json!({"model": "stub", "prompt": "Hi", "options": {"num_predict": 4}}),
         "/api/show" | "/api/models/load" | "/api/models/unload" => json!({"model": "stub"}),
         "/api/pull" => json!({"model": "new", "stream": false}),
@@ -108,7 +109,12 @@ fn merge(body: &mut Value, more: &Value) {
 
 impl Row {
     /// The request, or `None` if the answer does not stream.
-    async fn send(&self, server: &Server, streams: bool) -> Option<Answer> {
+    async fn send(&self, server: &Server, response: &str, streams: bool) -> Option<Answer> {
+        if self.method == Method::GET {
+            assert!(self.input.starts_with('?'), "{self:?}");
+            let path = format!("{}{}", self.path.replace("{id}", response), self.input);
+            return if streams { None } else { Some(server.get(&path).await) };
+        }
         let mut body = good(&self.path);
         let is_json = self.input.starts_with('{');
         if is_json {
@@ -147,7 +153,7 @@ impl Row {
 /// The warnings of an answer, which has them at its end and once.
 fn warnings(answer: &Answer) -> Vec<Value> {
     let lines = answer.text.lines().map(|line| line.strip_prefix("data: ").unwrap_or(line));
-    let found = lines.filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let found = lines.filter_map(|line| serde_json::from_str::<Value>(line).ok()).filter(Value::is_object);
     let reports = found.filter_map(|mut event| {
         let report =
             if event["response"].is_object() { &mut event["response"]["poncho"] } else { &mut event["poncho"] };
@@ -155,7 +161,22 @@ fn warnings(answer: &Answer) -> Vec<Value> {
     });
     let reports: Vec<Value> = reports.collect();
     assert!(reports.len() <= 1, "{}", answer.text);
-    reports.into_iter().flat_map(|report| report.as_array().cloned().unwrap_or_default()).collect()
+    let in_body = reports.into_iter().flat_map(|report| report.as_array().cloned().unwrap_or_default());
+    in_body.chain(answer.headers.get_all("warning").iter().map(of_header)).collect()
+}
+
+/// The warning of a header.
+fn of_header(header: &HeaderValue) -> Value {
+    let text = header.to_str().unwrap();
+    let text = text.strip_prefix("299 poncho \"").and_then(|rest| rest.strip_suffix('"')).unwrap();
+    let (code, message) = text.split_once(": ").unwrap();
+    json!({"code": code, "field": message.split('`').nth(1), "message": message})
+}
+
+/// A response that is kept.
+async fn stored_response(server: &Server) -> String {
+    let stored = server.post("/v1/responses", &good("/v1/responses")).await.json();
+    stored["id"].as_str().unwrap().to_owned()
 }
 
 /// A library with one model, which takes templates from clients.
@@ -201,11 +222,12 @@ async fn every_row_of_the_document_is_answered_as_it_says() {
     let folder = tempfile::tempdir().unwrap();
     let serving = server(Some(Arc::new(library(folder.path()))), false).await;
     let pulling = server(Some(Arc::new(Shelf::default())), false).await;
+    let response = stored_response(&serving).await;
     let mut checked = 0;
     for row in &rows {
         let server = if row.path == "/api/pull" { &pulling } else { &serving };
         for streams in [false, true] {
-            if let Some(answer) = row.send(server, streams).await {
+            if let Some(answer) = row.send(server, &response, streams).await {
                 row.check(&answer);
                 checked += 1;
             }
@@ -238,6 +260,119 @@ async fn every_endpoint_with_a_body_has_a_table() {
     }
 }
 
+/// The operations of the document: method, path with its places filled, a good body if it takes one.
+fn operations(document: &Value, response: &str) -> Vec<(Method, String, Option<Value>)> {
+    let mut all = Vec::new();
+    for (path, operations) in document["paths"].as_object().unwrap() {
+        for (method, operation) in operations.as_object().unwrap() {
+            let is_json = operation["requestBody"]["content"]["application/json"].is_object();
+            let id = if path.starts_with("/v1/responses/") { response } else { "1" };
+            let filled = path.replace("{id}", id).replace("{digest}", "sha256:1");
+            all.push((method.to_uppercase().parse().unwrap(), filled, is_json.then(|| good(path))));
+        }
+    }
+    all.sort_by_key(|(method, _, _)| *method == Method::DELETE);
+    all
+}
+
+async fn call(server: &Server, method: &Method, path: &str, body: Option<&Value>) -> Answer {
+    let json = ("content-type", "application/json");
+    let headers = if body.is_some() { vec![json] } else { Vec::new() };
+    let body = body.map(Value::to_string).unwrap_or_default();
+    server.send(method.clone(), path, &headers, body.into()).await
+}
+
+/// Every endpoint answers to a parameter that it does not have: with a warning, or with an error that names it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_endpoint_ignores_an_unknown_parameter_silently() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = server(Some(Arc::new(library(folder.path()))), false).await;
+    let document = server.get("/openapi.json").await.json();
+    let response = stored_response(&server).await;
+    let operations = operations(&document, &response);
+    assert!(operations.len() > 70, "{} operations were found", operations.len());
+    let mut silent = Vec::new();
+    for (method, path, body) in &operations {
+        // It answers that it is not built, whatever is asked; the other would fetch from the network.
+        if path == "/api/push" || path == "/api/pull" {
+            continue;
+        }
+        let answer = call(&server, method, &format!("{path}?xy%7Azy=1"), body.as_ref()).await;
+        let is_refused = answer.status == 400 && answer.text.contains("xyzzy");
+        let is_warned = warnings(&answer).iter().any(|warning| warning["field"] == "?xyzzy");
+        let is_own = answer.text.contains("xyzzy: ");
+        if !is_refused && !is_warned || is_refused != is_own {
+            silent.push(format!("{method} {path}: {} {}", answer.status, answer.text));
+        }
+    }
+    assert!(silent.is_empty(), "{silent:#?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_body_for_an_endpoint_that_takes_none_is_reported() {
+    let server = server(None, false).await;
+    let document = server.get("/openapi.json").await.json();
+    let response = stored_response(&server).await;
+    let (mut silent, mut count) = (Vec::new(), 0);
+    for (method, path, body) in operations(&document, &response) {
+        let takes_file = path.starts_with("/api/blobs/") && method == Method::POST;
+        if body.is_some() || takes_file || path == "/api/push" {
+            continue;
+        }
+        count += 1;
+        let answer = call(&server, &method, &path, Some(&json!({"a": 1}))).await;
+        if !warnings(&answer).iter().any(|warning| warning["field"] == "body") {
+            silent.push(format!("{method} {path}: {} {}", answer.status, answer.text));
+        }
+        let plain = call(&server, &method, &path, None).await;
+        assert!(warnings(&plain).is_empty(), "{method} {path}: {plain:?}");
+    }
+    assert!(silent.is_empty() && count > 30, "{count}: {silent:#?}");
+}
+
+/// What the document of the API lists is used, and a value that cannot be read is refused, not dropped.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn known_parameters_are_read_or_refused() {
+    let server = server(None, false).await;
+    let response = stored_response(&server).await;
+    for (path, status) in [
+        ("/api/cache/rows?offset=0&limit=5", 200),
+        ("/api/cache/rows?limit", 400),
+        ("/api/cache/rows?limit=", 400),
+        ("/api/cache/rows?limit=1&limit=2", 400),
+        ("/api/cache/rows?l%69mit=0", 400),
+        ("/api/requests?follow=2", 400),
+        ("/api/adapters?model=stub", 200),
+        ("/api/adapters?model=gpt-99", 404),
+        ("/props?model=st%75b", 200),
+        ("/props?model=gpt-99", 404),
+        ("/slots?model=gpt-99", 404),
+        ("/v1/models?beta=true", 200),
+        ("/v1/responses/ID?stream=false", 200),
+        ("/v1/responses/ID?stream=yes", 400),
+        ("/v1/responses/ID/input_items?limit=3&order=asc", 200),
+        ("/v1/responses/ID/input_items?limit", 400),
+    ] {
+        let answer = server.get(&path.replace("ID", &response)).await;
+        assert_eq!(answer.status, status, "{path}: {}", answer.text);
+        assert!(warnings(&answer).is_empty(), "{path}: {:?}", answer.headers);
+    }
+    let twice = server.get(&format!("/v1/responses/{response}/input_items?limit=3&limit=4")).await;
+    assert_eq!(warnings(&twice)[0]["field"], "?limit", "{:?}", twice.headers);
+}
+
+/// A client cannot put anything into a header but the name that it sent.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_warning_header_is_bounded_and_has_one_line() {
+    let server = server(None, false).await;
+    let long: Vec<String> = (0..40).map(|number| format!("{number}%0D%0Ax:%22y%C3%A9{}", "z".repeat(100))).collect();
+    let answer = server.get(&format!("/v1/models?{}", long.join("&"))).await;
+    assert_eq!((answer.status, answer.headers.get("x")), (200, None));
+    let bytes: usize = answer.headers.get_all("warning").iter().map(|value| value.len()).sum();
+    assert!(bytes < 5000, "{bytes}");
+    assert_eq!(warnings(&answer).len(), 17);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_good_request_has_no_warnings_and_no_object() {
     let server = server(None, false).await;
@@ -256,7 +391,21 @@ async fn a_good_request_has_no_warnings_and_no_object() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_name_that_no_model_has_is_reported_where_another_model_answers() {
     let server = server(None, true).await;
-    let others = ["/v1/embeddings", "/api/embed", "/api/embeddings", "/api/show", "/tokenize", "/detokenize"];
+    let others = [
+        "/v1/embeddings",
+        "/api/embed",
+        "/api/embeddings",
+        "/api/show",
+        "/tokenize",
+        "/detokenize",
+        "/api/cache/explain",
+        "/v1/chat/completions/input_tokens",
+        "/v1/responses/input_tokens",
+        "/api/chat/input_tokens",
+        "/v1/messages/count_tokens",
+        "/apply-template",
+        "/rerank",
+    ];
     for path in STREAMING.into_iter().chain(others) {
         let mut body = good(path);
         merge(&mut body, &json!({"model": "gpt-99"}));
@@ -267,6 +416,9 @@ async fn a_name_that_no_model_has_is_reported_where_another_model_answers() {
         let message = warning["message"].as_str().unwrap();
         assert!(message.contains("gpt-99") && message.contains("stub") && message.contains("/v1/models"), "{message}");
     }
+    let found = warnings(&server.get("/props?model=gpt-99").await);
+    assert_eq!(found[0]["code"], "unknown_model", "{found:?}");
+    assert_eq!(server.get("/slots?model=gpt-99").await.status, 404, "a list has no place for a warning");
     for path in ["/api/models/load", "/api/models/unload", "/api/verify", "/api/draft"] {
         let mut body = good(path);
         merge(&mut body, &json!({"model": "gpt-99"}));

@@ -95,3 +95,61 @@ async fn drop_by_drop_does_not_help() {
     }
     server.chat(&with(asking("x"), &json!({"max_tokens": 1}))).await;
 }
+
+/// Reads answers until `count` of them have come whole; all of them have a length.
+async fn answers(socket: &mut TcpStream, count: usize) -> String {
+    let (mut read, mut buffer) = (String::new(), [0; 4096]);
+    let whole = |text: &str| {
+        let mut parts = text.split("HTTP/1.1 ").skip(1).filter_map(|answer| answer.split_once("\r\n\r\n"));
+        let ended = |(head, body): (&str, &str)| {
+            let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")).map(str::parse);
+            length.is_none_or(|length| length == Ok(body.len()))
+        };
+        parts.clone().count() == count && parts.all(ended)
+    };
+    let all = async {
+        while !whole(&read) {
+            let taken = socket.read(&mut buffer).await.unwrap();
+            assert!(taken > 0, "closed after {read:?}");
+            read.push_str(&String::from_utf8_lossy(&buffer[..taken]));
+        }
+    };
+    tokio::time::timeout(PATIENCE, all).await.expect("it answers");
+    read
+}
+
+/// A refusal does not wait for the body; a client that sends the head first must not lose its next request for it.
+#[tokio::test]
+async fn a_refused_request_leaves_its_connection_usable() {
+    let config = ServerConfig { max_body: 1000, ..ServerConfig::default() };
+    let server = Server::start(Setup { config, ..Setup::default() }).await;
+    for (path, length, status) in [("/v1/messages/nothing", 2, "404"), ("/health", 2, "405"), (PATH, 5000, "413")] {
+        let mut socket = server.connect().await;
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n"
+        );
+        socket.write_all(head.as_bytes()).await.unwrap();
+        // The server has the head alone for a while.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let body = format!("{:length$}GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n", "{}");
+        socket.write_all(body.as_bytes()).await.unwrap();
+        let read = answers(&mut socket, 2).await;
+        assert!(read.starts_with(&format!("HTTP/1.1 {status} ")), "{path}: {read}");
+        assert!(read.contains("HTTP/1.1 200 ") && !read.contains("connection: close"), "{path}: {read}");
+    }
+}
+
+/// A body that does not come, or comes only on request, is not waited for: then the answer says that it closes.
+#[tokio::test]
+async fn a_refused_request_without_its_body_says_that_it_closes() {
+    let server = Server::plain().await;
+    for more in
+        ["content-length: 2\r\n", "content-length: 2\r\nexpect: 100-continue\r\n", "content-length: 99999999\r\n"]
+    {
+        let mut socket = server.connect().await;
+        let head = format!("POST /v1/messages/nothing HTTP/1.1\r\nhost: localhost\r\n{more}\r\n");
+        socket.write_all(head.as_bytes()).await.unwrap();
+        let read = rest(&mut socket).await;
+        assert!(read.starts_with("HTTP/1.1 404 ") && read.contains("connection: close"), "{more}: {read}");
+    }
+}

@@ -161,6 +161,15 @@ async fn no_key_sees_a_word_or_a_request_of_another() {
         let answer = server.send(Method::GET, path, &[("authorization", "Bearer one")], Vec::new()).await;
         assert_eq!(answer.status, 403, "{path}: {}", answer.text);
     }
+    // A prompt that begins as the other one does: the words behind the difference were quoted for an admin.
+    let near = asking("the secret of on");
+    for (key, quotes) in [("one", true), ("two", false), ("boss", false)] {
+        let authorization = format!("Bearer {key}");
+        let headers = [("content-type", "application/json"), ("authorization", authorization.as_str())];
+        let found = server.send(Method::POST, "/api/cache/explain", &headers, near.to_string().into()).await;
+        assert_eq!(found.status, 200, "{}", found.text);
+        assert_eq!(found.text.contains("\"e, which is"), quotes, "{key}: {}", found.text);
+    }
     let rows = |key: &'static str| {
         let server = &server;
         async move {

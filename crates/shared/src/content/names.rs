@@ -34,6 +34,11 @@ pub(crate) fn row(tenant: &str, namespace: &str, key: &str) -> Path {
     Path::from_iter([ROOT, tenant, "row", namespace, key])
 }
 
+/// All manifests of a tenant.
+pub(crate) fn rows_of(tenant: &str) -> Path {
+    Path::from_iter([ROOT, tenant, "row"])
+}
+
 /// The name of an object that belongs to the cluster. Tenants have 32 hexadecimal digits: the names never meet.
 pub(crate) fn cluster(name: &str) -> Path {
     Path::from_iter([ROOT, "cluster", name])

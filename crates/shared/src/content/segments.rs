@@ -4,7 +4,7 @@
 //! from the root, so that a chain that grew shares all groups but its last with what it was. Used by uploads and
 //! fetches, on threads that may compute. Pure.
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use poncho_cache::{CanonicalRow, Chain};
 use sha2::{Digest, Sha256};
 
@@ -69,12 +69,21 @@ fn seal(plain: Vec<u8>, tenant: &Tenant) -> Result<PackedSegment, NotOurs> {
     Ok(PackedSegment { plan: SegmentPlan { stored: stored_segment, plain: plain_digest }, bytes: stored.into() })
 }
 
-/// Checks the stored bytes of a segment and decrypts them.
-pub(crate) fn open(stored: Bytes, plan: &SegmentPlan, tenant: &Tenant) -> Result<Bytes, Damage> {
+/// Checks the stored bytes of a segment, which come in parts that touch in memory, and decrypts them.
+pub(crate) fn open(
+    parts: impl IntoIterator<Item = BytesMut>,
+    plan: &SegmentPlan,
+    tenant: &Tenant,
+) -> Result<BytesMut, Damage> {
+    let (mut stored, mut hash) = (BytesMut::new(), Sha256::new());
+    for part in parts {
+        hash.update(&part);
+        stored.unsplit(part);
+    }
     if stored.len() as u64 != plan.stored.length {
         return Err(Damage::Length);
     }
-    let digest: [u8; 32] = Sha256::digest(&stored).into();
+    let digest: [u8; 32] = hash.finalize().into();
     if digest != plan.stored.digest {
         return Err(Damage::Content);
     }
@@ -82,12 +91,29 @@ pub(crate) fn open(stored: Bytes, plan: &SegmentPlan, tenant: &Tenant) -> Result
         return Ok(stored);
     }
     let plain = tenant.open_segment(&plan.plain, stored.into()).map_err(|_| Damage::Sealed)?;
-    Ok(plain.into())
+    Ok(Bytes::from(plain).into())
 }
 
-/// The rows of a chain out of its checked segments. A row inside one segment shares its memory.
-pub(crate) fn unpack(manifest: &Manifest, segments: Vec<Bytes>) -> Result<Vec<CanonicalRow>, Damage> {
-    let mut segments = segments.into_iter();
+/// Segments in order. Those that touch in memory become one piece.
+#[derive(Debug, Default)]
+pub(crate) struct Joined(Vec<BytesMut>);
+
+impl Joined {
+    pub(crate) fn push(&mut self, segment: BytesMut) {
+        match self.0.last_mut() {
+            Some(last) if last.as_ptr_range().end == segment.as_ptr() => last.unsplit(segment),
+            _ => self.0.push(segment),
+        }
+    }
+
+    pub(crate) fn into_pieces(self) -> Vec<Bytes> {
+        self.0.into_iter().map(BytesMut::freeze).collect()
+    }
+}
+
+/// The rows of a chain out of its checked segments. A row inside one piece of memory shares it.
+pub(crate) fn unpack(manifest: &Manifest, pieces: Vec<Bytes>) -> Result<Vec<CanonicalRow>, Damage> {
+    let mut segments = pieces.into_iter();
     let mut rest = Bytes::new();
     let mut rows = Vec::with_capacity(manifest.rows.len());
     for row in &manifest.rows {
@@ -141,8 +167,25 @@ mod tests {
     }
 
     fn opened(packed: &Packed, tenant: &Tenant) -> Vec<Bytes> {
-        let open_one = |segment: &PackedSegment| open(segment.bytes.clone(), &segment.plan, tenant).expect("whole");
+        let open_one = |segment: &PackedSegment| opened_one(&segment.bytes, segment, tenant).expect("whole").freeze();
         packed.segments.iter().map(open_one).collect()
+    }
+
+    /// Opens these bytes as a segment that comes in two parts.
+    fn opened_one(bytes: &[u8], segment: &PackedSegment, tenant: &Tenant) -> Result<BytesMut, Damage> {
+        let mut first = BytesMut::from(bytes);
+        let second = first.split_off(bytes.len() / 2);
+        open([first, second], &segment.plan, tenant)
+    }
+
+    #[test]
+    fn segments_that_touch_in_memory_become_one_piece() {
+        let mut whole = BytesMut::from(&b"0123456789"[..]);
+        let tail = whole.split_off(7);
+        let middle = whole.split_off(4);
+        let mut joined = Joined::default();
+        [whole, middle, tail, BytesMut::from(&b"apart"[..])].into_iter().for_each(|segment| joined.push(segment));
+        assert_eq!(joined.into_pieces(), [&b"0123456789"[..], b"apart"]);
     }
 
     #[test]
@@ -171,9 +214,9 @@ mod tests {
         let segment = &packed.segments[0];
         let mut bytes = segment.bytes.to_vec();
         bytes.pop();
-        assert_eq!(open(bytes.clone().into(), &segment.plan, &tenant), Err(Damage::Length));
+        assert_eq!(opened_one(&bytes, segment, &tenant), Err(Damage::Length));
         bytes.push(1);
-        assert_eq!(open(bytes.into(), &segment.plan, &tenant), Err(Damage::Content));
+        assert_eq!(opened_one(&bytes, segment, &tenant), Err(Damage::Content));
     }
 
     proptest! {

@@ -6,9 +6,10 @@
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use futures_util::TryStreamExt;
 use object_store::path::Path;
 use object_store::{
@@ -144,6 +145,29 @@ impl Objects {
     pub(crate) async fn part(&self, path: &Path, range: Range<u64>) -> Result<Bytes, Trouble> {
         let options = GetOptions { range: Some(GetRange::Bounded(range)), ..GetOptions::default() };
         let read = async { Ok(self.store.get_opts(path, options).await?.bytes().await?) };
+        self.limited(self.timing.transfer, read).await
+    }
+
+    /// The same into memory that is there, as far as it has room. `counted` grows while bytes come.
+    pub(crate) async fn read_part(
+        &self,
+        path: &Path,
+        range: Range<u64>,
+        room: &mut BytesMut,
+        counted: &AtomicU64,
+    ) -> Result<(), Trouble> {
+        let options = GetOptions { range: Some(GetRange::Bounded(range)), ..GetOptions::default() };
+        let read = async {
+            let mut chunks = self.store.get_opts(path, options).await?.into_stream();
+            while let Some(chunk) = chunks.try_next().await? {
+                if chunk.len() > room.capacity() - room.len() {
+                    return Err(Trouble::TooLarge);
+                }
+                room.extend_from_slice(&chunk);
+                counted.fetch_add(chunk.len() as u64, Ordering::Relaxed);
+            }
+            Ok(())
+        };
         self.limited(self.timing.transfer, read).await
     }
 

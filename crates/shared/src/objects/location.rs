@@ -96,6 +96,9 @@ fn azure(url: &Url, settings: &Settings) -> Result<Location, SharedError> {
         let key = AzureConfigKey::from_str(name).map_err(|error| setup(url, &error))?;
         builder = builder.with_config(key, value);
     }
+    if builder.get_config_value(&AzureConfigKey::Endpoint).is_some_and(|endpoint| is_loopback(&endpoint)) {
+        builder = builder.with_allow_http(true);
+    }
     finish(url, Arc::new(builder.build().map_err(|error| setup(url, &error))?))
 }
 

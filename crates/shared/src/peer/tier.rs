@@ -233,7 +233,9 @@ impl RemoteTier for PeerTier {
         let progress = Arc::new(AtomicU64::new(0));
         let (inner, wanted, counted) = (Arc::clone(&self.inner), row.clone(), Arc::clone(&progress));
         let from = address.clone();
-        let fetched = self.waiter.wait(patience, async move { inner.fetch(&wanted, &from, &counted).await });
+        let fetched = self.waiter.wait_for_transfer(patience, (row.bytes, &progress), async move {
+            inner.fetch(&wanted, &from, &counted).await
+        });
         let bytes = progress.load(Ordering::Relaxed);
         match fetched {
             Ok(Ok(chain)) => {

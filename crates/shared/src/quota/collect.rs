@@ -1,7 +1,7 @@
 //! Collection: rows that were not used for longest leave a store that is over its quota, then the segments that no row
 //! needs.
 //!
-//! Called by `poncho cache gc` and by an upload that finds no room. Safe beside uploads, reads and another collection:
+//! Called by `poncho cache gc`, `poncho cluster gc` and by an upload that finds no room. Safe beside uploads, reads and another collection:
 //! manifests go before segments, a segment is condemned a grace period before it goes (`condemned.rs`), and a reader that
 //! comes too late sees a missing object, which is a miss.
 
@@ -14,7 +14,7 @@ use object_store::path::Path;
 
 use super::condemned::Condemned;
 use super::lease::Lease;
-use super::ledger;
+use super::{ledger, now_ms};
 use crate::content::manifest::{self, StoredSegment};
 use crate::content::names::{self, Named};
 use crate::error::SharedError;
@@ -59,12 +59,12 @@ struct Row {
 pub(crate) struct Limit {
     /// `None`: all rows stay.
     pub(crate) quota: Option<u64>,
-    /// Bytes that somebody wants to write.
+    /// What somebody wants to write takes this much of the quota.
     pub(crate) wanted: u64,
 }
 
 impl Limit {
-    /// The bytes that rows and their segments may have, besides the store's other objects.
+    /// How much of the quota rows and their segments may take, besides the store's other objects.
     fn target(self, others: u64) -> u64 {
         let Some(quota) = self.quota else { return u64::MAX };
         (quota / 100 * TARGET_PERCENT).min(quota.saturating_sub(self.wanted)).saturating_sub(others)
@@ -86,6 +86,38 @@ pub(crate) async fn collect(
     Ok(outcome)
 }
 
+/// What a collection would do at this moment. Nothing is written and no lease is needed; another machine may change the
+/// store before the collection itself. Times are compared with the clock of this machine.
+pub(crate) async fn foresee(objects: &Objects, limit: Limit) -> Result<Collection, SharedError> {
+    foreseen(objects, limit).await.map_err(objects.error("look for garbage"))
+}
+
+async fn foreseen(objects: &Objects, limit: Limit) -> Result<Collection, Trouble> {
+    let now = i64::try_from(now_ms()).unwrap_or(i64::MAX);
+    let all = objects.list(&names::root()).await?;
+    let mut done = Collection { bytes: all.iter().map(|meta| meta.size).sum(), ..Collection::default() };
+    let cost = all.iter().map(ledger::cost).sum();
+    let (rows, segments) = sort(objects, all, &mut ReadBefore::default()).await?;
+    done.rows = rows.len() as u64;
+    let target = limit.target(others(&rows, &segments, cost));
+    let (leaving, kept) = split(rows, &segments, target, (now, objects.timing().grace));
+    let used: HashSet<&Path> = kept.iter().flat_map(|row| row.segments.iter().flatten()).collect();
+    let unused: Vec<&ObjectMeta> = segments.values().filter(|meta| !used.contains(&meta.location)).collect();
+    let due = due(&unused, &Condemned::read(objects).await?, now, objects.timing().grace);
+    let size = |metas: &[&ObjectMeta]| metas.iter().map(|meta| meta.size).sum::<u64>();
+    done.removed_rows = leaving.len() as u64;
+    done.removed_segments = due.len() as u64;
+    done.removed_bytes = leaving.iter().map(|row| row.meta.size).sum::<u64>().saturating_add(size(&due));
+    done.condemned_bytes = size(&unused).saturating_sub(size(&due));
+    Ok(done)
+}
+
+/// What objects that are neither rows nor segments take of the quota.
+fn others(rows: &[Row], segments: &HashMap<Path, ObjectMeta>, all: u64) -> u64 {
+    let sorted = rows.iter().map(|row| &row.meta).chain(segments.values()).map(ledger::cost).sum::<u64>();
+    all.saturating_sub(sorted).saturating_add(ledger::own_cost())
+}
+
 async fn under_lease(
     objects: &Objects,
     limit: Limit,
@@ -96,11 +128,11 @@ async fn under_lease(
     let Some(now) = lease.touch(objects).await? else { return Ok(Collection::default()) };
     let all = objects.list(&names::root()).await?;
     let mut done = Collection { bytes: all.iter().map(|meta| meta.size).sum(), ..Collection::default() };
+    let cost = all.iter().map(ledger::cost).sum::<u64>();
     let (rows, segments) = sort(objects, all, read_before).await?;
     done.rows = rows.len() as u64;
 
-    let sorted = rows.iter().map(|row| &row.meta).chain(segments.values()).map(|meta| meta.size).sum::<u64>();
-    let target = limit.target(done.bytes.saturating_sub(sorted));
+    let target = limit.target(others(&rows, &segments, cost));
     let kept = remove_rows(objects, rows, &segments, target, now, &mut done).await?;
     let used: HashSet<&Path> = kept.iter().flat_map(|row| row.segments.iter().flatten()).collect();
     let unused: Vec<&ObjectMeta> = segments.values().filter(|meta| !used.contains(&meta.location)).collect();
@@ -121,7 +153,8 @@ async fn under_lease(
     done.removed_segments = removed.len() as u64;
     done.removed_bytes += size(&removed);
     done.condemned_bytes = size(&unused).saturating_sub(size(&removed));
-    ledger::recount(objects, settled_before, done.bytes.saturating_sub(done.removed_bytes)).await?;
+    // The lines of removed segments stay in the list until the next collection, and so does their room.
+    ledger::recount(objects, settled_before, cost.saturating_sub(done.removed_bytes)).await?;
     Ok(done)
 }
 
@@ -173,20 +206,18 @@ async fn sort(
     Ok((rows, segments))
 }
 
-/// Removes unreadable rows, and the oldest ones until the rest is within the quota. Returns the rest.
-async fn remove_rows(
-    objects: &Objects,
+/// The rows that leave, and those that stay: unreadable ones leave, and the oldest ones until the rest is within the quota.
+fn split(
     rows: Vec<Row>,
     segments: &HashMap<Path, ObjectMeta>,
     target: u64,
-    now: i64,
-    done: &mut Collection,
-) -> Result<Vec<Row>, Trouble> {
-    let grace = i64::try_from(objects.timing().grace.as_millis()).unwrap_or(i64::MAX);
+    (now, grace): (i64, Duration),
+) -> (Vec<Row>, Vec<Row>) {
+    let grace = i64::try_from(grace.as_millis()).unwrap_or(i64::MAX);
     let is_old = |row: &Row| row.meta.last_modified.timestamp_millis().saturating_add(grace) < now;
     let (broken, rows): (Vec<Row>, Vec<Row>) = rows.into_iter().partition(|row| row.segments.is_none() && is_old(row));
 
-    let size = |path: &Path| segments.get(path).map_or(0, |meta| meta.size);
+    let size = |path: &Path| segments.get(path).map_or(0, ledger::cost);
     let mut users: HashMap<&Path, u64> = HashMap::new();
     let mut live = 0_u64;
     for row in &rows {
@@ -213,7 +244,20 @@ async fn remove_rows(
     }
     let mut rows = rows;
     let kept = rows.split_off(leaving);
-    let leaving: Vec<&ObjectMeta> = broken.iter().chain(&rows).map(|row| &row.meta).collect();
+    (broken.into_iter().chain(rows).collect(), kept)
+}
+
+/// Removes the rows that leave. Returns the others.
+async fn remove_rows(
+    objects: &Objects,
+    rows: Vec<Row>,
+    segments: &HashMap<Path, ObjectMeta>,
+    target: u64,
+    now: i64,
+    done: &mut Collection,
+) -> Result<Vec<Row>, Trouble> {
+    let (rows, kept) = split(rows, segments, target, (now, objects.timing().grace));
+    let leaving: Vec<&ObjectMeta> = rows.iter().map(|row| &row.meta).collect();
     let removed = remove(objects, &leaving).await;
     done.removed_rows = removed.len() as u64;
     done.removed_bytes += removed.iter().map(|meta| meta.size).sum::<u64>();

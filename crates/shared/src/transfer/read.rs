@@ -4,14 +4,15 @@
 //! the future ends the requests.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, SystemTime};
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::{Bytes, BytesMut};
 use futures_util::stream::FuturesUnordered;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use object_store::path::Path;
 use poncho_cache::{Chain, HitTier, Key, Namespace, OwnerId, RemoteRow};
+use tokio::sync::mpsc;
 
 use super::vitals::Vitals;
 use crate::content::manifest::{self, Damage, Manifest, SegmentPlan};
@@ -22,6 +23,9 @@ use crate::settings::Sizes;
 
 /// Candidates that are asked for at once; more of them are not looked at.
 const MOST_CANDIDATES: usize = 64;
+
+/// A chain may have this many bytes beyond twice its estimate: a node does not know the length of what it never wrote.
+const MORE_THAN_ESTIMATED: u64 = 64 << 20;
 
 /// Why a chain was not fetched.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -126,59 +130,72 @@ impl Reader {
         let manifest = Manifest::open(bytes, &tenant, &row.namespace, &row.key, path.as_ref());
         let manifest = manifest.map_err(NotFetched::Damaged)?;
 
-        let parts: Vec<Part> = manifest.segments.iter().enumerate().flat_map(|plan| self.parts(plan)).collect();
+        // What the caller agreed to may be an estimate; nothing far beyond it is allocated.
+        let stored = manifest.segments.iter().map(|plan| plan.stored.length).fold(0, u64::saturating_add);
+        let agreed = row.bytes.saturating_mul(2).saturating_add(MORE_THAN_ESTIMATED);
+        let stored = usize::try_from(stored).ok().filter(|_| stored <= agreed);
+        let stored = stored.ok_or(NotFetched::Damaged(Damage::MissingSegment))?;
+        let is_one = !tenant.encrypts() && manifest.rows.len() == 1;
+        let mut room = if is_one { Room::Whole(BytesMut::with_capacity(stored)) } else { Room::Each };
+
+        let parts: Vec<Part> =
+            manifest.segments.iter().enumerate().flat_map(|plan| self.parts(plan, &mut room)).collect();
         let read = |part: Part| self.read(&tenant, &manifest, part, progress);
         let mut read = stream::iter(parts).map(read).buffered(self.sizes.parallel_parts.max(1));
         let mut checks = Vec::with_capacity(manifest.segments.len());
-        let mut open = BytesMut::new();
-        while let Some((part, bytes)) = read.try_next().await? {
-            let Some(plan) = manifest.segments.get(part.segment) else { continue };
-            let is_whole = part.start == 0 && part.is_last;
-            if !is_whole {
-                open.reserve(usize::try_from(part.remaining).unwrap_or(0));
-                open.put(bytes.clone());
+        // A segment is hashed while the next parts are on their way. Without a sender its check ends.
+        let mut hashing = None;
+        while let Some(part) = read.try_next().await? {
+            if part.start == 0 {
+                let (send, receive) = mpsc::unbounded_channel();
+                hashing = Some(send);
+                let plan = manifest.segments.get(part.segment).cloned();
+                let plan = plan.ok_or(NotFetched::Damaged(Damage::Malformed))?;
+                let tenant = tenant.clone();
+                checks.push(tokio::task::spawn_blocking(move || segments::open(received(receive), &plan, &tenant)));
+            }
+            if let Some(hashing) = &hashing {
+                // A check that is over has found damage, which is reported below.
+                let _ = hashing.send(part.room);
             }
             if part.is_last {
-                let stored = if is_whole { bytes } else { std::mem::take(&mut open).freeze() };
-                let (plan, tenant) = (plan.clone(), tenant.clone());
-                checks.push(tokio::task::spawn_blocking(move || segments::open(stored, &plan, &tenant)));
+                hashing = None;
             }
         }
-        let mut plain = Vec::with_capacity(checks.len());
+        let mut plain = segments::Joined::default();
         for check in checks {
             let checked = check.await.map_err(|error| NotFetched::Trouble(Trouble::Failed(error.to_string())))?;
             plain.push(checked.map_err(NotFetched::Damaged)?);
         }
-        let rows = segments::unpack(&manifest, plain).map_err(NotFetched::Damaged)?;
+        let rows = segments::unpack(&manifest, plain.into_pieces()).map_err(NotFetched::Damaged)?;
         self.refresh(&path, modified, bytes);
         Ok(Chain { owner: row.owner, namespace: row.namespace, rows })
     }
 
-    /// The ranges of a segment.
-    fn parts(&self, (segment, plan): (usize, &SegmentPlan)) -> impl Iterator<Item = Part> + use<> {
+    /// The ranges of a segment, each with its room.
+    fn parts(&self, (segment, plan): (usize, &SegmentPlan), room: &mut Room) -> Vec<Part> {
         let (length, step) = (plan.stored.length, self.sizes.part.max(1) as u64);
-        (0..length.div_ceil(step)).map(move |number| {
-            let start = number * step;
+        let mut of_segment = room.take(length);
+        let mut part = |start: u64| {
             let end = (start + step).min(length);
-            Part { segment, start, end, remaining: length - start, is_last: end == length }
-        })
+            let room = split_room(&mut of_segment, end - start);
+            Part { segment, start, end, is_last: end == length, room }
+        };
+        (0..length.div_ceil(step)).map(|number| part(number * step)).collect()
     }
 
     async fn read(
         &self,
         tenant: &Tenant,
         manifest: &Manifest,
-        part: Part,
+        mut part: Part,
         progress: &AtomicU64,
-    ) -> Result<(Part, Bytes), NotFetched> {
+    ) -> Result<Part, NotFetched> {
         let plan = manifest.segments.get(part.segment).ok_or(NotFetched::Damaged(Damage::Malformed))?;
         let path = names::segment(tenant.name(), &plan.stored.digest);
-        match self.objects.part(&path, part.start..part.end).await {
-            Ok(bytes) if bytes.len() as u64 == part.end - part.start => {
-                progress.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-                Ok((part, bytes))
-            }
-            Ok(_) => Err(NotFetched::Damaged(Damage::Length)),
+        match self.objects.read_part(&path, part.start..part.end, &mut part.room, progress).await {
+            Ok(()) if part.room.len() as u64 == part.end - part.start => Ok(part),
+            Ok(()) | Err(Trouble::TooLarge) => Err(NotFetched::Damaged(Damage::Length)),
             Err(Trouble::Missing) => Err(NotFetched::Damaged(Damage::MissingSegment)),
             Err(trouble) => {
                 // A range outside a shorter object is an error of the object, not of the store.
@@ -204,15 +221,41 @@ impl Reader {
     }
 }
 
-/// A range of a segment.
-#[derive(Debug, Clone, Copy)]
+/// A range of a segment and the memory for it.
 struct Part {
     segment: usize,
     start: u64,
     end: u64,
-    /// Bytes from here to the end of the segment.
-    remaining: u64,
     is_last: bool,
+    room: BytesMut,
+}
+
+/// The memory of a chain. A single row gets one piece, so that it is put together without a copy. Otherwise each segment
+/// has its own: encrypted ones are decrypted in place, and a row that stays must not keep the memory of a whole chain.
+enum Room {
+    Whole(BytesMut),
+    Each,
+}
+
+impl Room {
+    fn take(&mut self, bytes: u64) -> BytesMut {
+        match self {
+            Self::Whole(rest) => split_room(rest, bytes),
+            Self::Each => BytesMut::with_capacity(usize::try_from(bytes).unwrap_or(0)),
+        }
+    }
+}
+
+/// The first bytes of an empty buffer, still empty; the rest stays. They touch, and can be put together again.
+fn split_room(rest: &mut BytesMut, bytes: u64) -> BytesMut {
+    let bytes = usize::try_from(bytes).unwrap_or(0).min(rest.capacity());
+    let after = rest.split_off(bytes);
+    std::mem::replace(rest, after)
+}
+
+/// What comes through a channel until its senders are gone.
+fn received(mut parts: mpsc::UnboundedReceiver<BytesMut>) -> impl Iterator<Item = BytesMut> {
+    std::iter::from_fn(move || parts.blocking_recv())
 }
 
 /// What a found row carries for its fetch: when the manifest was written, and its bytes.

@@ -121,10 +121,12 @@ impl Uploader {
                 needed.push((segment_path, segment));
             }
         }
-        let bytes = needed.iter().map(|(_, segment)| segment.bytes.len() as u64).sum::<u64>() + manifest.len() as u64;
+        let lengths = needed.iter().map(|(_, segment)| segment.bytes.len() as u64);
+        let bytes = lengths.clone().sum::<u64>() + manifest.len() as u64;
+        let cost = lengths.map(ledger::cost_of_segment).sum::<u64>() + manifest.len() as u64;
         let reservation = match self.quota {
             None => None,
-            Some(quota) => match self.reserve(quota, bytes).await? {
+            Some(quota) => match self.reserve(quota, cost).await? {
                 Some(reservation) => Some(reservation),
                 None => return Ok(Outcome::NoRoom),
             },
@@ -132,7 +134,7 @@ impl Uploader {
         let written = self.write(&path, needed, manifest, started, afresh).await;
         if let Some(reservation) = reservation {
             // The bytes count even after a failure: some of them may be there.
-            ledger::settle(&self.objects, &reservation, bytes).await?;
+            ledger::settle(&self.objects, &reservation, cost).await?;
         }
         let outcome = written?;
         if outcome == Outcome::Uploaded {
@@ -170,22 +172,28 @@ impl Uploader {
         afresh: bool,
     ) -> Result<Outcome, Trouble> {
         let parallel = if self.pace.is_capped() { 1 } else { PARALLEL };
+        let longest = self.objects.timing().grace / 2;
         let put = |(path, segment): (Path, PackedSegment)| {
             let (pace, objects) = (Arc::clone(&self.pace), self.objects.clone());
             async move {
                 pace.wait(segment.bytes.len() as u64).await;
+                // The reservation ends after the grace period: what is written then may have no room.
+                if started.elapsed() > longest {
+                    return Ok(None);
+                }
                 objects.put(&path, segment.bytes, Write::Replace).await?;
-                Ok::<Path, Trouble>(path)
+                Ok::<Option<Path>, Trouble>(Some(path))
             }
         };
-        let put: Vec<Path> = stream::iter(needed).map(put).buffer_unordered(parallel).try_collect().await?;
-        for segment in put {
+        let put: Vec<Option<Path>> = stream::iter(needed).map(put).buffer_unordered(parallel).try_collect().await?;
+        let is_whole = put.iter().all(Option::is_some);
+        for segment in put.into_iter().flatten() {
             self.remember(segment);
         }
-        if started.elapsed() > self.objects.timing().grace / 2 {
+        self.pace.wait(manifest.len() as u64).await;
+        if !is_whole || started.elapsed() > longest {
             return Ok(Outcome::TooSlow);
         }
-        self.pace.wait(manifest.len() as u64).await;
         let write = if afresh { Write::Replace } else { Write::Create };
         match self.objects.put(path, manifest.clone().into(), write).await {
             Ok(()) => Ok(Outcome::Uploaded),
@@ -200,22 +208,22 @@ impl Uploader {
     }
 
     /// Reserves room; makes some if there is none.
-    async fn reserve(&mut self, quota: u64, bytes: u64) -> Result<Option<ledger::Reservation>, Trouble> {
-        if let Some(reservation) = ledger::reserve(&self.objects, quota, bytes).await? {
+    async fn reserve(&mut self, quota: u64, cost: u64) -> Result<Option<ledger::Reservation>, Trouble> {
+        if let Some(reservation) = ledger::reserve(&self.objects, quota, cost).await? {
             return Ok(Some(reservation));
         }
         let pause = (self.objects.timing().grace / 4).min(Duration::from_secs(60));
         // A chain of half the quota is not worth all others.
-        if bytes > quota / 2 || self.collected.is_some_and(|last| last.elapsed() < pause) {
+        if cost > quota / 2 || self.collected.is_some_and(|last| last.elapsed() < pause) {
             return Ok(None);
         }
         self.collected = Some(Instant::now());
-        match collect(&self.objects, Limit { quota: Some(quota), wanted: bytes }, &mut self.read_before).await {
+        match collect(&self.objects, Limit { quota: Some(quota), wanted: cost }, &mut self.read_before).await {
             Ok(done) => tracing::info!(?done, "the shared tier was over its quota; the oldest rows leave"),
             Err(SharedError::Leased { .. }) => return Ok(None),
             Err(error) => return Err(Trouble::Failed(error.to_string())),
         }
-        ledger::reserve(&self.objects, quota, bytes).await
+        ledger::reserve(&self.objects, quota, cost).await
     }
 
     /// Whether the store has an object, by memory or by asking.

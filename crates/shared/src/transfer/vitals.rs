@@ -73,6 +73,8 @@ pub(crate) struct Vitals {
     pub(crate) counters: Counters,
     /// Somebody asked for the rates since the last probe.
     used: AtomicBool,
+    /// The first probe is over.
+    tried: AtomicBool,
     /// Wakes the background probe and the uploads.
     pub(crate) changed: Notify,
 }
@@ -92,6 +94,7 @@ impl Vitals {
             state: Mutex::new(state),
             counters: Counters::default(),
             used: AtomicBool::new(false),
+            tried: AtomicBool::new(false),
             changed: Notify::new(),
         }
     }
@@ -127,6 +130,11 @@ impl Vitals {
     pub(crate) fn meter(&self) -> Meter {
         self.used.store(true, Ordering::Relaxed);
         self.state().meter
+    }
+
+    /// Whether the store was tried at all.
+    pub(crate) fn is_tried(&self) -> bool {
+        self.tried.load(Ordering::Acquire)
     }
 
     /// Whether somebody asked for the rates since the last call.
@@ -179,10 +187,12 @@ impl Vitals {
             }
         }
         drop(state);
+        self.tried.store(true, Ordering::Release);
         self.changed.notify_waiters();
     }
 
     pub(crate) fn probe_failed(&self, reason: String) {
+        self.tried.store(true, Ordering::Release);
         let mut state = self.state();
         tracing::debug!(store = self.name, reason, "the shared tier still fails");
         state.last_error = Some(reason.clone());

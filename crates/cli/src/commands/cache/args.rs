@@ -55,11 +55,11 @@ pub(crate) enum CacheCommand {
     #[command(after_help = "Example:\n  poncho cache gc --dry-run\n  poncho cache gc\n\n\
         Usable rows stay; `poncho cache clear` removes them too. Files of an unknown format version are kept.")]
     Gc(GcArgs),
-    /// Empty the cache: remove all rows and all garbage, after a question (needs exclusive access)
+    /// Empty the cache: remove all rows and all garbage, after a confirmation (needs exclusive access)
     #[command(after_help = "Example:\n  poncho cache clear\n  poncho cache clear --yes\n\n\
         Files of an unknown format version are kept.")]
     Clear(ClearArgs),
-    /// List the least recently used rows and remove them to free this many bytes (needs exclusive access)
+    /// Remove the least recently used rows to free this many bytes, and list them (needs exclusive access)
     #[command(after_help = "Example:\n  poncho cache evict 500MiB --dry-run\n  poncho cache evict 10G\n\n\
         Sizes: 4096, 512KiB, 1.5G; K, M, G, T and KiB .. TiB are powers of 1024, KB .. TB powers of 1000.")]
     Evict(EvictArgs),
@@ -96,14 +96,14 @@ pub(crate) struct LsArgs {
     #[arg(long, value_name = "N")]
     pub(crate) limit: Option<usize>,
 
-    /// List the object store that several machines share, instead of the folder [default: the setting shared]
+    /// List the shared object store instead of the folder [default: the setting shared]
     #[arg(long, value_name = "URL", num_args = 0..=1, default_missing_value = "")]
     pub(crate) shared: Option<String>,
 }
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ShowArgs {
-    /// Key of the row, or enough of its first hexadecimal digits to be unique
+    /// Key of the row, or a unique prefix of it
     #[arg(value_name = "KEY", value_parser = parse_key_digits)]
     pub(crate) key: String,
 
@@ -125,11 +125,11 @@ pub(crate) struct GcArgs {
     #[arg(long, conflicts_with = "shared")]
     pub(crate) dry_run: bool,
 
-    /// Collect in the object store that several machines share, instead of the folder [default: the setting shared]
+    /// Collect garbage in the shared object store instead of the folder [default: the setting shared]
     #[arg(long, value_name = "URL", num_args = 0..=1, default_missing_value = "")]
     pub(crate) shared: Option<String>,
 
-    /// Maximum size of the object store: the rows that were not used for longest leave it [default: the setting shared_quota]
+    /// Maximum size of the object store; the least recently used rows are removed first [default: the setting shared_quota]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, requires = "shared")]
     pub(crate) shared_quota: Option<u64>,
 }
@@ -186,6 +186,10 @@ pub(crate) struct ExplainArgs {
     /// Use the model and context of this row [default: those with the longest match]
     #[arg(long, value_name = "KEY", value_parser = parse_key_digits)]
     pub(crate) row: Option<String>,
+
+    /// Also look in the object store that several machines share [default: the setting shared]
+    #[arg(long, value_name = "URL", num_args = 0..=1, default_missing_value = "")]
+    pub(crate) shared: Option<String>,
 }
 
 /// Up to 64 hexadecimal digits, in lower case like the file names.

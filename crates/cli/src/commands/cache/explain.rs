@@ -1,20 +1,23 @@
 //! `poncho cache explain`: the longest stored prefix of some tokens, where it diverges, and the most similar row.
 //!
-//! It uses an index of the listed rows, so it works beside a running server. Token ids come from a file or from standard
-//! input; the error for a bad id names its position.
+//! It uses an index of the listed rows, so it works beside a running server. The object store that several machines share
+//! is asked too, if one is configured or named. Token ids come from a file or from standard input; the error for a bad id
+//! names its position.
 
 use std::io::Write;
 use std::path::Path;
 
 use anyhow::{Context, bail};
 use poncho_cache::{Cut, ExplainedRow, Explanation, FolderIndex, Namespace, Parting, Similar, Verdict};
-use poncho_terminal::{Outcome, Output, excerpt};
+use poncho_shared::StoredPrefix;
+use poncho_terminal::{Outcome, Output, excerpt, printable_line, show_bytes};
 use serde::{Deserialize, Serialize};
 
 use crate::commands::cache::args::ExplainArgs;
 use crate::commands::cache::folder::Folders;
 use crate::commands::cache::listing::{Listing, short};
 use crate::commands::cache::row::NamespaceJson;
+use crate::commands::cache::shared;
 use crate::commands::texts::input;
 
 #[derive(Debug, Serialize)]
@@ -32,6 +35,26 @@ struct ExplainJson {
     /// The row that shares the most tokens, wherever they stand.
     similar: Option<SimilarJson>,
     namespace: Option<NamespaceJson>,
+    /// The object store that several machines share; absent if none is configured or named.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    shared: Option<SharedJson>,
+}
+
+#[derive(Debug, Serialize)]
+struct SharedJson {
+    location: String,
+    /// The longest row that begins the prompt, of the model and context above if there is one.
+    row: Option<SharedRowJson>,
+}
+
+#[derive(Debug, Serialize)]
+struct SharedRowJson {
+    key: String,
+    tokens: u32,
+    /// Rows of its chain.
+    rows: u32,
+    bytes: u64,
+    namespace: NamespaceJson,
 }
 
 #[derive(Debug, Serialize)]
@@ -94,20 +117,53 @@ pub(crate) fn run(folders: &Folders, args: &ExplainArgs, output: &mut Output<'_>
         Some(digits) => Some(listing.find(digits)?.prefix.meta.namespace),
         None => best_namespace(&index, &tokens),
     };
+    let shared = match shared::prefixes(args.shared.as_deref(), &tokens) {
+        Ok(found) => found.map(|(location, rows)| (location, longest(rows, namespace))),
+        Err(error) if args.shared.is_some() => return Err(error),
+        Err(error) => {
+            eprintln!("note: the shared tier was not looked at: {}", printable_line(&format!("{error:#}")));
+            None
+        }
+    };
     let answer = namespace.map(|namespace| Answer {
         namespace,
         any_token: index.explain(&namespace, &tokens, Cut::AnyToken),
         saved_row: index.explain(&namespace, &tokens, Cut::SavedBoundary),
     });
     if output.json {
-        output.print_json(&json(tokens.len(), answer))?;
+        output.print_json(&json(tokens.len(), answer, shared))?;
     } else {
         match answer {
             Some(answer) => print(&answer, output)?,
             None => writeln!(output.out, "no rows in {}", listing.place())?,
         }
+        if let Some((location, row)) = shared {
+            print_shared(&location, row.as_ref(), tokens.len(), output)?;
+        }
     }
     Ok(Outcome::Good)
+}
+
+/// The longest row of the namespace, or of any if the folder has none.
+fn longest(rows: Vec<StoredPrefix>, namespace: Option<Namespace>) -> Option<StoredPrefix> {
+    rows.into_iter().find(|row| namespace.is_none_or(|namespace| row.namespace == namespace))
+}
+
+fn print_shared(
+    location: &str,
+    row: Option<&StoredPrefix>,
+    tokens: usize,
+    output: &mut Output<'_>,
+) -> anyhow::Result<()> {
+    let location = printable_line(location);
+    match row {
+        Some(row) => {
+            let size = show_bytes(row.bytes);
+            writeln!(output.out, "shared tier    {} of {tokens} tokens, {size}, in {location}", row.tokens)?;
+        }
+        None => writeln!(output.out, "shared tier    no row begins these tokens in {location}")?,
+    }
+    Ok(())
 }
 
 fn best_namespace(index: &FolderIndex, tokens: &[u32]) -> Option<Namespace> {
@@ -118,7 +174,15 @@ fn best_namespace(index: &FolderIndex, tokens: &[u32]) -> Option<Namespace> {
     index.namespaces().into_iter().max_by_key(shared)
 }
 
-fn json(tokens: usize, answer: Option<Answer>) -> ExplainJson {
+fn json(tokens: usize, answer: Option<Answer>, shared: Option<(String, Option<StoredPrefix>)>) -> ExplainJson {
+    let shared_row = |row: StoredPrefix| SharedRowJson {
+        key: row.key.to_hex(),
+        tokens: row.tokens,
+        rows: row.rows,
+        bytes: row.bytes,
+        namespace: (&row.namespace).into(),
+    };
+    let shared = shared.map(|(location, row)| SharedJson { location, row: row.map(shared_row) });
     let Some(Answer { namespace, any_token, saved_row }) = answer else {
         return ExplainJson {
             tokens,
@@ -130,6 +194,7 @@ fn json(tokens: usize, answer: Option<Answer>) -> ExplainJson {
             parting: None,
             similar: None,
             namespace: None,
+            shared,
         };
     };
     ExplainJson {
@@ -147,6 +212,7 @@ fn json(tokens: usize, answer: Option<Answer>) -> ExplainJson {
         }),
         similar: any_token.similar.map(similar_json),
         namespace: Some((&namespace).into()),
+        shared,
     }
 }
 

@@ -1,10 +1,13 @@
-//! `poncho cache ls --shared` and `poncho cache gc --shared`: the object store that several machines use.
+//! `ls`, `gc` and `explain` of `poncho cache` with `--shared`, and `poncho cluster gc`: the object store that several
+//! machines use.
 //!
-//! Names in the store are hashes, keyed with the cluster's secret: the list shows sizes and times, and no prompt. Both
-//! commands work beside running servers.
+//! Names in the store are hashes, keyed with the cluster's secret: the list shows sizes and times, and no prompt. All of
+//! them work beside running servers.
+
+use std::path::PathBuf;
 
 use anyhow::Context;
-use poncho_shared::{Collection, Listing, RowListing, Settings, SharedStore};
+use poncho_shared::{Collection, Listing, RowListing, Settings, SharedStore, StoredPrefix};
 use poncho_terminal::{Align, Outcome, Output, Table, ago, now, show_bytes};
 use serde_json::{Value, json};
 
@@ -22,7 +25,21 @@ fn settings(flag: &str, quota: Option<u64>) -> anyhow::Result<Settings> {
     };
     let url = url.context("no store is configured; name one, for example --shared s3://BUCKET/PREFIX")?;
     let configured = of("shared_quota")?.and_then(|text| poncho_terminal::parse_bytes(&text.to_string_lossy()).ok());
-    Ok(Settings { quota: quota.or(configured), ..Settings::new(url) })
+    let key_file = of("shared_key_file")?.filter(|path| !path.is_empty()).map(PathBuf::from);
+    Ok(Settings { quota: quota.or(configured), key_file, ..Settings::new(url) })
+}
+
+/// The rows of the store that begin these tokens, longest first, and the address of the store. `None` if neither the flag
+/// nor the configuration names one.
+pub(crate) fn prefixes(flag: Option<&str>, tokens: &[u32]) -> anyhow::Result<Option<(String, Vec<StoredPrefix>)>> {
+    let is_configured = configured("shared")?.is_some_and(|(url, _)| !url.is_empty());
+    let flag = match flag {
+        None if !is_configured => return Ok(None),
+        None => "",
+        Some(flag) => flag,
+    };
+    let store = SharedStore::open(&settings(flag, None)?)?;
+    Ok(Some((store.location().to_owned(), store.prefixes(tokens)?)))
 }
 
 /// Prints what the store holds.
@@ -65,10 +82,32 @@ pub(crate) fn ls(flag: &str, limit: Option<usize>, output: &mut Output<'_>) -> a
 
 /// Collects garbage, and the oldest rows of a store above its quota.
 pub(crate) fn gc(flag: &str, quota: Option<u64>, output: &mut Output<'_>) -> anyhow::Result<Outcome> {
-    let done = SharedStore::open(&settings(flag, quota)?)?.collect()?;
+    print(SharedStore::open(&settings(flag, quota)?)?.collect()?, false, output)
+}
+
+/// The same for `poncho cluster gc`: first what would be removed, then the removal, if it is wanted.
+pub(crate) fn gc_confirmed(
+    (flag, quota): (&str, Option<u64>),
+    dry_run: bool,
+    confirm: impl FnOnce(&Collection) -> anyhow::Result<bool>,
+    output: &mut Output<'_>,
+) -> anyhow::Result<Outcome> {
+    let store = SharedStore::open(&settings(flag, quota)?)?;
+    let foreseen = store.foresee()?;
+    if dry_run {
+        return print(foreseen, true, output);
+    }
+    if !confirm(&foreseen)? {
+        return Ok(Outcome::Bad);
+    }
+    print(store.collect()?, false, output)
+}
+
+fn print(done: Collection, dry_run: bool, output: &mut Output<'_>) -> anyhow::Result<Outcome> {
     let Collection { rows, bytes, removed_rows, removed_segments, removed_bytes, condemned_bytes } = done;
     if output.json {
         output.print_json(&json!({
+            "dry_run": dry_run,
             "rows": rows,
             "bytes": bytes,
             "removed_rows": removed_rows,
@@ -80,15 +119,17 @@ pub(crate) fn gc(flag: &str, quota: Option<u64>, output: &mut Output<'_>) -> any
     }
     writeln!(
         output.out,
-        "{rows} rows, {}; removed {removed_rows} rows and {removed_segments} segments, {}",
+        "{rows} rows, {}; {} {removed_rows} rows and {removed_segments} segments, {}",
         show_bytes(bytes),
+        if dry_run { "would remove" } else { "removed" },
         show_bytes(removed_bytes)
     )?;
     if condemned_bytes > 0 {
         writeln!(
             output.out,
-            "{} are not in use; a collection ten minutes from now removes them",
-            show_bytes(condemned_bytes)
+            "{} are not in use; a collection ten minutes {} removes them",
+            show_bytes(condemned_bytes),
+            if dry_run { "after this one" } else { "from now" }
         )?;
     }
     Ok(Outcome::Good)

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use clap::Subcommand;
 use poncho_node::NodeAddress;
+use poncho_terminal::parse_bytes;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ClusterCommand {
@@ -35,7 +36,7 @@ pub(crate) struct ReachArgs {
     #[arg(long, value_name = "HOST:PORT", global = true)]
     pub(crate) node: Vec<NodeAddress>,
 
-    /// Certificate that this machine shows to nodes; PEM [env: PONCHO_NODE_CERT]
+    /// Certificate that this machine presents to nodes; PEM [env: PONCHO_NODE_CERT]
     #[arg(long, value_name = "FILE", global = true)]
     pub(crate) node_cert: Option<PathBuf>,
 
@@ -53,14 +54,19 @@ pub(crate) enum ClusterSubcommand {
     /// List the nodes: state, models, load and cached rows
     #[command(after_help = "Examples:\n  poncho cluster status\n  poncho cluster status --json | jq '.nodes[].name'")]
     Status,
-    /// Let a node take no more requests; it finishes those that it has, and its rows stay usable
+    /// Send no new requests to a node; running requests finish, and its cached rows stay usable
     #[command(after_help = "Example:\n  poncho cluster drain gpu-1-7070\n\n\
-        A node takes requests again when it is started again.")]
+        Restart the node to make it accept requests again.")]
     Drain(DrainArgs),
     /// Show which node would compute the reply to a prompt, and what it would cost on each
     #[command(after_help = "Examples:\n  poncho cluster explain 'Why is the sky blue?'\n  \
         poncho cluster explain --raw --model smollm2:135m \"$(cat prompt.txt)\"\n\nNothing is computed.")]
     Explain(ExplainArgs),
+    /// Remove unused states from the object store of the cluster, after a question; one machine at a time
+    #[command(after_help = "Examples:\n  poncho cluster gc --dry-run\n  \
+        poncho cluster gc --shared s3://kv/prefix --shared-quota 500GiB --yes\n\n\
+        Works beside running nodes. Segments that no row uses are removed ten minutes after a collection found them.")]
+    Gc(GcArgs),
 }
 
 #[derive(Debug, clap::Args)]
@@ -71,8 +77,27 @@ pub(crate) struct DrainArgs {
 }
 
 #[derive(Debug, clap::Args)]
+pub(crate) struct GcArgs {
+    /// Print what would be removed, and change nothing
+    #[arg(long, conflicts_with = "yes")]
+    pub(crate) dry_run: bool,
+
+    /// Remove without a question
+    #[arg(long)]
+    pub(crate) yes: bool,
+
+    /// Object store [default: the setting shared]
+    #[arg(long, value_name = "URL")]
+    pub(crate) shared: Option<String>,
+
+    /// Maximum size of the store: the rows that were not used for longest leave it [default: the setting shared_quota]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    pub(crate) shared_quota: Option<u64>,
+}
+
+#[derive(Debug, clap::Args)]
 pub(crate) struct ExplainArgs {
-    /// The message of a user, or the whole prompt with --raw
+    /// A user message, or the whole prompt with --raw
     pub(crate) prompt: String,
 
     /// Model [default: the first one of the cluster]

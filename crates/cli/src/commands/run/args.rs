@@ -18,15 +18,15 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "TEXT")]
     pub(crate) system: Option<String>,
 
-    /// Maximum tokens of a reply [default: until the model ends it]
+    /// Maximum number of tokens in a reply [default: until the model stops]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_tokens: Option<u32>,
 
-    /// Sampling temperature; 0 always picks the most likely token [default: that of the server]
+    /// Sampling temperature; 0 always picks the most likely token [default: set by the server]
     #[arg(long, value_name = "NUMBER", value_parser = parse_temperature)]
     pub(crate) temperature: Option<f32>,
 
-    /// Seed of the sampling: the same one gives the same reply to the same prompt
+    /// Sampling seed: the same seed gives the same reply to the same prompt
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(i64))]
     pub(crate) seed: Option<i64>,
 
@@ -38,7 +38,7 @@ pub(crate) struct RunArgs {
     #[arg(long, conflicts_with = "json")]
     pub(crate) verbose: bool,
 
-    /// Print the reply and facts about it as JSON and nothing else
+    /// Print the reply and its statistics as JSON and nothing else
     #[arg(long)]
     pub(crate) json: bool,
 

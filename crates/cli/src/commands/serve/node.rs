@@ -6,30 +6,22 @@
 mod cert;
 
 use std::io::Write;
-use std::net::{SocketAddr, ToSocketAddrs};
-use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Subcommand;
 use poncho_node::{HostError, NodeAddress, serve_network};
 use poncho_terminal::{Outcome, printable_line};
-use tokio::net::TcpSocket;
 
 use self::cert::CertArgs;
+use super::door::{ANNOUNCED_WITHIN, BACKLOG, address, bind};
 use super::start::Start;
 use super::{end, install, manager, runtime};
 use crate::cluster::pulls::Pulls;
 use crate::cluster::{Cluster, kv_events};
 use crate::serving::engine_process;
-use crate::serving::{limits, port};
+use crate::serving::limits;
 use crate::settings::Resolved;
 use crate::settings::args::ServeArgs;
-
-/// The time in which routers learn that this node ends.
-const ANNOUNCED_WITHIN: Duration = Duration::from_millis(250);
-
-/// Connections that may wait to be taken.
-const BACKLOG: u32 = 1024;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct NodeCommand {
@@ -77,16 +69,7 @@ pub(crate) fn run(args: &NodeCommand, resolved: Option<&Resolved>, out: &mut imp
     // A wrong key is named before a model is loaded.
     let cluster = Cluster::open(&settings.cluster, &runtime)?;
     // The port first: if it is taken, no time is lost for loading a model. Nobody is let in before the models are there.
-    let socket = {
-        let _inside = runtime.enter();
-        let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-        socket.set_reuseaddr(true)?;
-        socket.bind(address).map_err(|error| {
-            let why = port::why_not(address, &error);
-            anyhow::Error::new(error).context(format!("cannot listen on {address}: {why}"))
-        })?;
-        socket
-    };
+    let socket = bind(&runtime, address)?;
     let mut start = start.look(settings, out)?;
     // A child opens its own.
     let pulls = if settings.in_process { Pulls::open(settings, &args.listen, &runtime)? } else { None };
@@ -138,11 +121,4 @@ pub(crate) fn run(args: &NodeCommand, resolved: Option<&Resolved>, out: &mut imp
     end(engine, &runtime, settings.drain_limit, &start.folder, out)?;
     runtime.shutdown_background();
     Ok(Outcome::Good)
-}
-
-fn address(listen: &NodeAddress) -> anyhow::Result<SocketAddr> {
-    let mut found = (listen.host(), listen.port()).to_socket_addrs().with_context(|| {
-        format!("{} is not an address of this machine; use 0.0.0.0 for all interfaces", listen.host())
-    })?;
-    found.next().with_context(|| format!("the host {} has no address", listen.host()))
 }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, ensure};
 use clap::ValueEnum;
 use poncho_client::runtime;
-use poncho_terminal::{Outcome, excerpt, print_json, printable_line};
+use poncho_terminal::{Outcome, excerpt, print_json, printable_line, show_bytes};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -77,6 +77,7 @@ struct Answer {
     row: Option<Row>,
     cached: Option<Around>,
     asked: Option<Around>,
+    remote: Option<Remote>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -90,6 +91,14 @@ struct Row {
     key: String,
     tokens: u64,
     tier: Option<String>,
+}
+
+/// A longer beginning that other machines have.
+#[derive(Debug, Deserialize)]
+struct Remote {
+    tokens: u64,
+    bytes: u64,
+    tier: String,
 }
 
 #[derive(Debug, Deserialize)]
@@ -139,6 +148,10 @@ fn print(answer: &Answer, out: &mut impl Write) -> anyhow::Result<()> {
     let Answer { model, tokens, usable, lost, .. } = answer;
     writeln!(out, "prompt         {tokens} tokens for {}", printable_line(model))?;
     writeln!(out, "cached         {usable} tokens")?;
+    if let Some(Remote { tokens, bytes, tier }) = &answer.remote {
+        let place = if tier == "peer" { "another node" } else { "the shared tier" };
+        writeln!(out, "elsewhere      {tokens} tokens in {place}, {} to fetch", show_bytes(*bytes))?;
+    }
     if *lost > 0 {
         writeln!(out, "lost           {lost} tokens are stored and have to be computed again")?;
     }
@@ -188,12 +201,14 @@ mod tests {
             "fix": "Move this to the end.", "row": {"key": "ab12", "tokens": 2699, "tier": "disk"},
             "cached": {"before": "system\n", "after": "You are"}, "asked": {"before": "system\n", "after": "id 7\u{1b}[31m"},
             "resumes": {"cached": 9, "asked": 15},
+            "remote": {"key": "cd34", "tokens": 2048, "bytes": 47_185_920, "tier": "shared"},
         });
         let mut out = Vec::new();
         print(&serde_json::from_value(answer).unwrap(), &mut out).unwrap();
         let text = String::from_utf8(out).unwrap();
         let expected = "prompt         2705 tokens for m\n\
             cached         6 tokens\n\
+            elsewhere      2048 tokens in the shared tier, 45.0 MiB to fetch\n\
             lost           2690 tokens are stored and have to be computed again\n\
             cause          changing_id: an id differs\n\
             place          message 1 (system), token 9\n\

@@ -27,7 +27,7 @@ pub(crate) struct TokenizeArgs {
     #[arg(long)]
     detokenize: bool,
 
-    /// Parse the text of special tokens as these tokens
+    /// Recognize special tokens in the text
     #[arg(long, conflicts_with = "detokenize")]
     special: bool,
 

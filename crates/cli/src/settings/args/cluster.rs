@@ -25,7 +25,7 @@ pub(crate) struct ClusterArgs {
     #[arg(long, value_name = "NAME")]
     pub(crate) node_name: Option<String>,
 
-    /// Address at which this node answers questions about its cached states [default: the host of --listen with the next port]
+    /// Address at which this node answers queries about its cached states [default: the host of --listen with the next port]
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) hints_listen: Option<NodeAddress>,
 
@@ -49,7 +49,7 @@ pub(crate) struct KvEventsArgs {
     #[arg(long, value_name = "TOKENS", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(crate) kv_events_block: u32,
 
-    /// Allow addresses that other machines can reach; everybody who connects reads the tokens of prompts
+    /// Allow addresses that other machines can reach; anybody who connects can read the tokens of prompts
     #[arg(long)]
     pub(crate) kv_events_open: bool,
 }

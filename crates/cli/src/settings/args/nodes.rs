@@ -14,7 +14,7 @@ pub(crate) struct NodeArgs {
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) node: Vec<NodeAddress>,
 
-    /// Certificate that this machine shows to nodes, and a node to its servers; PEM
+    /// Certificate that this machine presents to nodes, or a node to its servers; PEM
     #[arg(long, value_name = "FILE")]
     pub(crate) node_cert: Option<PathBuf>,
 
@@ -26,7 +26,7 @@ pub(crate) struct NodeArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) node_ca: Option<PathBuf>,
 
-    /// Crashes of one model in a minute after which it is set aside for a while; 0 for never
+    /// Number of crashes in a minute after which a model is suspended for a while; 0 for never
     #[arg(long, value_name = "COUNT", default_value_t = 3)]
     pub(crate) crash_limit: u32,
 }

@@ -8,11 +8,11 @@ use poncho_api::Reasoning;
 /// What the operator wants of thinking.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct ReasoningArgs {
-    /// Whether models think before they answer, if the request does not say [default: auto]
+    /// Whether models think before they answer, unless the request specifies it [default: auto]
     #[arg(long, value_name = "WHEN")]
     pub(crate) reasoning: Option<ReasoningArg>,
 
-    /// Maximum number of thinking tokens in a reply, if the request does not say; 0 ends thinking at once, -1 sets no limit [default: -1]
+    /// Maximum number of thinking tokens in a reply, unless the request specifies it; 0 ends thinking at once, -1 sets no limit [default: -1]
     #[arg(long, value_name = "TOKENS", value_parser = parse_budget, allow_hyphen_values = true)]
     pub(crate) reasoning_budget: Option<Budget>,
 }
@@ -30,9 +30,9 @@ impl ReasoningArgs {
 /// When models think.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ReasoningArg {
-    /// As the template of the model has it
+    /// As the model's template decides
     Auto,
-    /// The same: templates that know thinking are asked for it
+    /// The same: thinking is enabled in templates that support it
     On,
     /// Only for requests that ask for it
     Off,

@@ -15,7 +15,7 @@ pub(crate) struct SharedArgs {
     #[arg(long, value_name = "URL")]
     pub(crate) shared: Option<String>,
 
-    /// Maximum size of the object store; states that were not used for longest leave it [default: no limit]
+    /// Maximum size of the object store; the least recently used states are removed first [default: no limit]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub(crate) shared_quota: Option<u64>,
 

@@ -38,6 +38,9 @@ impl Place {
         }
         for entry in std::fs::read_dir(root().join("packaging")).unwrap() {
             let file = entry.unwrap().path();
+            if file.is_dir() {
+                continue;
+            }
             let text = with_system_folders(&std::fs::read_to_string(&file).unwrap(), path);
             write(&path.join("packaging").join(file.file_name().unwrap()), text.as_bytes());
         }

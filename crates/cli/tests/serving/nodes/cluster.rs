@@ -113,6 +113,90 @@ fn a_second_turn_goes_to_the_node_of_the_first_one_and_hits() {
     assert_eq!(router.stop().0, Some(0));
 }
 
+/// The nodes of a cluster that starts as a whole are a moment late.
+#[test]
+fn a_request_that_comes_before_the_first_node_waits_for_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let server = NatsServer::start();
+    let mut command = poncho();
+    command.args(["route", "--port", "0"]);
+    in_cluster(&mut command, folder, &server);
+    let router = Served::start_command(&mut command, folder);
+    assert!(router.greeting.contains("none has announced itself yet"), "{}", router.greeting);
+    let address = router.address;
+    let asked = std::thread::spawn(move || {
+        let body = json!({ "model": "x", "prompt": "Once", "max_tokens": 2 }).to_string();
+        crate::served::request(address, "POST", "/v1/completions", &body)
+    });
+    let _node = Node::start(folder, "one", &server);
+    let (status, answer) = asked.join().unwrap();
+    assert_eq!(status, 200, "{answer}");
+}
+
+#[test]
+fn a_server_joins_a_cluster_beside_its_own_clients() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let server = NatsServer::start();
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let start = |name: &str, advertise: Option<String>| {
+        std::fs::create_dir(folder.join(name)).unwrap();
+        let mut command = crate::served::serve_command(&folder.join(name).join("kv"));
+        command.args(["--port", "0", "--save-min-tokens", "16", "--node-name", name]);
+        if let Some(advertise) = advertise {
+            command.args(["--advertise", &advertise, "--hints-listen", "127.0.0.1:0"]);
+        }
+        in_cluster(&mut command, folder, &server);
+        Served::start_command(&mut command, &folder.join(name))
+    };
+    let outside = start("outside", None);
+    assert!(outside.greeting.contains("not in the cluster"), "{}", outside.greeting);
+    let inside = start("box", Some(port.to_string()));
+    assert!(inside.greeting.contains(&format!("in the cluster as box at {port}")), "{}", inside.greeting);
+    let status = cluster(folder, &server, &["status"]);
+    assert_eq!(
+        (status["nodes"].as_array().unwrap().len(), &status["nodes"][0]["name"]),
+        (1, &json!("box")),
+        "{status}"
+    );
+
+    // What its own clients computed is there for those of a router, in the same cache.
+    let mut command = poncho();
+    command.args(["route", "--port", "0"]);
+    in_cluster(&mut command, folder, &server);
+    let router = Served::start_command(&mut command, folder);
+    let prompt = "Once upon a time there was a poncho that kept everything warm. ".repeat(20);
+    let first = turn(&inside, &prompt);
+    let again = turn(&router, &prompt);
+    assert_eq!(again["choices"][0]["text"], first["choices"][0]["text"]);
+    assert!(cached(&again) > 0, "{again}");
+    assert_eq!(inside.stop().0, Some(0));
+    until("it has left", || {
+        cluster(folder, &server, &["status"])["nodes"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .all(|node| node["state"] == "draining")
+    });
+}
+
+#[test]
+fn unused_states_of_a_cluster_are_collected_after_a_yes() {
+    let folder = tempfile::tempdir().unwrap();
+    let url = format!("file://{}", folder.path().join("store").display());
+    let gc = |words: &[&str]| run(poncho().args(["cluster", "gc", "--shared", &url]).args(words));
+    let foreseen = gc(&["--dry-run", "--json"]).json();
+    assert_eq!((&foreseen["dry_run"], &foreseen["removed_rows"]), (&json!(true), &json!(0)));
+    assert!(gc(&["--dry-run"]).good().contains("would remove 0 rows"));
+    assert!(gc(&[]).failed().contains("confirm it with --yes"));
+    let collected = gc(&["--yes", "--json", "--shared-quota", "1GiB"]).json();
+    assert_eq!((&collected["dry_run"], &collected["removed_rows"]), (&json!(false), &json!(0)));
+    let of_setting = run(poncho().args(["cluster", "gc", "--dry-run", "--json"]).env("PONCHO_SHARED", &url)).json();
+    assert_eq!(of_setting["rows"], 0);
+    assert!(run(poncho().args(["cluster", "gc", "--yes"])).failed().contains("--shared s3://BUCKET/PREFIX"));
+}
+
 #[test]
 fn mistakes_with_clusters_are_named() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,13 +1,12 @@
 // Chat: a small one, to see what each turn reuses. It can begin with a stored prefix. Its history stays in this browser.
 import type { JSX } from "preact";
-import { useEffect, useRef, useState } from "preact/hooks";
-import { events, get, post, type RequestRow, type Row, send } from "../api";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { events, get, post, type RequestRow, send } from "../api";
 import { ago, count } from "../format";
 import { usePolled } from "../live";
 import { Notice, TokenBar, tokenWords } from "../parts";
 import { type Start, startFrom } from "./chat/prefix";
-import { allRows } from "./store";
-import { beginnings } from "./store/table";
+import { type Node, readStore, type Stored } from "./store/rows";
 
 interface Facts {
   hit: string;
@@ -86,15 +85,15 @@ export function ChatView(): JSX.Element {
   const names = (models.value?.data ?? []).map((one) => one.id);
   const chosen = names.includes(model) ? model : (names[0] ?? "");
   useEffect(() => {
-    // One that goes on from tokens is nothing without them.
-    if (start && !start.messages) return;
+    // One that goes on from tokens is nothing without them. A reply is kept when it has ended.
+    if (busy || (start && !start.messages)) return;
     try {
       localStorage.setItem(HISTORY, JSON.stringify({ model: chosen, system, messages }));
     } catch {
       // A full or closed store loses the history and nothing else.
     }
-    end.current?.scrollIntoView({ block: "end" });
-  }, [messages, chosen, system]);
+  }, [messages, chosen, system, busy]);
+  useEffect(() => end.current?.scrollIntoView({ block: "end" }), [messages]);
   const submit = async (event: Event) => {
     event.preventDefault();
     const asked = text.trim();
@@ -103,9 +102,11 @@ export function ChatView(): JSX.Element {
     const reply: Message = { role: "assistant", content: "" };
     setText("");
     setError("");
-    setMessages([...before, { ...reply }]);
+    setMessages([...before, reply]);
     setBusy(true);
     stop.current = new AbortController();
+    const show = () => setMessages([...before, { ...reply }]);
+    let frame = 0;
     try {
       const [path, body] = await requestOf(start, chosen, system, before);
       const streamed = { ...body, model: chosen, stream: true, stream_options: { include_usage: true } };
@@ -121,11 +122,15 @@ export function ChatView(): JSX.Element {
         generated = chunk.usage?.completion_tokens ?? generated;
         if (chunk.poncho?.hit) reply.facts = { ...chunk.poncho, generated };
         if (reply.facts) reply.facts.generated = generated;
-        setMessages([...before, { ...reply }]);
+        // Tokens that come close together are drawn together.
+        cancelAnimationFrame(frame);
+        frame = requestAnimationFrame(show);
       }
     } catch (failed) {
       if (!stop.current.signal.aborted) setError((failed as Error).message);
     }
+    cancelAnimationFrame(frame);
+    show();
     setBusy(false);
   };
   const keys = (event: KeyboardEvent) => {
@@ -229,13 +234,21 @@ async function requestOf(
   return ["/v1/chat/completions", { messages: sent }];
 }
 
-/** A choice of stored prefixes, the last used first. */
+/** The rows to choose from, the last used first. */
+function lastUsed(stored: Stored): [key: string, words: string][] {
+  const used = ({ row }: Node) => row.last_used ?? row.created;
+  const named = [...stored.nodes.values()].filter((node) => node.text);
+  const last = named.sort((one, two) => used(two) - used(one)).slice(0, OFFERED);
+  return last.map((node) => {
+    const words = `${count(node.row.tokens)} tokens, ${ago(used(node))}: ${node.text.slice(0, 60)}`;
+    return [node.row.key, words];
+  });
+}
+
+/** A choice of stored prefixes. */
 function Prefixes(props: { busy: boolean; onBegin: (key: string) => void }): JSX.Element | null {
-  const rows = usePolled(allRows, 30_000);
-  const all = rows.value ?? [];
-  const texts = beginnings(all);
-  const used = (row: Row) => row.last_used ?? row.created;
-  const offered = all.filter((row) => texts.get(row.key)).sort((one, two) => used(two) - used(one));
+  const stored = usePolled(readStore, 30_000).value;
+  const offered = useMemo(() => (stored ? lastUsed(stored) : []), [stored]);
   if (offered.length === 0) return null;
   return (
     <label>
@@ -251,9 +264,9 @@ function Prefixes(props: { busy: boolean; onBegin: (key: string) => void }): JSX
         }}
       >
         <option value="">Start from a stored prefix</option>
-        {offered.slice(0, OFFERED).map((row) => (
-          <option key={row.key} value={row.key}>
-            {`${count(row.tokens)} tokens, ${ago(used(row))}: ${texts.get(row.key)?.slice(0, 60)}`}
+        {offered.map(([key, words]) => (
+          <option key={key} value={key}>
+            {words}
           </option>
         ))}
       </select>

@@ -26,6 +26,8 @@ export function ModelsView(): JSX.Element {
   const [pull, setPull] = useState<Pull | null>(null);
   const [name, setName] = useState("");
   const act = async (what: "load" | "unload", model: string) => {
+    // Not a disabled button, which would lose the focus.
+    if (busy !== null) return;
     setBusy(model);
     try {
       const answer = await post<{ state: string }>(`/api/models/${what}`, { model });
@@ -154,7 +156,11 @@ export function ModelsView(): JSX.Element {
                 </>
               ) : null}
               <div class="card-actions">
-                <button type="button" disabled={busy !== null} onClick={() => act(isLoaded ? "unload" : "load", model)}>
+                <button
+                  type="button"
+                  aria-disabled={busy !== null}
+                  onClick={() => act(isLoaded ? "unload" : "load", model)}
+                >
                   {busy === model ? "Working …" : isLoaded ? "Unload" : "Load"}
                 </button>
               </div>
@@ -179,9 +185,9 @@ function FitPlan(props: { plan: Plan }): JSX.Element {
           <li key={line.text}>
             {line.text}
             {line.flags.map((flag) => (
-              <span key={flag} class="mono dim">
+              <span key={flag}>
                 {" "}
-                {flag}
+                <span class="mono dim flag">{flag}</span>
               </span>
             ))}
           </li>

@@ -4,7 +4,7 @@ import { useCallback, useEffect, useMemo, useState } from "preact/hooks";
 import { type RequestRow, send } from "../api";
 import { clock, count, ms, percent, short, span } from "../format";
 import type { Live } from "../live";
-import { Announce, Badge, type Item, LongList, Notice, Tile, TokenBar, tokenWords } from "../parts";
+import { Announce, Badge, LongList, Notice, Tile, TokenBar, tokenWords } from "../parts";
 import { WhyDrawer } from "./why";
 
 const WINDOWS: [string, number][] = [
@@ -46,6 +46,23 @@ function grouped(rows: RequestRow[]): Group[] {
   return all;
 }
 
+/** A line of the list: the head of a conversation, or a request with the most tokens of one in its conversation. */
+type Item = { group: Group } | { row: RequestRow; most: number };
+
+function listed(rows: RequestRow[]): Item[] {
+  return grouped(rows).flatMap((group) => {
+    // Each conversation has its own scale: one long prompt must not make all others invisible.
+    const most = group.rows.reduce((max, row) => Math.max(max, (row.prompt_tokens ?? 0) + row.generated_tokens), 1);
+    return [{ group }, ...group.rows.map((row) => ({ row, most }))];
+  });
+}
+
+function isShown(row: RequestRow, only: string): boolean {
+  if (only === "all") return true;
+  if (only === "running") return row.stage !== "ended";
+  return row.stage === "ended" && (row.new_tokens ?? 0) > (row.cached_tokens ?? 0);
+}
+
 export function RequestsView(props: { live: Live }): JSX.Element {
   const { live } = props;
   const [open, setOpen] = useState<number | null>(null);
@@ -53,13 +70,7 @@ export function RequestsView(props: { live: Live }): JSX.Element {
   const [only, setOnly] = useState("all");
   const [said, setSaid] = useState("");
   const all = useMemo(() => [...live.requests.values()], [live.version]);
-  const rows = all.filter(
-    (row) =>
-      only === "all" ||
-      (only === "running"
-        ? row.stage !== "ended"
-        : row.stage === "ended" && (row.new_tokens ?? 0) > (row.cached_tokens ?? 0)),
-  );
+  const items = useMemo(() => listed(all.filter((row) => isShown(row, only))), [all, only]);
   const running = all.filter((row) => row.stage !== "ended");
   const now = Date.now();
   const earliest = all.reduce((least, row) => Math.min(least, row.arrived_ms), now);
@@ -74,29 +85,20 @@ export function RequestsView(props: { live: Live }): JSX.Element {
     const timer = setInterval(() => tick((n) => n + 1), 1000);
     return () => clearInterval(timer);
   }, [running.length]);
-  const items: Item[] = [];
-  for (const group of grouped(rows)) {
-    items.push({ key: group.id, height: 46, draw: () => <GroupHead group={group} /> });
-    // Each conversation has its own scale: one long prompt must not make all others invisible.
-    const most = Math.max(1, ...group.rows.map((row) => (row.prompt_tokens ?? 0) + row.generated_tokens));
-    for (const row of group.rows) {
-      items.push({
-        key: String(row.id),
-        height: 36,
-        draw: () => (
-          <RequestLine
-            row={row}
-            most={most}
-            from={from}
-            now={now}
-            isOpen={open === row.id}
-            onOpen={setOpen}
-            onCancel={cancel}
-          />
-        ),
-      });
-    }
-  }
+  const draw = (item: Item) =>
+    "row" in item ? (
+      <RequestLine
+        row={item.row}
+        most={item.most}
+        from={from}
+        now={now}
+        isOpen={open === item.row.id}
+        onOpen={setOpen}
+        onCancel={cancel}
+      />
+    ) : (
+      <GroupHead group={item.group} />
+    );
   const cached = all.reduce((sum, row) => sum + (row.cached_tokens ?? 0), 0);
   const prompt = all.reduce((sum, row) => sum + (row.prompt_tokens ?? 0), 0);
   const first = all.flatMap((row) =>
@@ -147,7 +149,7 @@ export function RequestsView(props: { live: Live }): JSX.Element {
       </section>
       <Legend />
       <Announce text={said} />
-      {rows.length === 0 ? (
+      {items.length === 0 ? (
         <Notice kind="empty" title={all.length === 0 ? "No requests yet" : "No such requests"}>
           {all.length === 0
             ? "Send one to this server, or use the chat. It appears here while it runs."
@@ -163,7 +165,13 @@ export function RequestsView(props: { live: Live }): JSX.Element {
             <span class="right">Total</span>
             <span />
           </div>
-          <LongList items={items} label="Requests by conversation" />
+          <LongList
+            items={items}
+            label="Requests by conversation"
+            keyOf={(item) => ("row" in item ? String(item.row.id) : item.group.id)}
+            height={(item) => ("row" in item ? 36 : 46)}
+            draw={draw}
+          />
         </>
       )}
       {chosen ? <WhyDrawer row={chosen} onClose={() => setOpen(null)} onCancel={cancel} /> : null}

@@ -1,31 +1,15 @@
 // Store: stored prefixes as an icicle or a list, what leaves them, and what can be done with a row.
 import type { JSX } from "preact";
 import { useMemo, useState } from "preact/hooks";
-import { type CacheInfo, type Eviction, get, post, type Row } from "../api";
+import { type CacheInfo, type Eviction, get, post } from "../api";
 import { bytes, count, tierName } from "../format";
 import { usePolled } from "../live";
 import { Announce, Notice, Tile } from "../parts";
 import { RowDrawer } from "./store/drawer";
 import { Evictions } from "./store/evictions";
-import { forest, Icicle } from "./store/icicle";
+import { Icicle } from "./store/icicle";
+import { readStore } from "./store/rows";
 import { type Order, RowTable } from "./store/table";
-
-const PAGE = 1000;
-
-export async function allRows(signal: AbortSignal): Promise<Row[]> {
-  const rows: Row[] = [];
-  for (let offset = 0; ; ) {
-    const page = await get<{ rows: Row[]; next_offset: number | null }>(
-      `/api/cache/rows?offset=${offset}&limit=${PAGE}`,
-      signal,
-    );
-    // The first words of a template name a role.
-    const bare = (text: string | null) => text?.replace(/^(system|user|developer) /, "") ?? null;
-    rows.push(...page.rows.map((row) => ({ ...row, text: bare(row.text) })));
-    if (page.next_offset === null) return rows;
-    offset = page.next_offset;
-  }
-}
 
 const ORDERS: [Order, string][] = [
   ["last", "Last used"],
@@ -35,7 +19,7 @@ const ORDERS: [Order, string][] = [
 ];
 
 export function StoreView(): JSX.Element {
-  const rows = usePolled(allRows, 10_000);
+  const rows = usePolled(readStore, 10_000);
   const cache = usePolled((signal) => get<CacheInfo>("/api/cache", signal).catch(() => null), 5000);
   const evictions = usePolled(
     (signal) => get<{ evictions: Eviction[] }>("/api/cache/evictions", signal).catch(() => null),
@@ -44,12 +28,17 @@ export function StoreView(): JSX.Element {
   const [chosen, setChosen] = useState<string | null>(null);
   const [said, setSaid] = useState("");
   const [shape, setShape] = useState<"icicle" | Order>("icicle");
-  const all = rows.value ?? [];
-  const tree = useMemo(() => forest(rows.value ?? []), [rows.value]);
-  const byKey = useMemo(() => new Map((rows.value ?? []).map((row) => [row.key, row])), [rows.value]);
-  const row = chosen ? byKey.get(chosen) : undefined;
-  const total = all.reduce((sum, one) => sum + one.bytes, 0);
-  const used = all.reduce((sum, one) => sum + (one.hits ?? 0), 0);
+  const stored = rows.value;
+  const row = chosen ? stored?.nodes.get(chosen)?.row : undefined;
+  // Drawn again when the rows change, not when a figure beside them does.
+  const drawn = useMemo(() => {
+    if (!stored || stored.rows.length === 0) return null;
+    return shape === "icicle" ? (
+      <Icicle stored={stored} chosen={chosen} onChoose={setChosen} />
+    ) : (
+      <RowTable stored={stored} order={shape} chosen={chosen} onChoose={setChosen} />
+    );
+  }, [stored, shape, chosen]);
   const done = (text: string, isGone: boolean) => {
     setSaid(text);
     if (isGone) setChosen(null);
@@ -101,11 +90,11 @@ export function StoreView(): JSX.Element {
       <section class="tiles" aria-label="Summary">
         <Tile
           label="Prefixes"
-          value={count(rows.value?.length)}
-          hint={`${count(tree.roots.length)} beginnings, ${count(all.filter((one) => one.pinned).length)} pinned`}
+          value={count(stored?.rows.length)}
+          hint={`${count(stored?.roots.length)} beginnings, ${count(stored?.pinned)} pinned`}
         />
-        <Tile label="Size" value={bytes(total)} hint={tierWords(cache.value)} />
-        <Tile label="Uses" value={count(used)} hint="of these rows" />
+        <Tile label="Size" value={bytes(stored?.bytes ?? 0)} hint={tierWords(cache.value)} />
+        <Tile label="Uses" value={count(stored?.hits)} hint="of these rows" />
         <Tile label="Evictions" value={count(cache.value?.counters.evictions)} hint="since the server started" />
       </section>
       <Announce text={said} />
@@ -115,27 +104,22 @@ export function StoreView(): JSX.Element {
           {rows.error.message}
         </Notice>
       ) : null}
-      {rows.value && rows.value.length === 0 ? (
+      {stored?.rows.length === 0 ? (
         <Notice kind="empty" title="Nothing is stored yet">
           Prompts are saved when they have enough tokens; see the setting save_min_tokens.
         </Notice>
       ) : null}
       <Evictions evictions={evictions.value?.evictions ?? []} />
-      {tree.lines > 0 && shape === "icicle" ? (
-        <>
-          <ul class="legend" aria-label="Colours">
-            {["ram", "ram_file", "disk", "shared"].map((tier) => (
-              <li key={tier}>
-                <i class={`cell source-${tier}`} /> {tierName(tier)}
-              </li>
-            ))}
-          </ul>
-          <Icicle roots={tree.roots} lines={tree.lines} chosen={chosen} onChoose={setChosen} />
-        </>
+      {drawn && shape === "icicle" ? (
+        <ul class="legend" aria-label="Colours">
+          {["ram", "ram_file", "disk", "shared"].map((tier) => (
+            <li key={tier}>
+              <i class={`cell source-${tier}`} /> {tierName(tier)}
+            </li>
+          ))}
+        </ul>
       ) : null}
-      {all.length > 0 && shape !== "icicle" ? (
-        <RowTable rows={all} order={shape} chosen={chosen} onChoose={setChosen} />
-      ) : null}
+      {drawn}
       {row ? <RowDrawer row={row} onClose={() => setChosen(null)} onDone={done} /> : null}
     </>
   );

@@ -6,7 +6,7 @@ import { bytes, count, tierName, words } from "../format";
 import { usePolled } from "../live";
 import { Badge, Meter, Notice } from "../parts";
 
-export function SystemView(): JSX.Element {
+export function SystemView(props: { onLeave?: (() => void) | undefined }): JSX.Element {
   const system = usePolled((signal) => get<SystemInfo>("/api/system", signal), 5000);
   const cache = usePolled((signal) => get<CacheInfo>("/api/cache", signal), 5000);
   const [filter, setFilter] = useState("");
@@ -19,6 +19,12 @@ export function SystemView(): JSX.Element {
       <header class="head">
         <h1>System</h1>
         <span class="dim">{info ? `Poncho ${info.version}` : ""}</span>
+        {props.onLeave ? (
+          // A narrow window has no room for it in the navigation.
+          <button type="button" class="quiet push narrow" onClick={props.onLeave}>
+            Change key
+          </button>
+        ) : null}
       </header>
       {system.error ? (
         <Notice kind="error" title="Only for an admin">

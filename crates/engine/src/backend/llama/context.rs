@@ -83,6 +83,9 @@ impl LlamaContext {
     ) -> Result<Self, ContextError> {
         options.check()?;
         let n_ctx = if options.n_ctx == 0 { model_info.n_ctx_train } else { options.n_ctx };
+        if let Some(rows) = model.position_rows().filter(|rows| *rows < u64::from(n_ctx)) {
+            return Err(ContextError::PositionTable { n_ctx, rows });
+        }
         let params = context_params(options, n_ctx, &abort)?;
         let (context, reason) = log::collect(|| {
             let _exclusive = model.exclusive();

@@ -43,6 +43,9 @@ pub(super) struct GgufFacts {
     pub(super) has_long_rope: bool,
     /// Whether a token sees only those before it. Without that, llama.cpp takes all rows of a call at once or asserts.
     pub(super) causal: bool,
+    /// Rows of the table in which positions are looked up; `None` if they are computed. llama.cpp asserts on a position
+    /// behind the table.
+    pub(super) position_rows: Option<u64>,
 }
 
 /// Checks that a file is a GGUF that llama.cpp can be trusted with: a model, or one part of it.
@@ -59,14 +62,16 @@ pub(super) fn check_file(path: &Path) -> Result<GgufFacts, LoadError> {
 /// The facts of a file, without a check of its values.
 pub(super) fn facts_without_check(path: &Path) -> Result<GgufFacts, LoadError> {
     let Contents { metadata, tensors } = Contents::read(path)?;
-    Ok(facts(metadata, &tensors))
+    Ok(GgufFacts { position_rows: None, ..facts(metadata, &tensors) })
 }
 
 fn facts(metadata: Metadata, tensors: &[Tensor]) -> GgufFacts {
     let has_long_rope = tensors.iter().any(|tensor| tensor.name.contains("rope_factors_long"));
     let original = metadata.own_number("rope.scaling.original_context_length");
     let rope_original_context = original.and_then(|length| u32::try_from(length).ok());
+    let table = tensors.iter().find(|tensor| tensor.name == "position_embd.weight");
     GgufFacts {
+        position_rows: table.and_then(|table| table.dimensions.get(1).copied()),
         causal: metadata.own_number("attention.causal").is_none_or(|causal| causal != 0),
         architecture: metadata.architecture,
         rope_switch_at: rope_original_context.filter(|_| has_long_rope),

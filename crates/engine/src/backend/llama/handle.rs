@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use llama_cpp_sys_4 as sys;
 
+use super::gguf_check::GgufFacts;
 use super::pieces::Pieces;
 use crate::backend::Token;
 
@@ -19,6 +20,8 @@ pub(super) struct ModelHandle {
     n_vocab: u32,
     /// Whether a token sees only those before it, as the file states.
     causal: bool,
+    /// Rows of the table in which positions are looked up.
+    position_rows: Option<u64>,
     /// Held by the few calls that change the model: listing adapters, creating contexts.
     changes: Mutex<()>,
     /// The text of every token, for grammars; read at the first one.
@@ -36,9 +39,10 @@ impl ModelHandle {
         model: NonNull<sys::llama_model>,
         vocab: NonNull<sys::llama_vocab>,
         n_vocab: u32,
-        causal: bool,
+        facts: &GgufFacts,
     ) -> Self {
-        Self { model, vocab, n_vocab, causal, changes: Mutex::new(()), pieces: OnceLock::new() }
+        let GgufFacts { causal, position_rows, .. } = *facts;
+        Self { model, vocab, n_vocab, causal, position_rows, changes: Mutex::new(()), pieces: OnceLock::new() }
     }
 
     pub(super) fn as_ptr(&self) -> *mut sys::llama_model {
@@ -64,6 +68,11 @@ impl ModelHandle {
 
     pub(super) fn causal(&self) -> bool {
         self.causal
+    }
+
+    /// The most positions that a sequence may have; `None` for any number.
+    pub(super) fn position_rows(&self) -> Option<u64> {
+        self.position_rows
     }
 
     /// The token as llama.cpp counts it, if it is one of the vocabulary's.

@@ -45,9 +45,11 @@ impl LlamaModel {
         options.check()?;
         let mut facts = gguf_check::check_file(&options.path)?;
         for path in &options.split_paths {
-            if gguf_check::check_file(path)?.has_long_rope {
+            let part = gguf_check::check_file(path)?;
+            if part.has_long_rope {
                 facts.rope_switch_at = facts.rope_original_context;
             }
+            facts.position_rows = facts.position_rows.or(part.position_rows);
         }
         Self::load_checked(options, &facts)
     }
@@ -136,7 +138,7 @@ pub(super) fn load_handle(
     // SAFETY: the vocabulary is valid.
     let n_vocab = unsafe { sys::llama_vocab_n_tokens(vocab.as_ptr()) };
     let n_vocab = u32::try_from(n_vocab).unwrap_or(0);
-    Ok(Some(ModelHandle::new(model, vocab, n_vocab, facts.causal)))
+    Ok(Some(ModelHandle::new(model, vocab, n_vocab, facts)))
 }
 
 /// llama.cpp reads as many shares as it knows devices.

@@ -51,6 +51,12 @@ impl Threads {
         Self { pool, now: most, most, neighbours }
     }
 
+    /// Threads that copy states: more than a few are not faster than the memory.
+    pub(super) fn copying(&self) -> usize {
+        const MOST: i32 = 4;
+        usize::try_from(self.now.clamp(1, MOST)).unwrap_or(1)
+    }
+
     /// Adapts the number of threads to what other programs leave.
     pub(super) fn before_decode(&mut self, context: NonNull<sys::llama_context>) {
         let Some(neighbours) = &mut self.neighbours else { return };

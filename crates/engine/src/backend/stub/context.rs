@@ -15,7 +15,7 @@ use crate::backend::{
 };
 
 use super::digest::{mix, mix_all};
-use super::echo;
+use super::echo::{self, StubLine};
 use super::faults::{DecodeFault, StubCall, StubFaults};
 use super::memory::{Layers, Pool, Sequence};
 use super::model::{ModelFacts, StubAdapter};
@@ -32,8 +32,8 @@ pub(super) struct StubContext {
     pub(super) abort: Arc<AtomicBool>,
     /// `None` for a context that computes logits.
     pub(super) pooling: Option<Pooling>,
-    /// Whether scripts in the conversation are followed.
-    pub(super) echoes: bool,
+    /// The replies beside the scripts in the conversation; `None` if those are not followed.
+    pub(super) echo: Option<Arc<[StubLine]>>,
     pub(super) sequences: Vec<Sequence>,
     pub(super) pool: Pool,
     /// Digest of the adapters in use; 0 for none.
@@ -65,7 +65,7 @@ impl StubContext {
             faults,
             abort,
             pooling,
-            echoes: false,
+            echo: None,
             sequences,
             pool: Pool::default(),
             adapters: 0,
@@ -128,9 +128,10 @@ impl StubContext {
             let output = match self.pooling {
                 Some(_) => Some(output::embedding(value)),
                 None if row.want_logits => {
-                    let history =
-                        self.echoes.then(|| sequence.cells().iter().map(|cell| cell.token).collect::<Vec<_>>());
-                    let echoed = history.and_then(|tokens| echo::next(&tokens));
+                    let echoed = self.echo.as_ref().and_then(|lines| {
+                        let history: Vec<_> = sequence.cells().iter().map(|cell| cell.token).collect();
+                        echo::next(&history, lines)
+                    });
                     let reply = echoed.as_ref().or_else(|| self.facts.replies.get(&value));
                     Some(output::logits(value, row.token, reply))
                 }

@@ -2,8 +2,8 @@
 //!
 //! Used by the stub's context when the backend was made with `with_echo`. A reply is what the newest message since the
 //! model's last one has between `[say:` and `:say]`, or [`PLAIN_REPLY`]. So a client that nobody can script, an agent
-//! for one, gets a known text or a tool call from its prompt, and the text of a file through its tool. It must never
-//! look at anything but the tokens.
+//! for one, gets a known text or a tool call from its prompt, and the text of a file through its tool. A [`StubLine`]
+//! answers what a client asks on its own, such as for a summary. It must never look at anything but the tokens.
 
 use crate::backend::{SpecialText, Token};
 
@@ -16,8 +16,19 @@ const CLOSE: &str = ":say]";
 /// What the template writes for a reply without thinking.
 const NO_THOUGHTS: &str = "<think>\n\n</think>\n\n";
 
+/// A reply to each message that has a text in it.
+#[derive(Clone, Debug)]
+pub struct StubLine {
+    /// What the message must have in it.
+    pub heard: String,
+    /// The reply.
+    pub said: String,
+}
+
 /// The token that follows, in a reply that has begun; `None` outside of replies.
-pub(super) fn next(tokens: &[Token]) -> Option<Token> {
+///
+/// The newest message that has a reply decides. In a message, the first line that matches wins, then its script.
+pub(super) fn next(tokens: &[Token], lines: &[StubLine]) -> Option<Token> {
     let mut messages = tokens.rsplit(|&token| token == IM_START);
     let reply = messages.next()?;
     let reply = reply.strip_prefix(vocab::tokens("assistant\n").as_slice())?;
@@ -26,7 +37,10 @@ pub(super) fn next(tokens: &[Token]) -> Option<Token> {
         .map(text)
         .take_while(|message| !message.starts_with("assistant\n"))
         .filter(|message| !message.starts_with("system\n"))
-        .find_map(|message| Some(message.rsplit_once(OPEN)?.1.split_once(CLOSE)?.0.to_owned()));
+        .find_map(|message| match lines.iter().find(|line| message.contains(&line.heard)) {
+            Some(line) => Some(line.said.clone()),
+            None => Some(message.rsplit_once(OPEN)?.1.split_once(CLOSE)?.0.to_owned()),
+        });
     let script = vocab::tokens(script.as_deref().unwrap_or(PLAIN_REPLY));
     script.strip_prefix(reply).map(|rest| rest.first().copied().unwrap_or(IM_END))
 }
@@ -43,9 +57,13 @@ mod tests {
 
     /// All that is said after a conversation.
     fn reply(conversation: &str) -> String {
+        reply_with(conversation, &[])
+    }
+
+    fn reply_with(conversation: &str, lines: &[StubLine]) -> String {
         let mut tokens = vocab::tokens(conversation);
         let start = tokens.len();
-        while let Some(token) = next(&tokens).filter(|&token| token != IM_END) {
+        while let Some(token) = next(&tokens, lines).filter(|&token| token != IM_END) {
             tokens.push(token);
         }
         text(&tokens[start..])
@@ -66,12 +84,24 @@ mod tests {
     }
 
     #[test]
+    fn the_first_line_that_matches_the_newest_message_is_said() {
+        let lines = [("summary", "all of it: step"), ("step", "go")]
+            .map(|(heard, said)| StubLine { heard: heard.to_owned(), said: said.to_owned() });
+        let result = "<|im_start|>user\nstep [say:other:say]<|im_end|>\n";
+        let open = "<|im_start|>assistant\n";
+        assert_eq!(reply_with(&format!("{result}{open}"), &lines), "go");
+        let request = "<|im_start|>user\nA summary of this step, please.<|im_end|>\n";
+        assert_eq!(reply_with(&format!("{result}{request}{open}"), &lines), "all of it: step");
+        assert_eq!(reply_with(&format!("<|im_start|>user\n[say:x:say]<|im_end|>\n{open}"), &lines), "x");
+    }
+
+    #[test]
     fn a_reply_ends_and_nothing_else_is_scripted() {
         let asked = "<|im_start|>user\n[say:ü:say]<|im_end|>\n";
-        assert_eq!(next(&vocab::tokens(&format!("{asked}<|im_start|>assistant\nü"))), Some(IM_END));
-        assert_eq!(next(&vocab::tokens(&format!("{asked}<|im_start|>assistant\nother"))), None);
-        assert_eq!(next(&vocab::tokens(asked)), None);
-        assert_eq!(next(&[]), None);
+        assert_eq!(next(&vocab::tokens(&format!("{asked}<|im_start|>assistant\nü")), &[]), Some(IM_END));
+        assert_eq!(next(&vocab::tokens(&format!("{asked}<|im_start|>assistant\nother")), &[]), None);
+        assert_eq!(next(&vocab::tokens(asked), &[]), None);
+        assert_eq!(next(&[], &[]), None);
     }
 
     #[test]
@@ -81,6 +111,6 @@ mod tests {
         // A client sends plain text: its marks become special tokens only when the model writes them.
         tokens.extend(asked.bytes().map(Token::from));
         tokens.extend(vocab::tokens("<|im_end|>\n<|im_start|>assistant\n"));
-        assert_eq!(next(&tokens), Some(vocab::TOOL_OPEN));
+        assert_eq!(next(&tokens, &[]), Some(vocab::TOOL_OPEN));
     }
 }

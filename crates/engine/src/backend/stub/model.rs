@@ -20,6 +20,7 @@ use crate::backend::{
 use super::chat::{self, StubTemplate};
 use super::context::StubContext;
 use super::digest::{mix_all, mix_bytes};
+use super::echo::StubLine;
 use super::faults::{StubCall, StubFaults};
 use super::grammar::StubGrammar;
 use super::memory::{Layers, Pool, Sequence};
@@ -53,7 +54,7 @@ pub(super) struct StubModel {
     metadata: BTreeMap<String, String>,
     facts: Arc<ModelFacts>,
     template: StubTemplate,
-    echoes: bool,
+    echo: Option<Arc<[StubLine]>>,
 }
 
 /// An adapter of the stub.
@@ -97,7 +98,7 @@ impl StubModel {
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         let facts = ModelFacts { id, replies: learn_replies(replies, layers), faults };
         let template = StubTemplate::default();
-        Self { info, layers, metadata: BTreeMap::new(), facts: Arc::new(facts), template, echoes: false }
+        Self { info, layers, metadata: BTreeMap::new(), facts: Arc::new(facts), template, echo: None }
     }
 
     /// The same model with more in its file.
@@ -114,8 +115,8 @@ impl StubModel {
         Self { template, ..self }
     }
 
-    pub(super) fn with_echo(self, echoes: bool) -> Self {
-        Self { echoes, ..self }
+    pub(super) fn with_echo(self, echo: Option<Arc<[StubLine]>>) -> Self {
+        Self { echo, ..self }
     }
 }
 
@@ -226,7 +227,7 @@ impl Model for StubModel {
         };
         let pooling = options.embeddings.then_some(pooling);
         let mut context = StubContext::new(info, layers, Arc::clone(&self.facts), abort, pooling);
-        context.echoes = self.echoes;
+        context.echo = self.echo.clone();
         Ok(Box::new(context))
     }
 

@@ -36,7 +36,7 @@ fn shared(backend: &StubBackend, kv: KvLayout) -> Shared {
         sessions: crate::shared::session_list::SessionList::default(),
         streams: Arc::default(),
         embeddings: OpenEmbeddings::default(),
-        running: Running::default(),
+        running: Arc::new(Running::default()),
         readers: Arc::default(),
         context_hash: OnceLock::new(),
         adapters: Mutex::default(),

@@ -3,27 +3,33 @@
 //! Fields that clients read have llama-server's names. It must never reveal a path of this machine, nor a request of
 //! another key.
 
+use std::borrow::Cow;
+
 use axum::Extension;
 use axum::extract::State;
 use axum::http::Uri;
 use poncho_api::{RequestReport, RequestStage, SpecialText};
 use serde_json::{Value, json};
 
+use crate::dialects::query;
+use crate::dialects::shared::{WithWarnings, warn_of_model};
 use crate::error::ApiError;
 use crate::http::app::SharedApp;
 use crate::http::body::Json;
+use crate::http::warnings::Warnings;
 use crate::models::served::ServedModel;
 use crate::owner::Owner;
 
 /// The model that the query names.
-fn named(uri: &Uri) -> Option<&str> {
-    let pairs = uri.query().unwrap_or_default().split('&').filter_map(|pair| pair.split_once('='));
-    pairs.filter(|(name, model)| *name == "model" && !model.is_empty()).map(|(_, model)| model).next()
+fn named(uri: &Uri) -> Option<Cow<'_, str>> {
+    query::value(uri, "model").filter(|model| !model.is_empty())
 }
 
 /// The context, the template and the defaults of a model.
-pub(crate) async fn props(State(app): State<SharedApp>, uri: Uri) -> Result<Json<Value>, ApiError> {
-    let model = app.models.resolve_or_only(named(&uri)).await?;
+pub(crate) async fn props(State(app): State<SharedApp>, uri: Uri) -> Result<Json<WithWarnings<Value>>, ApiError> {
+    let model = app.models.resolve_or_only(named(&uri).as_deref()).await?;
+    let mut warnings = Warnings::default();
+    warn_of_model(&mut warnings, &model);
     let template = match model.defaults().template() {
         Some(template) => Some(template.to_owned()),
         None => model.chat_template().await,
@@ -31,7 +37,7 @@ pub(crate) async fn props(State(app): State<SharedApp>, uri: Uri) -> Result<Json
     let generation = model.defaults().generation();
     let sampling = &generation.sampling;
     let special = model.info().special;
-    Ok(Json(json!({
+    let answer = json!({
         "default_generation_settings": {
             "id": 0,
             "n_ctx": model.limits().context,
@@ -59,7 +65,8 @@ pub(crate) async fn props(State(app): State<SharedApp>, uri: Uri) -> Result<Json
         "bos_token": text_of(&model, special.bos).await,
         "eos_token": text_of(&model, special.eos).await,
         "build_info": concat!("poncho-", env!("CARGO_PKG_VERSION")),
-    })))
+    });
+    Ok(Json(WithWarnings::new(&app, answer, warnings)))
 }
 
 async fn text_of(model: &ServedModel, token: Option<u32>) -> String {
@@ -75,7 +82,8 @@ pub(crate) async fn slots(
     Extension(owner): Extension<Owner>,
     uri: Uri,
 ) -> Result<Json<Value>, ApiError> {
-    let model = app.models.resolve_or_only(named(&uri)).await?;
+    // A list has no place for a warning that another model answers.
+    let model = app.models.resolve_known_or_only(named(&uri).as_deref()).await?;
     let (sees_all, tenant) = (app.keys.sees_all(owner), app.keys.tenant(owner).map(|tenant| tenant.id));
     let running = model.requests().into_iter().filter(|request| request.progress.stage != RequestStage::Queued);
     let mut slots: Vec<Value> = running.map(|request| busy(&request, sees_all || request.tenant == tenant)).collect();

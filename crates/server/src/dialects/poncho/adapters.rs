@@ -13,7 +13,7 @@ use poncho_api::{AdapterId, AdapterInfo, EngineError, NodeModel, to_hex};
 use serde::{Deserialize, Serialize};
 
 use crate::blocking::blocking;
-use crate::dialects::poncho::cache::known_parameters;
+use crate::dialects::query;
 use crate::error::ApiError;
 use crate::http::app::SharedApp;
 use crate::http::body::Json;
@@ -48,18 +48,11 @@ pub(crate) struct AdaptersOut {
 
 /// `GET /api/adapters?model=NAME`: the adapters of all loaded models, or of one. It loads none.
 pub(crate) async fn list(State(app): State<SharedApp>, uri: Uri) -> Result<Json<AdaptersOut>, ApiError> {
-    known_parameters(&uri, &["model"])?;
     let mut adapters = Vec::new();
-    for model in loaded(&app, model_name(&uri).as_deref()).await? {
+    for model in loaded(&app, query::value(&uri, "model").as_deref()).await? {
         adapters.extend(model.adapters().iter().map(|info| AdapterOut::new(&*model, info)));
     }
     Ok(Json(AdaptersOut { adapters }))
-}
-
-fn model_name(uri: &Uri) -> Option<String> {
-    let query = uri.query().unwrap_or_default();
-    let mut pairs = form_urlencoded::parse(query.as_bytes());
-    pairs.find(|(name, _)| name == "model").map(|(_, value)| value.into_owned())
 }
 
 /// `POST /api/adapters`.

@@ -11,10 +11,10 @@ use poncho_api::{Key, RowPage, RowReport, SpecialText, Tier, to_hex};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use crate::dialects::query;
 use crate::error::ApiError;
 use crate::http::app::SharedApp;
 use crate::http::body::Json;
-use crate::http::unknown_fields::short;
 use crate::owner::Owner;
 
 /// Rows of a page if nobody says.
@@ -28,7 +28,6 @@ pub(crate) async fn rows(
     Extension(owner): Extension<Owner>,
     uri: Uri,
 ) -> Result<Json<Value>, ApiError> {
-    known_parameters(&uri, &["offset", "limit"])?;
     let offset = number(&uri, "offset")?.unwrap_or(0);
     let limit = number(&uri, "limit")?.unwrap_or(PAGE);
     if !(1..=MOST_ROWS).contains(&limit) {
@@ -97,22 +96,11 @@ pub(crate) async fn remove(
     Ok(Json(json!({"key": id, "removed": removed})))
 }
 
-/// Refuses a query that has other parameters.
-pub(crate) fn known_parameters(uri: &Uri, known: &[&str]) -> Result<(), ApiError> {
-    let mut pairs = form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes());
-    match pairs.find(|(name, _)| !known.contains(&&**name)) {
-        Some((name, _)) => {
-            Err(ApiError::field(short(&name), format!("it is not a parameter; use {}", known.join(", "))))
-        }
-        None => Ok(()),
-    }
-}
-
 /// A number of the query.
 fn number(uri: &Uri, name: &str) -> Result<Option<usize>, ApiError> {
-    let pairs = uri.query().unwrap_or_default().split('&').filter_map(|pair| pair.split_once('='));
-    let value = pairs.filter(|(found, _)| *found == name).map(|(_, value)| value).next();
-    value.map(|value| value.parse().map_err(|_| ApiError::field(name, "it must be a whole number"))).transpose()
+    query::value(uri, name)
+        .map(|value| value.parse().map_err(|_| ApiError::field(name, "it must be a whole number")))
+        .transpose()
 }
 
 /// `POST /api/cache/evict`.

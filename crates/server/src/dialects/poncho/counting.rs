@@ -6,6 +6,7 @@
 
 use axum::Extension;
 use axum::extract::State;
+use axum::http::Uri;
 use serde_json::{Value, json};
 
 use super::explain::{Dialect, Shape};
@@ -13,6 +14,7 @@ use crate::dialects::shared::WithWarnings;
 use crate::error::ApiError;
 use crate::http::app::SharedApp;
 use crate::http::body::{Json, JsonBytes, parse};
+use crate::http::unknown_fields::of_query;
 use crate::owner::Owner;
 use crate::responses::store::OwnResponses;
 
@@ -20,33 +22,36 @@ use crate::responses::store::OwnResponses;
 pub(crate) async fn chat(
     State(app): State<SharedApp>,
     Extension(owner): Extension<Owner>,
+    uri: Uri,
     body: JsonBytes,
 ) -> Result<Json<WithWarnings<Value>>, ApiError> {
-    count(&app, owner, &body.0, Dialect::OpenAi, "chat.completion.input_tokens").await
+    count(&app, owner, (&uri, &body.0), Dialect::OpenAi, "chat.completion.input_tokens").await
 }
 
 /// Of a response.
 pub(crate) async fn response(
     State(app): State<SharedApp>,
     Extension(owner): Extension<Owner>,
+    uri: Uri,
     body: JsonBytes,
 ) -> Result<Json<WithWarnings<Value>>, ApiError> {
-    count(&app, owner, &body.0, Dialect::Responses, "response.input_tokens").await
+    count(&app, owner, (&uri, &body.0), Dialect::Responses, "response.input_tokens").await
 }
 
 /// Of a chat or a prompt of Ollama's API.
 pub(crate) async fn ollama(
     State(app): State<SharedApp>,
     Extension(owner): Extension<Owner>,
+    uri: Uri,
     body: JsonBytes,
 ) -> Result<Json<WithWarnings<Value>>, ApiError> {
-    count(&app, owner, &body.0, Dialect::Ollama, "input_tokens").await
+    count(&app, owner, (&uri, &body.0), Dialect::Ollama, "input_tokens").await
 }
 
 async fn count(
     app: &SharedApp,
     owner: Owner,
-    body: &[u8],
+    (uri, body): (&Uri, &[u8]),
     dialect: Dialect,
     object: &'static str,
 ) -> Result<Json<WithWarnings<Value>>, ApiError> {
@@ -56,7 +61,7 @@ async fn count(
     }
     let model = app.models.resolve_or_only(shape.model()).await?;
     let stored = OwnResponses { store: &app.responses, owner };
-    let (asked, warnings) = dialect.checked_prompt(body, &shape, &model, stored).await?;
+    let (asked, warnings) = dialect.checked_prompt(body, &shape, &model, stored, of_query(uri.query())).await?;
     let model = model.asked_by(app.keys.tenant(owner));
     let rendered = model.rendered(asked).await?;
     let answer = json!({

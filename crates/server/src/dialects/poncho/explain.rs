@@ -7,26 +7,28 @@
 use axum::Extension;
 use axum::extract::State;
 use axum::http::Uri;
-use poncho_api::{Around, CauseWords, Explained, ExplainedRow, Generate, MessagePlace, Prompt, Request, Resumption};
+use poncho_api::{
+    Around, CauseWords, Explained, ExplainedRow, Generate, MessagePlace, Prompt, RemotePrefix, Request, Resumption,
+};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use super::cache::known_parameters;
 use crate::dialects::anthropic::convert::asked as anthropic_prompt;
 use crate::dialects::anthropic::ignored as anthropic_ignored;
 use crate::dialects::ollama::{chat as ollama_chat, generate as ollama_generate, ignored as ollama_ignored};
 use crate::dialects::openai::convert::chat_turn;
 use crate::dialects::openai::ignored as openai_ignored;
 use crate::dialects::openai::types::CompletionRequestBody;
+use crate::dialects::query;
 use crate::dialects::responses::{create as responses, ignored as responses_ignored};
 use crate::dialects::shared::{WithWarnings, warn_of_model};
 use crate::dialects::template_variables::warn_of_variables;
 use crate::error::ApiError;
 use crate::http::app::SharedApp;
 use crate::http::body::{Json, JsonBytes, parse};
-use crate::http::unknown_fields;
+use crate::http::unknown_fields::{self, UnknownField};
 use crate::http::warnings::{Ignored, Warnings};
 use crate::models::served::ServedModel;
 use crate::owner::Owner;
@@ -39,7 +41,6 @@ pub(crate) async fn explain_miss(
     uri: Uri,
     body: JsonBytes,
 ) -> Result<Json<WithWarnings<Value>>, ApiError> {
-    known_parameters(&uri, &["dialect"])?;
     let shape: Shape = parse(&body.0)?;
     let dialect = match named(&uri)? {
         Some(dialect) => dialect,
@@ -47,9 +48,10 @@ pub(crate) async fn explain_miss(
     };
     let model = app.models.resolve_or_only(shape.model.as_deref()).await?;
     let stored = OwnResponses { store: &app.responses, owner };
-    let (asked, warnings) = dialect.checked_prompt(&body.0, &shape, &model, stored).await?;
+    let (asked, warnings) = dialect.checked_prompt(&body.0, &shape, &model, stored, Vec::new()).await?;
     let model = model.asked_by(app.keys.tenant(owner));
-    let answer = explained(model.id(), model.explained(asked, None).await?);
+    let mut answer = explained(model.id(), model.explained(asked, None).await?);
+    hide_stored_text(&mut answer, app.keys.sees_rows_text(owner));
     Ok(Json(WithWarnings::new(&app, answer, warnings)))
 }
 
@@ -64,9 +66,7 @@ pub(crate) enum Dialect {
 
 /// The dialect that the query names.
 fn named(uri: &Uri) -> Result<Option<Dialect>, ApiError> {
-    let pairs = uri.query().unwrap_or_default().split('&').filter_map(|pair| pair.split_once('='));
-    let word = pairs.filter(|(name, _)| *name == "dialect").map(|(_, word)| word).next();
-    match word {
+    match query::value(uri, "dialect").as_deref() {
         None => Ok(None),
         Some("openai") => Ok(Some(Dialect::OpenAi)),
         Some("anthropic") => Ok(Some(Dialect::Anthropic)),
@@ -193,16 +193,18 @@ impl Shape {
 }
 
 impl Dialect {
-    /// The prompt of a body, and the warnings about it.
+    /// The prompt of a body, and the warnings about it. `extra` are parameters that the endpoint does not have.
     pub(crate) async fn checked_prompt(
         self,
         body: &[u8],
         shape: &Shape,
         model: &ServedModel,
         stored: OwnResponses<'_>,
+        extra: Vec<UnknownField>,
     ) -> Result<(Generate, Warnings), ApiError> {
-        let (asked, unknown) = unknown_fields::collected(|| self.prompt(body, shape, model, stored));
+        let (asked, mut unknown) = unknown_fields::collected(|| self.prompt(body, shape, model, stored));
         let asked = asked?;
+        unknown.extend(extra);
         let (ignored, effort): (&[Ignored], _) = match self {
             Self::OpenAi if shape.prompt.is_some() => (&openai_ignored::PLAIN, ""),
             Self::OpenAi => (&openai_ignored::CHAT, "reasoning_effort"),
@@ -242,11 +244,22 @@ impl Dialect {
     }
 }
 
+/// An admin learns about the rows of all keys, but no word of them.
+pub(super) fn hide_stored_text(answer: &mut Value, sees_text: bool) {
+    if let Value::Object(fields) = answer
+        && !sees_text
+    {
+        fields.insert("cached".to_owned(), Value::Null);
+    }
+}
+
 /// The JSON of an explanation.
 pub(super) fn explained(model: &str, found: Explained) -> Value {
     let CauseWords { word, reason, fix } = found.cause.words();
     let around = |around: Around| json!({"before": around.before, "after": around.after});
     let row = |row: ExplainedRow| json!({"key": row.key, "tokens": row.tokens, "tier": row.tier});
+    let remote =
+        |RemotePrefix { key, tokens, bytes, tier }| json!({"key": key, "tokens": tokens, "bytes": bytes, "tier": tier});
     let message = |message: MessagePlace| json!({"number": message.number, "role": message.role});
     let resumption = |place: Resumption| json!({"cached": place.cached, "asked": place.asked});
     let offset = found.divergence.as_ref().map(|divergence| divergence.offset);
@@ -267,6 +280,7 @@ pub(super) fn explained(model: &str, found: Explained) -> Value {
         "cached": cached.map(around),
         "asked": asked.map(around),
         "resumes": resumes.map(resumption),
+        "remote": found.remote.map(remote),
     })
 }
 

@@ -155,6 +155,7 @@ pub(crate) async fn why(
     let (prompt, _) = prompt.ok_or(ApiError::PromptForgotten { id })?;
     let model = app.models.resolve_or_only(Some(&model)).await?.asked_by(app.keys.tenant(owner));
     let mut answer = explain::explained(model.id(), model.explained(*prompt, Some(past)).await?);
+    explain::hide_stored_text(&mut answer, app.keys.sees_rows_text(owner));
     if let Value::Object(fields) = &mut answer {
         fields.insert("id".to_owned(), id.into());
         fields.insert("found".to_owned(), past.cached_tokens.into());

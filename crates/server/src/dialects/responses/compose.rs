@@ -1,13 +1,17 @@
 //! A reply as items, and each step of their growth as an event.
 //!
 //! Used by `create` for streams and for whole answers alike, so both say the same. Items follow each other: a new one
-//! closes the one before. Events are numbered from 0 and are never taken back.
+//! closes the one before. Events are numbered from 0 and are never taken back. `tool_calls` adds the items of calls that
+//! this server makes.
+
+pub(crate) mod tool_calls;
 
 use poncho_api::{CallDelta, Delta, TokenLogprob};
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::custom::InputReader;
+use super::mcp::Listed;
 use super::namespace::Grouped;
 use super::object::ResponseOut;
 use crate::dialects::openai::convert::chat_logprobs;
@@ -15,7 +19,7 @@ use crate::dialects::openai::types::TokenOut;
 use crate::dialects::shared::PonchoReport;
 use crate::http::sse::Frame;
 use crate::request_id::random_id;
-use crate::responses::item::{ContentPart, Item, Role, Status, ThinkingPart, opaque};
+use crate::responses::item::{CallBatch, ContentPart, Item, Role, Status, ThinkingPart, opaque};
 
 /// What a client wants to see of a reply.
 #[derive(Debug, Clone, Copy, Default)]
@@ -35,7 +39,13 @@ pub(crate) struct Composer {
     groups: Vec<Grouped>,
     /// The tools with calls that hold a text.
     custom: Vec<String>,
+    /// The tools that this server calls.
+    listed: Vec<Listed>,
+    /// What the ids of calls start with, if there are such tools.
+    batch: Option<CallBatch>,
     items: Vec<Item>,
+    /// Items before the current reply of the model.
+    round_start: usize,
     /// Whether the last item may still grow.
     is_open: bool,
     /// Where each tool call of the reply stands among the items, and what reads the input of a custom one.
@@ -130,7 +140,7 @@ impl Composer {
     pub(crate) fn end(&mut self, status: Status) -> Vec<Frame> {
         let mut frames = Vec::new();
         // A model that says nothing has said an empty text.
-        if self.items.is_empty() && status == Status::Completed {
+        if self.items.len() == self.round_start && status == Status::Completed {
             self.open_message(&mut frames);
         }
         self.close(status, &mut frames);
@@ -221,7 +231,12 @@ impl Composer {
     fn call(&mut self, delta: CallDelta, frames: &mut Vec<Frame>) {
         if let Some((call_id, name)) = delta.start {
             let item = self.begun(call_id, name);
+            let is_ours = matches!(item, Item::McpCall { .. });
             self.open(item, frames);
+            if is_ours {
+                let fields = self.about_call(self.last_index());
+                frames.push(self.event("response.mcp_call.in_progress", fields));
+            }
             self.calls.push((self.last_index(), InputReader::default()));
         }
         let Some((index, reader)) = self.calls.get_mut(delta.index) else { return };
@@ -229,6 +244,10 @@ impl Composer {
             Some(Item::FunctionCall { id, arguments, .. }) => {
                 arguments.push_str(&delta.arguments);
                 ("response.function_call_arguments.delta", id, delta.arguments)
+            }
+            Some(Item::McpCall { id, arguments, .. }) => {
+                arguments.push_str(&delta.arguments);
+                ("response.mcp_call_arguments.delta", id, delta.arguments)
             }
             Some(Item::CustomToolCall { id, input, .. }) => {
                 let more = reader.push(&delta.arguments);
@@ -246,13 +265,17 @@ impl Composer {
     /// A call without its arguments.
     fn begun(&self, call_id: String, name: String) -> Item {
         let status = Status::InProgress;
+        if let Some(item) = self.begun_here(&call_id, &name) {
+            return item;
+        }
         if self.custom.contains(&name) {
             return Item::CustomToolCall { id: random_id("ctc_"), call_id, name, input: String::new(), status };
         }
         let group = self.groups.iter().find(|function| function.called == name);
         let namespace = group.map(|function| function.namespace.clone());
         let name = group.map_or(name, |function| function.name.clone());
-        Item::FunctionCall { id: random_id("fc_"), call_id, name, namespace, arguments: String::new(), status }
+        let id = self.batch.as_ref().map_or_else(|| random_id("fc_"), |batch| batch.item_id("fc_", &call_id));
+        Item::FunctionCall { id, call_id, name, namespace, arguments: String::new(), status }
     }
 
     /// The whole input of the call at a place, if it is a custom tool's.
@@ -313,7 +336,15 @@ impl Composer {
                 }
                 Vec::new()
             }
-            Item::FunctionCallOutput { .. } | Item::CustomToolCallOutput { .. } => Vec::new(),
+            Item::McpCall { id, arguments, .. } => {
+                let done = json!({"item_id": id, "output_index": index, "arguments": arguments});
+                frames.push(self.event("response.mcp_call_arguments.done", done));
+                // Its item is done when the call has returned.
+                return;
+            }
+            Item::FunctionCallOutput { .. } | Item::CustomToolCallOutput { .. } | Item::McpListTools { .. } => {
+                Vec::new()
+            }
         };
         for (name, fields, is_summary) in events {
             let fields = self.about(fields, is_summary);

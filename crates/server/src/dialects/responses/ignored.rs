@@ -4,6 +4,7 @@
 //! used. `docs/ignored-input.md` lists all of them, and a test walks over that list.
 
 use super::custom::has_grammar;
+use super::mcp;
 use super::tools::is_web_search;
 use super::turn::{LOGPROBS, REASONING};
 use super::types::ResponseRequestBody;
@@ -28,8 +29,9 @@ pub(crate) fn warn_of_response(warnings: &mut Warnings, body: &ResponseRequestBo
     warnings.ignored_if(body.prompt_cache_retention.is_some(), "prompt_cache_retention", CACHE);
     let other_tier = body.service_tier.as_deref().is_some_and(|tier| !["auto", "default"].contains(&tier));
     warnings.ignored_if(other_tier, "service_tier", "there is one tier for all requests; leave it out");
-    let tools_are_counted = "this server runs no tools, so there is nothing to count; leave it out";
-    warnings.ignored_if(body.max_tool_calls.is_some(), "max_tool_calls", tools_are_counted);
+    let is_uncounted = body.max_tool_calls.is_some() && !mcp::is_used(body.tools.as_deref().unwrap_or_default());
+    let tools_are_counted = "it counts calls of MCP servers, and the request has none; leave it out";
+    warnings.ignored_if(is_uncounted, "max_tool_calls", tools_are_counted);
     let pads = body.stream_options.as_ref().and_then(|options| options.include_obfuscation);
     let advice = "streams are not padded; leave it out";
     warnings.ignored_if(pads == Some(true), "stream_options.include_obfuscation", advice);
@@ -50,6 +52,6 @@ pub(crate) fn warn_of_response(warnings: &mut Warnings, body: &ResponseRequestBo
     let advice = "the grammar of a custom tool is described to the model and not enforced; check the input of a call";
     warnings.ignored_if(follows, "tools.format", advice);
     if let Some(choice) = body.tool_choice.as_ref().and_then(|choice| choice.as_object()) {
-        warnings.unknown_keys("tool_choice", choice, &["type", "name", "mode", "tools"]);
+        warnings.unknown_keys("tool_choice", choice, &["type", "name", "mode", "tools", "server_label"]);
     }
 }

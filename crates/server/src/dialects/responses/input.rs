@@ -6,6 +6,8 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use serde_json::Value;
+
 use super::types::{Input, InputItem};
 use crate::dialects::openai::types::{Content, Part};
 use crate::error::{ApiError, NO_IMAGES};
@@ -101,6 +103,26 @@ impl Place {
                 let call_id = needed(&item.call_id, "call_id", "an output")?;
                 Item::CustomToolCallOutput { id: id("ctco_"), call_id, output: self.output(item)?, status }
             }
+            "mcp_list_tools" => Item::McpListTools {
+                id: id("mcpl_"),
+                server_label: needed(&item.server_label, "server_label", "a list of tools")?,
+                tools: item.tools.iter().flatten().map(|tool| tool.0.clone()).collect(),
+                error: error_text(item),
+            },
+            "mcp_call" => Item::McpCall {
+                id: id("mcp_"),
+                server_label: needed(&item.server_label, "server_label", "a call of an MCP server")?,
+                name: needed(&item.name, "name", "a call of an MCP server")?,
+                arguments: needed(&item.arguments, "arguments", "a call of an MCP server")?,
+                output: item.output.as_ref().map(|_| self.output(item)).transpose()?.map(|output| output.text()),
+                error: error_text(item),
+                approval_request_id: item.approval_request_id.clone(),
+                status,
+            },
+            "mcp_approval_request" | "mcp_approval_response" => {
+                let reason = "this server calls tools without asking for approval; send the mcp_call items only";
+                return Err(ApiError::field(self.field("type"), reason));
+            }
             "reasoning" => Item::Reasoning {
                 id: id("rs_"),
                 summary: self.thinking("summary", item.summary.as_deref().unwrap_or_default())?,
@@ -118,7 +140,7 @@ impl Place {
             }
             other => {
                 let known = "message, function_call, function_call_output, custom_tool_call, \
-                    custom_tool_call_output, reasoning or item_reference";
+                    custom_tool_call_output, mcp_list_tools, mcp_call, reasoning or item_reference";
                 return Err(ApiError::field(self.field("type"), format!("it is {other:?} and must be {known}")));
             }
         }))
@@ -187,6 +209,15 @@ impl Place {
             }
         };
         parts.iter().enumerate().map(read).collect()
+    }
+}
+
+/// The error of an item, which some clients send as an object.
+fn error_text(item: &InputItem) -> Option<String> {
+    match item.error.as_ref()? {
+        Value::Null => None,
+        Value::String(text) => Some(text.clone()),
+        other => Some(other.to_string()),
     }
 }
 

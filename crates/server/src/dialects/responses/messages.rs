@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::custom;
 use super::namespace::joined;
-use crate::responses::item::{CallOutput, ContentPart, Item, Role};
+use crate::responses::item::{CallOutput, ContentPart, Item, Role, batch_of};
 
 /// The messages of a conversation. Instructions and the system messages right after them become one message: many
 /// templates know only one, and only at the start.
@@ -34,7 +34,21 @@ pub(crate) fn messages<I: Borrow<Item>>(instructions: Option<&str>, items: &[I])
                 assistant.end_if(|open| open.content.is_some() || !open.calls.is_empty(), &mut written);
                 assistant.content = Some(text_value(content));
             }
-            Item::FunctionCall { call_id, name, namespace, arguments, .. } => {
+            // The list is a part of the prompt as tools.
+            Item::McpListTools { .. } => {}
+            Item::McpCall { id, server_label, name, arguments, output, error, .. } => {
+                let (batch, call_id) = batch_of(id).map_or((None, id.as_str()), |(batch, call)| (Some(batch), call));
+                assistant.end_if(|open| !open.calls.is_empty() && !open.is_of(batch), &mut written);
+                let function = json!({"name": joined(server_label, name), "arguments": arguments});
+                assistant.calls.push(json!({"id": call_id, "type": "function", "function": function}));
+                let text = error.as_ref().or(output.as_ref()).map_or("", String::as_str);
+                assistant.outputs.push(json!({"role": "tool", "tool_call_id": call_id, "content": text}));
+                assistant.batch = batch.map(str::to_owned);
+            }
+            Item::FunctionCall { id, call_id, name, namespace, arguments, .. } => {
+                let batch = batch_of(id).map(|(batch, _)| batch);
+                assistant.end_if(|open| !open.outputs.is_empty() && !open.is_of(batch), &mut written);
+                assistant.batch = batch.map(str::to_owned);
                 let called = namespace.as_ref().map_or_else(|| name.clone(), |group| joined(group, name));
                 let function = json!({"name": called, "arguments": arguments});
                 assistant.calls.push(json!({"id": call_id, "type": "function", "function": function}));
@@ -82,15 +96,24 @@ struct Assistant {
     thinking: Option<String>,
     content: Option<Value>,
     calls: Vec<Value>,
+    /// What follows the message: results of calls that the server made itself.
+    outputs: Vec<Value>,
+    /// The reply that the calls were a part of.
+    batch: Option<String>,
 }
 
 impl Assistant {
+    /// Whether calls of a batch belong to this message.
+    fn is_of(&self, batch: Option<&str>) -> bool {
+        batch.is_some() && self.batch.as_deref() == batch
+    }
+
     fn end_if(&mut self, ends: impl FnOnce(&Self) -> bool, written: &mut Vec<Value>) {
         let is_empty = self.content.is_none() && self.calls.is_empty();
         if !ends(self) {
             return;
         }
-        let Self { thinking, content, calls } = std::mem::take(self);
+        let Self { thinking, content, calls, outputs, .. } = std::mem::take(self);
         // Thinking alone is not a message.
         if is_empty {
             return;
@@ -104,13 +127,14 @@ impl Assistant {
             message.insert("tool_calls".to_owned(), Value::Array(calls));
         }
         written.push(Value::Object(message));
+        written.extend(outputs);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::responses::item::{Status, ThinkingPart};
+    use crate::responses::item::{CallBatch, Status, ThinkingPart};
 
     fn says(role: Role, texts: &[&str]) -> Item {
         let part = |text: &&str| ContentPart::InputText { text: (*text).to_owned() };
@@ -162,6 +186,60 @@ mod tests {
                 json!({"role": "tool", "tool_call_id": "1", "content": "ok"}),
                 json!({"role": "tool", "tool_call_id": "2", "content": "ok"}),
                 json!({"role": "assistant", "content": "Fine.", "reasoning_content": "so"}),
+            ]
+        );
+    }
+
+    /// Calls of MCP servers have their results inside; which calls were one reply is in their ids.
+    #[test]
+    fn calls_of_one_reply_are_one_message_and_their_results_follow_it() {
+        let called = |id: &str, output: Option<&str>, error: Option<&str>| Item::McpCall {
+            id: id.into(),
+            server_label: "docs".into(),
+            name: "read".into(),
+            arguments: "{}".into(),
+            output: output.map(Into::into),
+            error: error.map(Into::into),
+            approval_request_id: None,
+            status: Status::Completed,
+        };
+        let (one, two) = (CallBatch::new(), CallBatch::new());
+        let with_id = |item: Item, id: String| match item {
+            Item::FunctionCall { call_id, name, namespace, arguments, status, .. } => {
+                Item::FunctionCall { id, call_id, name, namespace, arguments, status }
+            }
+            other => other,
+        };
+        let items = [
+            says(Role::User, &["a"]),
+            called(&one.item_id("mcp_", "c1"), Some("r1"), None),
+            called(&one.item_id("mcp_", "c2"), None, Some("e2")),
+            called(&two.item_id("mcp_", "c3"), Some("r3"), None),
+            with_id(calls("c4"), two.item_id("fc_", "c4")),
+            gives("c4"),
+            called("mcp_foreign", Some("r5"), None),
+            calls("c6"),
+            gives("c6"),
+        ];
+        let call =
+            |id: &str| json!({"id": id, "type": "function", "function": {"name": "docs__read", "arguments": "{}"}});
+        let own = |id: &str| json!({"id": id, "type": "function", "function": {"name": "f", "arguments": "{}"}});
+        let says = |calls: Value| json!({"role": "assistant", "content": null, "tool_calls": calls});
+        let tool = |id: &str, text: &str| json!({"role": "tool", "tool_call_id": id, "content": text});
+        assert_eq!(
+            messages(None, &items),
+            [
+                json!({"role": "user", "content": "a"}),
+                says(json!([call("c1"), call("c2")])),
+                tool("c1", "r1"),
+                tool("c2", "e2"),
+                says(json!([call("c3"), own("c4")])),
+                tool("c3", "r3"),
+                tool("c4", "ok"),
+                says(json!([call("mcp_foreign")])),
+                tool("mcp_foreign", "r5"),
+                says(json!([own("c6")])),
+                tool("c6", "ok"),
             ]
         );
     }

@@ -128,6 +128,23 @@ impl UsageOut {
     }
 }
 
+impl UsageOut {
+    fn plus(self, more: Self) -> Self {
+        let (mine, its) = (self.input_tokens_details, more.input_tokens_details);
+        let (thought, also) = (self.output_tokens_details, more.output_tokens_details);
+        Self {
+            input_tokens: self.input_tokens + more.input_tokens,
+            input_tokens_details: InputDetails {
+                cached_tokens: mine.cached_tokens + its.cached_tokens,
+                cache_write_tokens: mine.cache_write_tokens + its.cache_write_tokens,
+            },
+            output_tokens: self.output_tokens + more.output_tokens,
+            output_tokens_details: OutputDetails { reasoning_tokens: thought.reasoning_tokens + also.reasoning_tokens },
+            total_tokens: self.total_tokens + more.total_tokens,
+        }
+    }
+}
+
 /// A response of which nothing is said yet. What was left out of the request is filled in with what is used.
 pub(crate) fn begin(
     body: &ResponseRequestBody,
@@ -181,7 +198,7 @@ impl ResponseOut {
     /// Fills in how it ended.
     pub(crate) fn finish(&mut self, finished: &Finished, output: Vec<Item>, poncho: Option<PonchoReport>) {
         self.output = output;
-        self.usage = Some(UsageOut::new(&finished.completion, finished.reasoning_tokens));
+        self.count(finished);
         self.poncho = poncho;
         if finished.finish == Finish::Length {
             self.status = ResponseStatus::Incomplete;
@@ -190,6 +207,12 @@ impl ResponseOut {
             self.status = ResponseStatus::Completed;
             self.completed_at = Some(unix_seconds());
         }
+    }
+
+    /// Adds the cost of a reply of the model; a response that calls tools itself is made of several.
+    pub(crate) fn count(&mut self, finished: &Finished) {
+        let more = UsageOut::new(&finished.completion, finished.reasoning_tokens);
+        self.usage = Some(self.usage.map_or(more, |before| before.plus(more)));
     }
 
     /// Fills in why it failed; what was said until then stays.

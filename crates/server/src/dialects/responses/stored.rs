@@ -32,7 +32,7 @@ pub(crate) async fn get(
     RawQuery(query): RawQuery,
 ) -> Result<Response, ApiError> {
     let stored = find(&app, owner, &id)?;
-    if parameter(query.as_deref(), "stream") == Some("true") {
+    if !matches!(parameter(query.as_deref(), "stream"), None | Some("" | "false")) {
         return Err(ApiError::field("stream", "only a response in the background can be streamed later; leave it out"));
     }
     let json = HeaderValue::from_static("application/json");
@@ -123,7 +123,7 @@ impl<'q> Page<'q> {
 
 /// A parameter of a query. Ids, numbers and words are written without escapes; anything else is refused by its reader.
 fn parameter<'q>(query: Option<&'q str>, name: &str) -> Option<&'q str> {
-    let pairs = query?.split('&').filter_map(|pair| pair.split_once('='));
+    let pairs = query?.split('&').map(|pair| pair.split_once('=').unwrap_or((pair, "")));
     pairs.filter(|(key, _)| *key == name).map(|(_, value)| value).next_back()
 }
 

@@ -2,11 +2,15 @@
 //!
 //! Called by `turn`. Functions, alone or in groups, and custom tools: a tool that the API's own servers would run is
 //! refused by its name, because a model that was promised a tool and has none would make things up. Web search is the
-//! exception: clients offer it without being asked and expect no use of it, so it is left out of the prompt.
+//! exception: clients offer it without being asked and expect no use of it, so it is left out of the prompt. The tools of
+//! MCP servers come in with their lists, because only `mcp` may ask for those.
+
+use std::collections::BTreeMap;
 
 use serde_json::Value;
 
 use super::custom::{self, CUSTOM};
+use super::mcp::{Listed, MCP};
 use super::namespace::{NAMESPACE, joined};
 use super::types::ToolBody;
 use crate::dialects::openai::convert::function_tool;
@@ -16,7 +20,7 @@ use crate::http::body::Object;
 use poncho_api::{Choice, Tool};
 
 /// The functions that the model may call.
-pub(crate) fn tools(bodies: &[Object<ToolBody>]) -> Result<Vec<Tool>, ApiError> {
+pub(crate) fn tools(bodies: &[Object<ToolBody>], listed: &[Listed]) -> Result<Vec<Tool>, ApiError> {
     let mut tools = Vec::new();
     for (at, body) in bodies.iter().enumerate() {
         let field = |name: &str| format!("tools[{at}].{name}");
@@ -32,6 +36,12 @@ pub(crate) fn tools(bodies: &[Object<ToolBody>]) -> Result<Vec<Tool>, ApiError> 
                         return Err(not_run(&tool.kind, field("type")));
                     }
                     tools.push(function(tool, Some(group), field)?);
+                }
+            }
+            MCP => {
+                let of_it = listed.iter().find(|listed| body.server_label.as_ref() == Some(&listed.label));
+                if let Some(listed) = of_it {
+                    tools.extend(listed.functions(field)?);
                 }
             }
             kind if is_web_search(kind) => {}
@@ -50,11 +60,7 @@ fn function(body: &ToolBody, group: Option<&str>, field: impl Fn(&str) -> String
 }
 
 fn not_run(kind: &str, field: String) -> ApiError {
-    let reason = match kind {
-        "mcp" => "this server does not call MCP servers; let the client call them, or define functions".to_owned(),
-        _ => format!("{kind} tools cannot be run by this server; define a function instead"),
-    };
-    ApiError::field(field, reason)
+    ApiError::field(field, format!("{kind} tools cannot be run by this server; define a function instead"))
 }
 
 pub(crate) fn is_web_search(kind: &str) -> bool {
@@ -66,7 +72,11 @@ pub(crate) fn echo(bodies: &[Object<ToolBody>]) -> Vec<ToolBody> {
     let filled = |body: &Object<ToolBody>| {
         // The API's default, said aloud as it does.
         let strict = body.strict.or_else(|| (body.kind == "function").then_some(true));
-        ToolBody { strict, ..body.0.clone() }
+        // A header may be a key.
+        let hidden = |headers: &BTreeMap<String, String>| {
+            headers.keys().map(|name| (name.clone(), "<redacted>".to_owned())).collect()
+        };
+        ToolBody { strict, headers: body.headers.as_ref().map(hidden), ..body.0.clone() }
     };
     bodies.iter().map(filled).collect()
 }
@@ -85,6 +95,7 @@ pub(crate) fn tool_choice(choice: Option<&Value>, tools: &[Tool]) -> Result<Choi
         Some(Value::Object(object)) => match object.get("type").and_then(Value::as_str) {
             Some("function" | CUSTOM) => Choice::Named(known(object.get("name"), tools, "tool_choice.name")?),
             Some("allowed_tools") => allowed(object, tools)?,
+            Some(MCP) => Choice::Among { names: of_server(object, tools, "tool_choice")?, required: true },
             Some(other) => return wrong(&format!("{other} tools cannot be run by this server; name a function")),
             None => return wrong("it needs a type, such as function"),
         },
@@ -105,8 +116,31 @@ fn allowed(object: &serde_json::Map<String, Value>, tools: &[Tool]) -> Result<Ch
         .iter()
         .enumerate()
         .filter(|(_, tool)| !tool.get("type").and_then(Value::as_str).is_some_and(is_web_search));
-    let names = functions.map(|(at, tool)| known(tool.get("name"), tools, &format!("tool_choice.tools[{at}].name")));
-    Ok(Choice::Among { names: names.collect::<Result<_, _>>()?, required })
+    let mut names = Vec::new();
+    for (at, tool) in functions {
+        let field = format!("tool_choice.tools[{at}]");
+        match tool.as_object().filter(|tool| tool.get("type").and_then(Value::as_str) == Some(MCP)) {
+            Some(tool) => names.extend(of_server(tool, tools, &field)?),
+            None => names.push(known(tool.get("name"), tools, &format!("{field}.name"))?),
+        }
+    }
+    Ok(Choice::Among { names, required })
+}
+
+/// The tools of an MCP server that a choice names: one, or all.
+fn of_server(object: &serde_json::Map<String, Value>, tools: &[Tool], field: &str) -> Result<Vec<String>, ApiError> {
+    let label = object.get("server_label").and_then(Value::as_str).unwrap_or_default();
+    let name = object.get("name").filter(|name| !name.is_null());
+    let name = name.map(|name| joined(label, name.as_str().unwrap_or_default()));
+    let is_meant = |tool: &&Tool| match &name {
+        Some(name) => tool.name == *name,
+        None => tool.name.starts_with(&joined(label, "")),
+    };
+    let names: Vec<String> = tools.iter().filter(is_meant).map(|tool| tool.name.clone()).collect();
+    if names.is_empty() {
+        return Err(ApiError::field(field, format!("the MCP server {label:?} has no such tool")));
+    }
+    Ok(names)
 }
 
 fn known(name: Option<&Value>, tools: &[Tool], field: &str) -> Result<String, ApiError> {

@@ -6,6 +6,7 @@
 use poncho_api::{ANY_OBJECT, ChatTurn, EngineError, Generate, MAX_TOP_LOGPROBS, Request};
 use serde_json::Value;
 
+use super::mcp::Listed;
 use super::tools;
 use super::types::{ResponseRequestBody, TextFormat};
 use crate::dialects::openai::convert::{generation, object_text, template_kwargs};
@@ -117,8 +118,9 @@ pub(crate) fn chat_turn(
     messages: Vec<Value>,
     base: &Request,
     truncation: Truncation,
+    listed: &[Listed],
 ) -> Result<Generate, ApiError> {
-    let tools = tools::tools(body.tools.as_deref().unwrap_or_default())?;
+    let tools = tools::tools(body.tools.as_deref().unwrap_or_default(), listed)?;
     let mut generation = generation(&body.shared(), base)?;
     generation.logprobs = logprobs(body);
     let effort = body.reasoning.as_ref().and_then(|reasoning| reasoning.effort.as_deref());

@@ -13,6 +13,7 @@ use serde_json::value::RawValue;
 use crate::dialects::openai::types::{Content, Either, Part, Shared, TextOrList, Texts};
 use crate::dialects::poncho_options::PonchoOptions;
 use crate::http::body::Object;
+use crate::responses::tool_server::RemoteTool;
 
 /// `POST /v1/responses`.
 #[derive(Debug, DeserializeDerive)]
@@ -130,6 +131,11 @@ pub(crate) struct InputItem {
     pub(crate) output: Option<Content>,
     pub(crate) summary: Option<Vec<Object<Part>>>,
     pub(crate) encrypted_content: Option<String>,
+    /// Of items of MCP servers.
+    pub(crate) server_label: Option<String>,
+    pub(crate) tools: Option<Vec<Object<RemoteTool>>>,
+    pub(crate) error: Option<Value>,
+    pub(crate) approval_request_id: Option<String>,
 }
 
 /// A tool; functions have their fields beside the type. Schemas stay text, so that their order stays what it was.
@@ -148,6 +154,23 @@ pub(crate) struct ToolBody {
     /// The functions of a group.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) tools: Option<Vec<Object<ToolBody>>>,
+    /// From here on of an MCP server.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) server_label: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) server_url: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) server_description: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) connector_id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) headers: Option<BTreeMap<String, String>>,
+    #[serde(skip_serializing)]
+    pub(crate) authorization: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) allowed_tools: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) require_approval: Option<Value>,
 }
 
 /// `text`.

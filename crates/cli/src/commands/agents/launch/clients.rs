@@ -106,6 +106,9 @@ pub(crate) const AGENTS: [Agent; 8] = [
     },
 ];
 
+/// How long Claude Code waits for the first token of a reply, and for a reply without a stream: an hour.
+const CLAUDE_PATIENCE_MS: &str = "3600000";
+
 fn pretty(value: &Value) -> String {
     serde_json::to_string_pretty(value).unwrap_or_default()
 }
@@ -122,6 +125,9 @@ fn claude(target: &Target) -> Setup {
         ("ANTHROPIC_DEFAULT_HAIKU_MODEL", model.clone()),
         ("CLAUDE_CODE_MAX_CONTEXT_TOKENS", target.context.to_string()),
         ("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "1".to_owned()),
+        // Pings do not count for it: it would give up on a prompt that takes longer than 300 s.
+        ("CLAUDE_STREAM_IDLE_TIMEOUT_MS", CLAUDE_PATIENCE_MS.to_owned()),
+        ("API_TIMEOUT_MS", CLAUDE_PATIENCE_MS.to_owned()),
     ];
     let env: serde_json::Map<String, Value> =
         variables.iter().map(|(name, value)| ((*name).to_owned(), value.clone().into())).collect();

@@ -147,12 +147,21 @@ fn unused_instructions(facts: &Facts) -> Finding {
         let advice = "build it with `make build`, which compiles for x86-64-v3, or install a released binary";
         return Finding::broken("cpu", fact, advice);
     }
+    if let Some(build) = facts.cpu_build {
+        return Finding::good("cpu", format!("computes with the build for {build}"));
+    }
+    if !facts.cpu_builds_unusable.is_empty() {
+        let fact = format!("a build for this CPU does not work here ({})", facts.cpu_builds_unusable.join("; "));
+        let advice =
+            "the build for older CPUs is used; let the virtual machine pass the host's CPU through, or remove the file";
+        return Finding::warning("cpu", fact, advice);
+    }
     if unused.is_empty() || has_gpu || facts.model.is_none() {
         return Finding::good("cpu", "supports all instructions that this build uses");
     }
     let fact = format!("this build does not use {unused}; prompts are read more slowly than this CPU can");
     let advice =
-        "build it for this CPU: -march=native instead of -march=x86-64-v3 in .cargo/config.toml, then `make build`";
+        "run `make cpu-builds` in the repository, or install a released package, which has a build for this CPU";
     Finding::warning("cpu", fact, advice)
 }
 
@@ -389,6 +398,8 @@ mod tests {
         Facts {
             cpu_missing: Vec::new(),
             cpu_unused: Vec::new(),
+            cpu_build: None,
+            cpu_builds_unusable: Vec::new(),
             looked: Looked { devices: vec![cpu_device()], ..Looked::default() },
             memory: Some(16 << 30),
             model: Some(ModelFacts { path: "m.gguf".into(), found: Ok(demand(8192)) }),
@@ -468,7 +479,14 @@ mod tests {
     #[test]
     fn a_build_below_the_cpu_is_reported_where_it_matters() {
         only(&bad(|facts| facts.cpu_unused = vec!["AVX2"]), "cpu", Level::Broken, "several times slower");
-        only(&bad(|facts| facts.cpu_unused = vec!["AVX-512"]), "cpu", Level::Warning, "-march=native");
+        only(&bad(|facts| facts.cpu_unused = vec!["AVX-512"]), "cpu", Level::Warning, "make cpu-builds");
+        let faster = |facts: &mut Facts| {
+            facts.cpu_unused = vec!["AVX-512"];
+            facts.cpu_build = Some("avx512");
+        };
+        assert_eq!(bad(faster), [], "another build computes");
+        let unusable = |facts: &mut Facts| facts.cpu_builds_unusable = vec!["avx512: signal: 4 (SIGILL)".to_owned()];
+        only(&bad(unusable), "cpu", Level::Warning, "SIGILL");
         let on_gpu = |facts: &mut Facts| {
             facts.cpu_unused = vec!["AVX-512"];
             facts.looked.devices[0].kind = DeviceKind::Gpu;

@@ -29,6 +29,7 @@ use crate::settings::Resolved;
 use crate::settings::args::ServeArgs;
 use crate::settings::cache_folder::cache_folder;
 use crate::settings::models_folder::models_folder;
+use crate::variants;
 
 /// Maximum bytes written to measure a disk; a slow disk gets fewer.
 const MEASURED_BYTES: usize = 16 << 20;
@@ -42,6 +43,10 @@ pub(super) struct Facts {
     pub(super) cpu_missing: Vec<&'static str>,
     /// Instructions that would help and that the build does not use.
     pub(super) cpu_unused: Vec<&'static str>,
+    /// The build for a newer CPU that computes instead of this program.
+    pub(super) cpu_build: Option<&'static str>,
+    /// Builds for newer CPUs that were tried and do not work.
+    pub(super) cpu_builds_unusable: Vec<String>,
     /// The devices that can compute, and the backends that cannot be used.
     pub(super) looked: Looked,
     /// Available memory in bytes.
@@ -101,8 +106,11 @@ pub(super) fn gather(resolved: &Resolved) -> anyhow::Result<Facts> {
     let has = |name: &str| matches.get_raw(name).is_some_and(|mut keys| keys.next().is_some());
     let has_keys = has("api_key") || has("admin_key");
     let file = resolved.file.clone().filter(|path| has_keys && others_may_read(path));
+    let variants::Chosen { build: cpu_build, unusable: cpu_builds_unusable } = variants::chosen();
     Ok(Facts {
         cpu_missing: missing_cpu_features(),
+        cpu_build,
+        cpu_builds_unusable,
         memory: memory::available(),
         model: args.models().first().map(|model| look_at_model(&file_of(model, models_dir), &fitting)),
         looked,

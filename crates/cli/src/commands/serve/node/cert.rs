@@ -8,11 +8,11 @@ use poncho_terminal::Outcome;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct CertArgs {
-    /// Host names and IP addresses, as the other machines write them after --node; any name for a server
+    /// Host names and IP addresses, as other machines pass them to --node; any name for a server
     #[arg(value_name = "NAME", required = true)]
     names: Vec<String>,
 
-    /// Folder of the files; an authority in it is used again
+    /// Folder of the files; an authority that is already there is reused
     #[arg(long, value_name = "DIR", default_value = ".")]
     dir: PathBuf,
 

@@ -17,6 +17,8 @@ export function RowDrawer(props: {
   useEffect(() => setCheck(null), [row.key]);
   const path = `/api/cache/rows/${row.key}`;
   const act = async (work: () => Promise<[said: string, isGone: boolean]>) => {
+    // Not a disabled button, which would lose the focus.
+    if (busy) return;
     setBusy(true);
     try {
       onDone(...(await work()));
@@ -75,13 +77,19 @@ export function RowDrawer(props: {
         <a class="button" href={`#chat/${row.key}`}>
           Continue in chat
         </a>
-        <button type="button" disabled={busy} onClick={pin}>
+        <button type="button" aria-disabled={busy} onClick={pin}>
           {row.pinned ? "Unpin" : "Pin"}
         </button>
-        <button type="button" disabled={busy} onClick={verify}>
+        <button type="button" aria-disabled={busy} onClick={verify}>
           Verify
         </button>
-        <button type="button" class="danger" disabled={busy || row.children > 0 || row.pinned} onClick={remove}>
+        <button
+          type="button"
+          class="danger"
+          disabled={row.children > 0 || row.pinned}
+          aria-disabled={busy}
+          onClick={remove}
+        >
           Evict this row
         </button>
       </div>

@@ -4,6 +4,7 @@
 //! before llama.cpp sees them, and a refusal leaves the sequence empty, never half filled. Packing never changes the
 //! sequence it packs.
 
+use std::io::IoSlice;
 use std::ops::Range;
 
 use llama_cpp_sys_4 as sys;
@@ -268,21 +269,24 @@ impl LlamaContext {
         rows: &[(Segment<'_>, Range<u32>)],
     ) -> Result<(), StateError> {
         // One row as it was written is what the library takes.
-        if let [(segment, wanted)] = rows
-            && segment.range == *wanted
-            && segment.streams == self.attention_shape()?.streams
-        {
-            return self.set_data(target, 0, segment.blob);
+        let whole = match rows {
+            [(segment, wanted)] if segment.range == *wanted && segment.streams == self.attention_shape()?.streams => {
+                Some(segment.blob)
+            }
+            _ => None,
+        };
+        if let Some(blob) = whole.filter(|blob| self.info.on_device || blob.is_empty()) {
+            return self.set_data(target, 0, blob);
         }
         let chain = Chain::new(attention(self.shape.as_ref())?, rows);
-        let pieces = chain.pieces()?;
+        let pieces = whole.map_or_else(|| chain.pieces(), |blob| Ok(vec![IoSlice::new(blob)]))?;
         let len: usize = pieces.iter().map(|piece| piece.len()).sum();
         if self.device_scratch.is_none() && self.info.on_device {
             self.device_scratch = buffer::page_locked(DEVICE_COPY);
         }
         let scratch = self.device_scratch.as_mut().map_or(&mut [][..], |buffer| buffer.as_mut());
         // SAFETY: the context is alive and `&mut self` keeps others away, the sequence exists, and the rows were checked.
-        let set = unsafe { io::set_pieces(self.context, target, &pieces, scratch) };
+        let set = unsafe { io::set_pieces(self.context, target, &pieces, scratch, self.threads.copying()) };
         match set {
             Ok(read) => self.set_whole(target, read == len, log::NO_REASON.to_owned()),
             Err(reason) => self.set_whole(target, false, reason),

@@ -17,12 +17,15 @@
 #include <sys/uio.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <exception>
 #include <memory>
 #include <stdexcept>
+#include <system_error>
+#include <thread>
 #include <vector>
 
 extern "C" {
@@ -86,6 +89,40 @@ struct copies {
     }
 };
 
+// Bytes that are copied within host memory.
+struct host_copy {
+    uint8_t *       to;
+    const uint8_t * from;
+    size_t          size;
+};
+
+// Less than this is copied before other threads have begun.
+constexpr size_t WORTH_THREADS = 8 * 1024 * 1024;
+// What a thread takes at a time.
+constexpr size_t THREAD_SHARE = 512 * 1024;
+
+// One core copies at a fraction of what the memory can do. Threads that cannot be started are done without.
+void copy_side_by_side(const std::vector<host_copy> & list, size_t threads) {
+    std::atomic<size_t> next{ 0 };
+    const auto          work = [&]() {
+        for (size_t at = next++; at < list.size(); at = next++) {
+            memcpy(list[at].to, list[at].from, list[at].size);
+        }
+    };
+    std::vector<std::thread> helpers;
+    helpers.reserve(threads);
+    try {
+        while (helpers.size() + 1 < threads) {
+            helpers.emplace_back(work);
+        }
+    } catch (const std::system_error &) {
+    }
+    work();
+    for (std::thread & helper : helpers) {
+        helper.join();
+    }
+}
+
 // A place in a state that lies in pieces.
 struct cursor {
     const iovec * piece;
@@ -133,8 +170,13 @@ struct pieces_reader final : llama_io_read_i {
 
     size_t n_bytes() override { return taken; }
 
-    // With scratch memory small pieces go through it, as many at a time as it holds.
-    void apply(uint8_t * scratch, size_t scratch_size) {
+    // With scratch memory small pieces go through it, as many at a time as it holds. Without it, much is copied by several
+    // threads, if all of it stays in host memory.
+    void apply(uint8_t * scratch, size_t scratch_size, size_t threads) {
+        if (scratch_size == 0 && threads > 1 && taken >= WORTH_THREADS && all_on_host()) {
+            copy_side_by_side(host_copies(), threads);
+            return;
+        }
         copies gathered;
         size_t filled = 0;
         for (stretch & here : stretches) {
@@ -165,6 +207,35 @@ struct pieces_reader final : llama_io_read_i {
         size_t        size;
         cursor        from;
     };
+
+    bool all_on_host() const {
+        return std::all_of(stretches.begin(), stretches.end(), [](const stretch & here) {
+            const ggml_tensor *   owner  = here.tensor->view_src ? here.tensor->view_src : here.tensor;
+            ggml_backend_buffer_t buffer = owner->buffer;
+            return buffer != nullptr && ggml_backend_buffer_is_host(buffer) && here.tensor->data != nullptr;
+        });
+    }
+
+    std::vector<host_copy> host_copies() {
+        std::vector<host_copy> list;
+        list.reserve(taken / THREAD_SHARE + stretches.size());
+        for (stretch & here : stretches) {
+            if (here.offset + here.size > ggml_nbytes(here.tensor)) {
+                throw std::runtime_error("the state is larger than its tensor");
+            }
+            auto * to = static_cast<uint8_t *>(here.tensor->data) + here.offset;
+            here.from.take(here.size, [&](const uint8_t * from, size_t size) {
+                while (size > 0) {
+                    const size_t some = std::min(size, THREAD_SHARE);
+                    list.push_back({ to, from, some });
+                    to += some;
+                    from += some;
+                    size -= some;
+                }
+            });
+        }
+        return list;
+    }
 
     cursor               at;
     size_t               taken = 0;
@@ -248,10 +319,10 @@ struct poncho_state final : llama_io_write_i {
 extern "C" {
 
 // Sets a sequence to the state that the pieces, none of them empty, are one after the other. Returns the bytes that were
-// read; 0 if the state was refused. `scratch` may be empty.
+// read; 0 if the state was refused. `scratch` may be empty. At most `threads` threads copy.
 size_t poncho_state_set_pieces(llama_context * context, llama_seq_id seq, llama_state_seq_flags flags,
                                const iovec * pieces, size_t count, uint8_t * scratch, size_t scratch_size,
-                               poncho_reason reason) {
+                               size_t threads, poncho_reason reason) {
     return caught(reason, size_t(0), [&]() -> size_t {
         llama_synchronize(context);
         pieces_reader io(pieces, count);
@@ -262,7 +333,7 @@ size_t poncho_state_set_pieces(llama_context * context, llama_seq_id seq, llama_
             throw std::runtime_error("the context has no memory");
         }
         memory->state_read(io, seq, flags);
-        io.apply(scratch, scratch_size);
+        io.apply(scratch, scratch_size, threads);
         return io.n_bytes();
     });
 }

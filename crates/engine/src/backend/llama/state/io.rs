@@ -53,6 +53,7 @@ unsafe extern "C" {
         count: usize,
         scratch: *mut u8,
         scratch_size: usize,
+        threads: usize,
         reason: Reason,
     ) -> usize;
 
@@ -79,7 +80,7 @@ unsafe extern "C" {
 }
 
 /// Sets a sequence to the state that the pieces are, one after the other. Returns the bytes that were read, or why they were
-/// refused. Small pieces reach a device by way of `scratch`.
+/// refused. Small pieces reach a device by way of `scratch`; in host memory at most `threads` threads copy.
 ///
 /// # Safety
 /// The context is alive, nobody else uses it meanwhile, and the sequence exists in it. Every count in the pieces was checked.
@@ -88,13 +89,17 @@ pub(in crate::backend::llama) unsafe fn set_pieces(
     seq: sys::llama_seq_id,
     pieces: &[IoSlice<'_>],
     scratch: &mut [u8],
+    threads: usize,
 ) -> Result<usize, String> {
     debug_assert!(pieces.iter().all(|piece| !piece.is_empty()), "the other side counts on it");
     let (room, size) = (scratch.as_mut_ptr(), scratch.len());
     let (read, reason) = with_reason(|reason| {
         // SAFETY: the caller vouches for the context and the sequence; a slice of `IoSlice` is one of `iovec`, the pieces borrow their
         // bytes for the call, the scratch memory has the given length, and exceptions are caught on the other side.
-        unsafe { poncho_state_set_pieces(context.as_ptr(), seq, 0, pieces.as_ptr(), pieces.len(), room, size, reason) }
+        unsafe {
+            let (all, count) = (pieces.as_ptr(), pieces.len());
+            poncho_state_set_pieces(context.as_ptr(), seq, 0, all, count, room, size, threads, reason)
+        }
     });
     if read == 0 { Err(reason) } else { Ok(read) }
 }
