@@ -28,6 +28,8 @@ async function startPoncho(folder) {
   const threads = isApart ? 1 : availableParallelism();
   const args = ["serve", file, "--port", "0", "--cache-dir", join(folder, "kv"), "--threads", String(threads)];
   args.push("--parallel", String(STREAMS), "--ctx-size", "1024", "--drafts", "off");
+  // The replies are short, and the store shows what is kept of them.
+  args.push("--save-min-tokens", "32");
   const command = isApart ? ["taskset", "-c", "0", poncho, ...args] : [poncho, ...args];
   const { PONCHO_BIN: _, ...env } = process.env;
   const child = spawn(command[0], command.slice(1), { env, stdio: ["ignore", "pipe", "inherit"] });
