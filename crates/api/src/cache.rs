@@ -8,7 +8,7 @@ pub(crate) mod rows;
 
 use std::time::Duration;
 
-use poncho_kinds::{HitTier, Key, SaveReason, Tier};
+use poncho_kinds::{HitTier, Key, RemoteCounts, SaveReason, Tier};
 use serde::{Deserialize, Serialize};
 
 pub use follow::{RowBatch, RowChange, StoredRow};
@@ -45,22 +45,9 @@ pub struct SharedTierReport {
     pub on: bool,
     /// The last failure.
     pub last_error: Option<String>,
-    /// Lookups that found a row.
-    pub found: u64,
-    /// Lookups that found none.
-    pub missed: u64,
-    /// Bytes fetched.
-    pub fetched_bytes: u64,
-    /// Calls that failed or came too late.
-    pub failures: u64,
-    /// Rows uploaded.
-    pub uploaded_rows: u64,
-    /// Bytes uploaded.
-    pub uploaded_bytes: u64,
-    /// Rows that were not uploaded: known already, no room in the queue, failed.
-    pub dropped_offers: u64,
-    /// Rows that wait for their upload.
-    pub queued_offers: u64,
+    /// What it has done.
+    #[serde(flatten)]
+    pub counts: RemoteCounts,
     /// Time to read a million bytes, lately.
     pub megabyte: Option<Duration>,
     /// Time until the first byte, lately.

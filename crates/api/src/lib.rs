@@ -54,7 +54,9 @@ pub use model::{
     SpecialText, SpecialTokens, Speeds, StatusReport, TokenizeMode, Verified,
 };
 pub use node::{LoadEvent, LoadModel, Loading, Node, NodeModel, PeerReport, PeerState, ReplyStream, RowStream};
-pub use poncho_kinds::{EvictionCause, FileStamp, Gates, HitKind, HitTier, Key, OwnerId, SaveReason, Tier, to_hex};
+pub use poncho_kinds::{
+    EvictionCause, FileStamp, Gates, HitKind, HitTier, Key, OwnerId, RemoteCounts, SaveReason, Tier, to_hex,
+};
 pub use reply::{CallDelta, ChatOutput, ChatToolCall, Delta, Finish, Finished, Progress, ReplyEvent, Started};
 pub use request::{
     Grammar, GrammarSource, MAX_SESSION_BYTES, MAX_STOP_BYTES, MAX_STOPS, MAX_TOP_LOGPROBS, Mode, Request, Resume,

@@ -93,7 +93,7 @@ pub use io::files::{
 pub use io::fs::{Entry, Fs, NewFile, ReadFile, StdFs};
 #[cfg(any(test, feature = "testing"))]
 pub use io::testing;
-pub use kinds::{EvictionCause, FingerprintMode, HitKind, HitTier, PartKind, SaveReason, Tier};
+pub use kinds::{EvictionCause, FingerprintMode, HitKind, HitTier, PartKind, RemoteCounts, SaveReason, Tier};
 pub use policy::{GateError, Gates, Policy};
 pub use poncho_gguf::QuantType;
 pub use poncho_gguf::file::FileStamp;

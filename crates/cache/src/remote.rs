@@ -14,7 +14,7 @@ use bytes::Bytes;
 
 use crate::identity::key::{Key, Namespace};
 use crate::identity::owner::OwnerId;
-use crate::kinds::HitTier;
+use crate::kinds::{HitTier, RemoteCounts};
 
 /// The owner of rows on servers without tenants.
 pub const NO_TENANT: OwnerId = OwnerId::from_bytes([0; OwnerId::LENGTH]);
@@ -196,22 +196,8 @@ pub struct RemoteStatus {
     pub available: bool,
     /// The last failure.
     pub last_error: Option<String>,
-    /// Lookups that found a row.
-    pub found: u64,
-    /// Lookups that found none.
-    pub missed: u64,
-    /// Bytes fetched.
-    pub fetched_bytes: u64,
-    /// Calls that failed or came too late.
-    pub failures: u64,
-    /// Rows uploaded.
-    pub uploaded_rows: u64,
-    /// Bytes uploaded.
-    pub uploaded_bytes: u64,
-    /// Offers that were dropped: known already, no room in the queue, failed.
-    pub dropped_offers: u64,
-    /// Offers that wait.
-    pub queued_offers: u64,
+    /// What it has done.
+    pub counts: RemoteCounts,
 }
 
 /// Why a remote tier did not give a row. The request goes on without it.

@@ -8,6 +8,7 @@ mod fair_lru;
 mod gates;
 mod key;
 mod owner;
+mod remote_counts;
 mod stamp;
 mod words;
 
@@ -15,5 +16,6 @@ pub use fair_lru::FairLru;
 pub use gates::Gates;
 pub use key::{Key, to_hex};
 pub use owner::OwnerId;
+pub use remote_counts::RemoteCounts;
 pub use stamp::FileStamp;
 pub use words::{EvictionCause, FingerprintMode, HitKind, HitTier, PartKind, SaveReason, Tier};

@@ -274,18 +274,7 @@ fn either(one: Option<SharedTierReport>, two: Option<SharedTierReport>) -> Optio
     }
     one.on |= two.on;
     one.last_error = one.last_error.or(two.last_error);
-    for (sum, more) in [
-        (&mut one.found, two.found),
-        (&mut one.missed, two.missed),
-        (&mut one.fetched_bytes, two.fetched_bytes),
-        (&mut one.failures, two.failures),
-        (&mut one.uploaded_rows, two.uploaded_rows),
-        (&mut one.uploaded_bytes, two.uploaded_bytes),
-        (&mut one.dropped_offers, two.dropped_offers),
-        (&mut one.queued_offers, two.queued_offers),
-    ] {
-        *sum = sum.saturating_add(more);
-    }
+    one.counts = one.counts.and(two.counts);
     one.megabyte = one.megabyte.max(two.megabyte);
     one.round_trip = one.round_trip.max(two.round_trip);
     Some(one)
@@ -298,6 +287,7 @@ mod tests {
     use std::time::Duration;
 
     use futures_util::future::{Ready, ready};
+    use poncho_api::RemoteCounts;
     use tonic::Status;
     use tonic::body::Body;
     use tonic::server::NamedService;
@@ -341,8 +331,7 @@ mod tests {
             location: location.to_owned(),
             on,
             last_error: last_error.map(str::to_owned),
-            found: 1,
-            fetched_bytes: bytes,
+            counts: RemoteCounts { found: 1, fetched_bytes: bytes, ..RemoteCounts::default() },
             megabyte: Some(Duration::from_millis(bytes)),
             ..SharedTierReport::default()
         };
@@ -352,10 +341,10 @@ mod tests {
         let three = report(None, Some(tier("s3://kv", 3, true, None)));
         let all = together(together(one, two), three);
         let (peers, shared) = (all.peers.unwrap(), all.shared.unwrap());
-        assert_eq!((peers.found, peers.fetched_bytes, peers.on), (2, 12, true));
+        assert_eq!((peers.counts.found, peers.counts.fetched_bytes, peers.on), (2, 12, true));
         assert_eq!((peers.location.as_str(), peers.last_error.as_deref()), ("", Some("late")));
         assert_eq!(peers.megabyte, Some(Duration::from_millis(7)));
-        assert_eq!((shared.location.as_str(), shared.fetched_bytes), ("s3://kv", 5));
+        assert_eq!((shared.location.as_str(), shared.counts.fetched_bytes), ("s3://kv", 5));
     }
 
     #[tokio::test]

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use object_store::ObjectStore;
 use poncho_cache::{
-    Chain, Key, Offer, Patience, RemoteError, RemoteQuery, RemoteRates, RemoteRow, RemoteStatus, RemoteTier,
+    Chain, Key, Offer, Patience, RemoteCounts, RemoteError, RemoteQuery, RemoteRates, RemoteRow, RemoteStatus,
+    RemoteTier,
 };
 use tokio::sync::mpsc;
 
@@ -197,14 +198,16 @@ impl RemoteTier for SharedTier {
             location: self.reader.objects.name().to_owned(),
             available: self.vitals.is_readable(),
             last_error: self.vitals.last_error(),
-            found: load(&counters.found),
-            missed: load(&counters.missed),
-            fetched_bytes: load(&counters.fetched_bytes),
-            failures: load(&counters.failures) + counters.damaged.iter().map(load).sum::<u64>(),
-            uploaded_rows: load(&counters.uploaded_rows),
-            uploaded_bytes: load(&counters.uploaded_bytes),
-            dropped_offers: load(&counters.dropped_offers),
-            queued_offers: self.pending.count(),
+            counts: RemoteCounts {
+                found: load(&counters.found),
+                missed: load(&counters.missed),
+                fetched_bytes: load(&counters.fetched_bytes),
+                failures: load(&counters.failures) + counters.damaged.iter().map(load).sum::<u64>(),
+                uploaded_rows: load(&counters.uploaded_rows),
+                uploaded_bytes: load(&counters.uploaded_bytes),
+                dropped_offers: load(&counters.dropped_offers),
+                queued_offers: self.pending.count(),
+            },
         }
     }
 }

@@ -148,8 +148,8 @@ fn beside(tier: &(dyn Fn() -> SharedTier + Sync), store: &SharedStore, mut look:
                     tier.offer(offer(chain(ANNA, conversation, &[5000; 6], machine as u8)));
                     assert!(tier.flush(Instant::now() + Duration::from_secs(60)));
                 }
-                assert_eq!(tier.status().failures, 0, "{:?}", tier.status());
-                uploaded.fetch_add(tier.status().uploaded_rows, Ordering::SeqCst);
+                assert_eq!(tier.status().counts.failures, 0, "{:?}", tier.status());
+                uploaded.fetch_add(tier.status().counts.uploaded_rows, Ordering::SeqCst);
             });
         }
         for _ in 0..2 {

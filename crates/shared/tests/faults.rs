@@ -101,10 +101,10 @@ fn an_offer_to_a_store_that_fails_waits_and_never_blocks_its_caller() {
     for conversation in 0..20 {
         tier.offer(crate::fixture::offer(chain(ANNA, conversation, &[500], 3)));
     }
-    eventually("offers without a place are dropped", || tier.status().dropped_offers >= 17);
+    eventually("offers without a place are dropped", || tier.status().counts.dropped_offers >= 17);
     let flushed = tier.flush(Instant::now() + Duration::from_millis(1));
-    assert!(!flushed || tier.status().queued_offers == 0);
-    assert_eq!(tier.status().uploaded_rows, 0);
+    assert!(!flushed || tier.status().counts.queued_offers == 0);
+    assert_eq!(tier.status().counts.uploaded_rows, 0);
     std::fs::remove_file(folder.path()).unwrap();
     std::fs::create_dir(folder.path()).unwrap();
     eventually("the store is in use again", || tier.rates().is_some());

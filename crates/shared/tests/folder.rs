@@ -25,7 +25,7 @@ fn a_second_machine_restores_what_the_first_uploaded() {
         assert_eq!((row.key, row.tokens, row.bytes), (keys[1], lengths.len() as u32 * 100, uploaded.bytes()));
         assert_eq!(restore(&other, ANNA, &keys), Some(uploaded));
         let status = other.status();
-        assert_eq!((status.found, status.missed, status.failures), (2, 0, 0), "{status:?}");
+        assert_eq!((status.counts.found, status.counts.missed, status.counts.failures), (2, 0, 0), "{status:?}");
     }
 }
 
@@ -66,9 +66,9 @@ fn a_chain_that_grew_uploads_what_is_new() {
     };
     let tier = open(&settings);
     upload(&tier, chain(ANNA, 1, &[2000; 20], 3));
-    let first = tier.status().uploaded_bytes;
+    let first = tier.status().counts.uploaded_bytes;
     upload(&tier, chain(ANNA, 1, &[2000; 21], 3));
-    let added = tier.status().uploaded_bytes - first;
+    let added = tier.status().counts.uploaded_bytes - first;
     assert!(added < 9_000, "one row of 2000 bytes and a manifest: {added}");
 }
 

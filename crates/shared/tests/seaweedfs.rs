@@ -142,7 +142,7 @@ fn a_full_bucket_stops_uploads_and_leaves_reads_alone() {
     for conversation in 2..5 {
         tier.offer(offer(chain(ANNA, conversation, &[5000], 3)));
     }
-    eventually("the uploads are given up", || tier.status().dropped_offers >= 3);
+    eventually("the uploads are given up", || tier.status().counts.dropped_offers >= 3);
     assert!(restore(&tier, ANNA, &[key(1, 1)]).is_some(), "reads go on");
     assert!(tier.status().available && tier.status().last_error.is_some(), "{:?}", tier.status());
     proxy.set(Fault::None);

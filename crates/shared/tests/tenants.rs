@@ -50,7 +50,7 @@ fn a_manifest_that_was_changed_or_moved_is_a_miss_with_its_reason() {
     assert_eq!(found, 1, "the one that lies under its own name");
     assert_eq!(tier.damaged(Damage::Forged), 1);
     let status = tier.status();
-    assert!(status.available && status.failures == 1, "{status:?}");
+    assert!(status.available && status.counts.failures == 1, "{status:?}");
 }
 
 #[test]

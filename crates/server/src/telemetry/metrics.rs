@@ -221,15 +221,15 @@ fn cache_part(page: &mut Page, cache: &CacheReport) {
 fn shared_part(page: &mut Page, shared: &SharedTierReport) {
     let on = "1 while the shared tier is used, 0 while it is left alone.";
     page.one("poncho_shared_on", Kind::Gauge, on, u64::from(shared.on));
-    page.one("poncho_shared_queue", Kind::Gauge, "Rows that wait for their upload.", shared.queued_offers);
+    page.one("poncho_shared_queue", Kind::Gauge, "Rows that wait for their upload.", shared.counts.queued_offers);
     for (name, help, value) in [
-        ("found", "Lookups in the shared tier that found a row.", shared.found),
-        ("missed", "Lookups in the shared tier that found none.", shared.missed),
-        ("failures", "Calls of the shared tier that failed or came too late.", shared.failures),
-        ("fetched_bytes", "Bytes fetched from the shared tier.", shared.fetched_bytes),
-        ("uploaded_rows", "Rows uploaded to the shared tier.", shared.uploaded_rows),
-        ("uploaded_bytes", "Bytes uploaded to the shared tier.", shared.uploaded_bytes),
-        ("dropped_rows", "Rows that were not uploaded to the shared tier.", shared.dropped_offers),
+        ("found", "Lookups in the shared tier that found a row.", shared.counts.found),
+        ("missed", "Lookups in the shared tier that found none.", shared.counts.missed),
+        ("failures", "Calls of the shared tier that failed or came too late.", shared.counts.failures),
+        ("fetched_bytes", "Bytes fetched from the shared tier.", shared.counts.fetched_bytes),
+        ("uploaded_rows", "Rows uploaded to the shared tier.", shared.counts.uploaded_rows),
+        ("uploaded_bytes", "Bytes uploaded to the shared tier.", shared.counts.uploaded_bytes),
+        ("dropped_rows", "Rows that were not uploaded to the shared tier.", shared.counts.dropped_offers),
     ] {
         page.one(&format!("poncho_shared_{name}_total"), Kind::Counter, help, value);
     }
@@ -239,13 +239,13 @@ fn peer_part(page: &mut Page, peers: &SharedTierReport) {
     let on = "1 while other nodes of the cluster are known, 0 while there are none.";
     page.one("poncho_peer_on", Kind::Gauge, on, u64::from(peers.on));
     for (name, help, value) in [
-        ("found", "Lookups in other nodes that found a row.", peers.found),
-        ("missed", "Lookups in other nodes that found none.", peers.missed),
-        ("failures", "Pulls from other nodes that failed or came too late.", peers.failures),
-        ("pulled_bytes", "Bytes pulled from other nodes.", peers.fetched_bytes),
-        ("served_rows", "Rows that other nodes pulled from this one.", peers.uploaded_rows),
-        ("served_bytes", "Bytes that other nodes pulled from this one.", peers.uploaded_bytes),
-        ("refused", "Requests for rows without the cluster key.", peers.dropped_offers),
+        ("found", "Lookups in other nodes that found a row.", peers.counts.found),
+        ("missed", "Lookups in other nodes that found none.", peers.counts.missed),
+        ("failures", "Pulls from other nodes that failed or came too late.", peers.counts.failures),
+        ("pulled_bytes", "Bytes pulled from other nodes.", peers.counts.fetched_bytes),
+        ("served_rows", "Rows that other nodes pulled from this one.", peers.counts.uploaded_rows),
+        ("served_bytes", "Bytes that other nodes pulled from this one.", peers.counts.uploaded_bytes),
+        ("refused", "Requests for rows without the cluster key.", peers.counts.dropped_offers),
     ] {
         page.one(&format!("poncho_peer_{name}_total"), Kind::Counter, help, value);
     }

@@ -12,7 +12,8 @@ use bytes::Bytes;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use poncho_cache::{
-    Chain, HitTier, Key, Offer, Patience, RemoteError, RemoteQuery, RemoteRates, RemoteRow, RemoteStatus, RemoteTier,
+    Chain, HitTier, Key, Offer, Patience, RemoteCounts, RemoteError, RemoteQuery, RemoteRates, RemoteRow, RemoteStatus,
+    RemoteTier,
 };
 
 use super::client::{PeerClient, PeerStore, Refusal};
@@ -292,14 +293,16 @@ impl RemoteTier for PeerTier {
             location: own.map(|(_, address)| address.clone()).unwrap_or_default(),
             available: self.inner.peers.has_peers(),
             last_error: self.inner.edges.last_error().or_else(|| self.inner.vitals.last_damage()),
-            found: load(&counters.found),
-            missed: load(&counters.missed),
-            fetched_bytes: load(&counters.fetched_bytes),
-            failures: load(&counters.failures) + counters.damaged.iter().map(load).sum::<u64>(),
-            uploaded_rows: served(|all| &all.rows),
-            uploaded_bytes: served(|all| &all.bytes),
-            dropped_offers: served(|all| &all.refused),
-            queued_offers: 0,
+            counts: RemoteCounts {
+                found: load(&counters.found),
+                missed: load(&counters.missed),
+                fetched_bytes: load(&counters.fetched_bytes),
+                failures: load(&counters.failures) + counters.damaged.iter().map(load).sum::<u64>(),
+                uploaded_rows: served(|all| &all.rows),
+                uploaded_bytes: served(|all| &all.bytes),
+                dropped_offers: served(|all| &all.refused),
+                queued_offers: 0,
+            },
         }
     }
 
