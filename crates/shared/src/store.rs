@@ -89,7 +89,7 @@ impl SharedStore {
     /// # Errors
     /// The key file cannot be used.
     pub fn with_store(settings: &Settings, store: Arc<dyn ObjectStore>) -> Result<Self, SharedError> {
-        Self::with_location(settings, Location { store, name: settings.url.clone(), folder: None })
+        Self::with_location(settings, Location::given(settings, store))
     }
 
     fn with_location(settings: &Settings, location: Location) -> Result<Self, SharedError> {

@@ -57,13 +57,13 @@ impl SharedTier {
     /// # Errors
     /// The key file cannot be used.
     pub fn with_store(settings: &Settings, store: Arc<dyn ObjectStore>) -> Result<Self, SharedError> {
-        Self::with_location(settings, Location { store, name: settings.url.clone(), folder: None })
+        Self::with_location(settings, Location::given(settings, store))
     }
 
     fn with_location(settings: &Settings, location: Location) -> Result<Self, SharedError> {
+        let vitals = Arc::new(Vitals::new(location.name.clone(), &settings.timing));
         let secret = ClusterSecret::open(settings.key_file.as_deref())?;
         let waiter = Waiter::start("poncho-shared")?;
-        let vitals = Arc::new(Vitals::new(location.name.clone(), &settings.timing));
         let objects = Objects::new(location, settings.timing);
         let (offers, queue) = mpsc::channel(settings.sizes.queue.max(1));
         let pending = Arc::new(Pending::default());

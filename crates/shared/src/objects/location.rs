@@ -31,6 +31,11 @@ pub(crate) struct Location {
 }
 
 impl Location {
+    /// A store that the caller made, under the address of the settings.
+    pub(crate) fn given(settings: &Settings, store: Arc<dyn ObjectStore>) -> Self {
+        Self { store, name: settings.url.clone(), folder: None }
+    }
+
     /// Opens the store of an address. Sends no request.
     pub(crate) fn open(settings: &Settings) -> Result<Self, SharedError> {
         let address =
