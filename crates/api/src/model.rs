@@ -166,9 +166,10 @@ impl ModelLimits {
 }
 
 /// What a model is doing at the moment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub enum Phase {
     /// Being loaded, or restarted after its worker ended.
+    #[default]
     Starting,
     /// No request.
     Idle,
@@ -226,7 +227,7 @@ pub struct Speeds {
 }
 
 /// A copy of all facts.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct StatusReport {
     /// What the model does.
     pub phase: Phase,

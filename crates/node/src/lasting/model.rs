@@ -9,7 +9,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use async_trait::async_trait;
 use poncho_api::{
     AdapterId, AdapterInfo, Capabilities, DraftStatus, EngineError, Explained, Footprint, Generate, Input, ModelFiles,
-    ModelReport, NodeModel, PastLookup, Phase, Rendered, ReplyStream, RequestReport, SessionInfo, SpecialText, Speeds,
+    ModelReport, NodeModel, PastLookup, Phase, Rendered, ReplyStream, RequestReport, SessionInfo, SpecialText,
     StatusReport, TokenizeMode, Verified,
 };
 
@@ -34,24 +34,7 @@ struct Started {
 
 impl LastingModel {
     pub(crate) fn new(keeper: Arc<dyn Keeper>, report: ModelReport) -> Self {
-        let nothing = StatusReport {
-            phase: Phase::Starting,
-            pending: 0,
-            queue_depth: 0,
-            active: 0,
-            sessions: 0,
-            last_hit: None,
-            ticks: 0,
-            prefilled_tokens: 0,
-            generated_tokens: 0,
-            decode_nanos: 0,
-            overhead_nanos: 0,
-            starts: 0,
-            ended: 0,
-            speeds: Speeds::default(),
-            drafts: DraftStatus::default(),
-        };
-        Self { keeper, report: Arc::new(report), last: RwLock::new(nothing) }
+        Self { keeper, report: Arc::new(report), last: RwLock::default() }
     }
 
     async fn up(&self) -> Result<Arc<RemoteModel>, EngineError> {

@@ -122,28 +122,12 @@ impl Stay {
 mod tests {
     use std::time::Duration;
 
-    use poncho_api::{DraftStatus, SharedTierReport};
+    use poncho_api::SharedTierReport;
 
     use super::*;
 
     fn status(active: usize, ended: u64) -> StatusReport {
-        StatusReport {
-            phase: Phase::Generating,
-            pending: 0,
-            queue_depth: active,
-            active,
-            sessions: 0,
-            last_hit: None,
-            ticks: 0,
-            prefilled_tokens: 0,
-            generated_tokens: 0,
-            decode_nanos: 0,
-            overhead_nanos: 0,
-            starts: 1,
-            ended,
-            speeds: Speeds::default(),
-            drafts: DraftStatus::default(),
-        }
+        StatusReport { phase: Phase::Generating, queue_depth: active, active, starts: 1, ended, ..Default::default() }
     }
 
     #[test]
