@@ -8,7 +8,7 @@ use std::marker::PhantomData;
 use serde::de::{self, Deserialize, Deserializer, SeqAccess, Visitor};
 
 /// One text or several.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Texts(pub(crate) Vec<String>);
 
 /// Reads a text or a list; both go through a visitor so that errors name the element.

@@ -88,16 +88,14 @@ fn sampling(body: &MessagesBody, base: &Request) -> Result<Request, ApiError> {
         top_k: body.top_k,
         min_p: body.min_p,
         repetition_penalty: body.repetition_penalty,
-        presence_penalty: None,
-        frequency_penalty: None,
-        logit_bias: None,
         seed: body.seed,
-        stop: stops,
-        session_id: body.session_id.as_deref(),
-        exact: body.exact.unwrap_or(false),
-        ignore_eos: body.ignore_eos.unwrap_or(false),
+        stop: stops.cloned(),
+        session_id: body.session_id.clone(),
+        exact: body.exact,
+        ignore_eos: body.ignore_eos,
+        ..Shared::default()
     };
-    let generation = generation(&shared, base)?;
+    let generation = generation(shared, base)?;
     // Anthropic's way to warm the cache.
     let mode = if body.max_tokens == Some(0) { Mode::PrefillOnly } else { Mode::Complete };
     Ok(Request { mode, ..generation })

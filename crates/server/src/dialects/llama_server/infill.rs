@@ -88,17 +88,11 @@ pub(crate) async fn create(
         top_p: body.top_p,
         top_k: body.top_k,
         min_p: body.min_p,
-        repetition_penalty: None,
-        presence_penalty: None,
-        frequency_penalty: None,
-        logit_bias: None,
         seed: body.seed.filter(|seed| *seed >= 0),
-        stop: body.stop.as_ref(),
-        session_id: None,
-        exact: false,
-        ignore_eos: false,
+        stop: body.stop.clone(),
+        ..Shared::default()
     };
-    let request = generation(&shared, model.defaults().generation())?;
+    let request = generation(shared, model.defaults().generation())?;
     let mut warnings = Warnings::about(unknown, &IGNORED);
     warn_of_headers(&mut warnings, &headers);
     warn_of_model(&mut warnings, &model);

@@ -59,7 +59,7 @@ pub(crate) async fn create(
     if prompts.len() > 1 && body.session_id.is_some() {
         return Err(ApiError::field("prompt", "a session holds one prompt; send one or leave the session out"));
     }
-    let mut generation = generation(&body.shared(), model.defaults().generation())?;
+    let mut generation = generation(body.shared(), model.defaults().generation())?;
     generation.max_tokens = Some(generation.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS));
     generation.logprobs = body.logprobs;
     let options = body.poncho.take().unwrap_or_default();

@@ -41,12 +41,12 @@ pub(crate) fn choices(n: Option<u32>, session: Option<&str>) -> Result<u32, ApiE
 }
 
 /// Limits and sampling; `base` has what is left out.
-pub(crate) fn generation(shared: &Shared<'_>, base: &Request) -> Result<Request, ApiError> {
+pub(crate) fn generation(shared: Shared, base: &Request) -> Result<Request, ApiError> {
     let default = base.sampling.clone();
     let mut logit_bias = Vec::new();
-    for (token, bias) in shared.logit_bias.into_iter().flatten() {
+    for (token, bias) in shared.logit_bias.unwrap_or_default() {
         let id = token.parse().map_err(|_| ApiError::field(format!("logit_bias.{token}"), "it is not a token id"))?;
-        logit_bias.push((id, *bias));
+        logit_bias.push((id, bias));
     }
     Ok(Request {
         max_tokens: shared.max_tokens.or(base.max_tokens),
@@ -62,11 +62,11 @@ pub(crate) fn generation(shared: &Shared<'_>, base: &Request) -> Result<Request,
             logit_bias,
             ..default
         },
-        stop: shared.stop.map_or_else(|| base.stop.clone(), |stop| stop.0.clone()),
+        stop: shared.stop.map_or_else(|| base.stop.clone(), |stop| stop.0),
         logprobs: None,
-        session_id: shared.session_id.map(str::to_owned),
-        exact: shared.exact,
-        ignore_eos: shared.ignore_eos,
+        session_id: shared.session_id,
+        exact: shared.exact.unwrap_or(false),
+        ignore_eos: shared.ignore_eos.unwrap_or(false),
         ..Request::default()
     })
 }
@@ -82,7 +82,7 @@ pub(crate) fn chat_turn(body: &ChatRequestBody, base: &Request) -> Result<Genera
     let messages = body.messages.iter().enumerate().map(|(at, message)| message_json(at, message));
     let tools = body.tools.iter().flatten().enumerate().map(|(at, tool)| tool_json(at, tool));
     let tools = tools.collect::<Result<Vec<Tool>, ApiError>>()?;
-    let mut generation = generation(&body.shared(), base)?;
+    let mut generation = generation(body.shared(), base)?;
     generation.max_tokens = body.max_completion_tokens.or(body.max_tokens).or(base.max_tokens);
     if let Some(top) = body.top_logprobs.filter(|top| *top > MAX_TOP_LOGPROBS) {
         return Err(ApiError::field("top_logprobs", format!("it is {top} and may be at most {MAX_TOP_LOGPROBS}")));

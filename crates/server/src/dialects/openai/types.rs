@@ -18,15 +18,49 @@ use crate::http::body::Object;
 pub(crate) use crate::responses::token::TokenOut;
 pub(crate) use crate::texts::{Either, TextOrList, Texts};
 
-/// Adds the fields that both kinds of completions share to a request, and a way to read them alike.
+/// Adds the fields that completions and responses share to a request, and a way to read them alike; `$limit` is what the
+/// request calls the most tokens of a reply.
 macro_rules! completion_request {
-    ($(#[$doc:meta])+ $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty,)+ }) => {
-        $(#[$doc])+
-        #[derive(Debug, DeserializeDerive)]
+    ($(#[$doc:meta])+ $name:ident($limit:ident) { $($(#[$field_doc:meta])* $field:ident: $type:ty,)+ }) => {
+        completion_request! {
+            @sampled $(#[$doc])+ #[derive(Debug, DeserializeDerive)] $name {
+                model: Option<String>,
+                $($(#[$field_doc])* $field: $type,)+
+                $limit: Option<u32>,
+                stream: Option<bool>,
+                /// Who asks; answered with a warning.
+                user: Option<String>,
+                /// Asks for the `poncho` object, and says how the prompt is read.
+                poncho: Option<PonchoOptions>,
+            }
+        }
+
+        impl $name {
+            /// The fields that completions and responses share.
+            pub(crate) fn shared(&self) -> Shared {
+                Shared {
+                    max_tokens: self.$limit,
+                    temperature: self.temperature,
+                    top_p: self.top_p,
+                    top_k: self.top_k,
+                    min_p: self.min_p,
+                    repetition_penalty: self.repetition_penalty,
+                    presence_penalty: self.presence_penalty,
+                    frequency_penalty: self.frequency_penalty,
+                    logit_bias: self.logit_bias.clone(),
+                    seed: self.seed,
+                    stop: self.stop.clone(),
+                    session_id: self.session_id.clone(),
+                    exact: self.exact,
+                    ignore_eos: self.ignore_eos,
+                }
+            }
+        }
+    };
+    (@sampled $(#[$attribute:meta])+ $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty,)+ }) => {
+        $(#[$attribute])+
         pub(crate) struct $name {
-            pub(crate) model: Option<String>,
             $($(#[$field_doc])* pub(crate) $field: $type,)+
-            pub(crate) max_tokens: Option<u32>,
             pub(crate) temperature: Option<f32>,
             pub(crate) top_p: Option<f32>,
             pub(crate) top_k: Option<u32>,
@@ -37,63 +71,26 @@ macro_rules! completion_request {
             pub(crate) logit_bias: Option<BTreeMap<String, f32>>,
             pub(crate) seed: Option<i64>,
             pub(crate) stop: Option<Texts>,
-            pub(crate) n: Option<u32>,
-            pub(crate) stream: Option<bool>,
-            pub(crate) stream_options: Option<Object<StreamOptions>>,
-            /// Who asks; answered with a warning.
-            pub(crate) user: Option<String>,
             pub(crate) session_id: Option<String>,
             pub(crate) exact: Option<bool>,
             pub(crate) ignore_eos: Option<bool>,
-            /// Asks for the `poncho` object, and says how the prompt is read.
-            pub(crate) poncho: Option<PonchoOptions>,
-        }
-
-        impl $name {
-            /// The fields that both kinds of completions share.
-            pub(crate) fn shared(&self) -> Shared<'_> {
-                Shared {
-                    max_tokens: self.max_tokens,
-                    temperature: self.temperature,
-                    top_p: self.top_p,
-                    top_k: self.top_k,
-                    min_p: self.min_p,
-                    repetition_penalty: self.repetition_penalty,
-                    presence_penalty: self.presence_penalty,
-                    frequency_penalty: self.frequency_penalty,
-                    logit_bias: self.logit_bias.as_ref(),
-                    seed: self.seed,
-                    stop: self.stop.as_ref(),
-                    session_id: self.session_id.as_deref(),
-                    exact: self.exact.unwrap_or(false),
-                    ignore_eos: self.ignore_eos.unwrap_or(false),
-                }
-            }
         }
     };
 }
+pub(crate) use completion_request;
 
-/// The fields that both kinds of completions share, borrowed from either.
-pub(crate) struct Shared<'r> {
-    pub(crate) max_tokens: Option<u32>,
-    pub(crate) temperature: Option<f32>,
-    pub(crate) top_p: Option<f32>,
-    pub(crate) top_k: Option<u32>,
-    pub(crate) min_p: Option<f32>,
-    pub(crate) repetition_penalty: Option<f32>,
-    pub(crate) presence_penalty: Option<f32>,
-    pub(crate) frequency_penalty: Option<f32>,
-    pub(crate) logit_bias: Option<&'r BTreeMap<String, f32>>,
-    pub(crate) seed: Option<i64>,
-    pub(crate) stop: Option<&'r Texts>,
-    pub(crate) session_id: Option<&'r str>,
-    pub(crate) exact: bool,
-    pub(crate) ignore_eos: bool,
+completion_request! {
+    @sampled
+    /// Limits and sampling, as any dialect asks for them.
+    #[derive(Default)]
+    Shared {
+        max_tokens: Option<u32>,
+    }
 }
 
 completion_request! {
     /// `POST /v1/chat/completions`.
-    ChatRequestBody {
+    ChatRequestBody(max_tokens) {
         messages: Vec<Object<Message>>,
         max_completion_tokens: Option<u32>,
         logprobs: Option<bool>,
@@ -105,18 +102,22 @@ completion_request! {
         reasoning_effort: Option<String>,
         modalities: Option<Vec<String>>,
         chat_template_kwargs: Option<BTreeMap<String, Value>>,
+        n: Option<u32>,
+        stream_options: Option<Object<StreamOptions>>,
     }
 }
 
 completion_request! {
     /// `POST /v1/completions`.
-    CompletionRequestBody {
+    CompletionRequestBody(max_tokens) {
         /// A text, texts, tokens or lists of tokens.
         prompt: Prompts,
         echo: Option<bool>,
         suffix: Option<String>,
         best_of: Option<u32>,
         logprobs: Option<u8>,
+        n: Option<u32>,
+        stream_options: Option<Object<StreamOptions>>,
     }
 }
 

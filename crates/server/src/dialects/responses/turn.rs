@@ -121,7 +121,7 @@ pub(crate) fn chat_turn(
     listed: &[Listed],
 ) -> Result<Generate, ApiError> {
     let tools = tools::tools(body.tools.as_deref().unwrap_or_default(), listed)?;
-    let mut generation = generation(&body.shared(), base)?;
+    let mut generation = generation(body.shared(), base)?;
     generation.logprobs = logprobs(body);
     let effort = body.reasoning.as_ref().and_then(|reasoning| reasoning.effort.as_deref());
     let (thinking, template_kwargs) = template_kwargs(body.chat_template_kwargs.as_ref(), effort)?;

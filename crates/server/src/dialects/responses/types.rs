@@ -10,81 +10,43 @@ use serde::{Deserialize as DeserializeDerive, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use crate::dialects::openai::types::{Content, Either, Part, Shared, TextOrList, Texts};
+use crate::dialects::openai::types::{Content, Either, Part, Shared, TextOrList, Texts, completion_request};
 use crate::dialects::poncho_options::PonchoOptions;
 use crate::http::body::Object;
 use crate::responses::tool_server::RemoteTool;
 
-/// `POST /v1/responses`.
-#[derive(Debug, DeserializeDerive)]
-pub(crate) struct ResponseRequestBody {
-    pub(crate) model: Option<String>,
-    pub(crate) input: Option<Input>,
-    pub(crate) instructions: Option<String>,
-    pub(crate) previous_response_id: Option<String>,
-    pub(crate) conversation: Option<Value>,
-    pub(crate) prompt: Option<Value>,
-    pub(crate) tools: Option<Vec<Object<ToolBody>>>,
-    pub(crate) tool_choice: Option<Value>,
-    pub(crate) parallel_tool_calls: Option<bool>,
-    pub(crate) max_tool_calls: Option<u32>,
-    pub(crate) text: Option<Object<TextConfig>>,
-    pub(crate) reasoning: Option<Object<ReasoningConfig>>,
-    pub(crate) max_output_tokens: Option<u32>,
-    pub(crate) temperature: Option<f32>,
-    pub(crate) top_p: Option<f32>,
-    pub(crate) top_logprobs: Option<u8>,
-    pub(crate) include: Option<Vec<String>>,
-    pub(crate) store: Option<bool>,
-    pub(crate) metadata: Option<BTreeMap<String, String>>,
-    pub(crate) truncation: Option<String>,
-    pub(crate) stream: Option<bool>,
-    /// Streams carry no padding.
-    pub(crate) stream_options: Option<Object<ResponseStreamOptions>>,
-    pub(crate) background: Option<bool>,
-    /// There is one tier.
-    pub(crate) service_tier: Option<String>,
-    pub(crate) prompt_cache_key: Option<String>,
-    pub(crate) prompt_cache_retention: Option<String>,
-    pub(crate) safety_identifier: Option<String>,
-    pub(crate) user: Option<String>,
-    // From here on Poncho's own, as in both kinds of completions.
-    pub(crate) top_k: Option<u32>,
-    pub(crate) min_p: Option<f32>,
-    pub(crate) repetition_penalty: Option<f32>,
-    pub(crate) presence_penalty: Option<f32>,
-    pub(crate) frequency_penalty: Option<f32>,
-    pub(crate) logit_bias: Option<BTreeMap<String, f32>>,
-    pub(crate) seed: Option<i64>,
-    pub(crate) stop: Option<Texts>,
-    pub(crate) session_id: Option<String>,
-    pub(crate) exact: Option<bool>,
-    pub(crate) ignore_eos: Option<bool>,
-    pub(crate) chat_template_kwargs: Option<BTreeMap<String, Value>>,
-    pub(crate) poncho: Option<PonchoOptions>,
+completion_request! {
+    /// `POST /v1/responses`.
+    ResponseRequestBody(max_output_tokens) {
+        input: Option<Input>,
+        instructions: Option<String>,
+        previous_response_id: Option<String>,
+        conversation: Option<Value>,
+        prompt: Option<Value>,
+        tools: Option<Vec<Object<ToolBody>>>,
+        tool_choice: Option<Value>,
+        parallel_tool_calls: Option<bool>,
+        max_tool_calls: Option<u32>,
+        text: Option<Object<TextConfig>>,
+        reasoning: Option<Object<ReasoningConfig>>,
+        top_logprobs: Option<u8>,
+        include: Option<Vec<String>>,
+        store: Option<bool>,
+        metadata: Option<BTreeMap<String, String>>,
+        truncation: Option<String>,
+        /// Streams carry no padding.
+        stream_options: Option<Object<ResponseStreamOptions>>,
+        background: Option<bool>,
+        /// There is one tier.
+        service_tier: Option<String>,
+        prompt_cache_key: Option<String>,
+        prompt_cache_retention: Option<String>,
+        safety_identifier: Option<String>,
+        chat_template_kwargs: Option<BTreeMap<String, Value>>,
+    }
 }
 
 impl ResponseRequestBody {
-    /// The fields that completions have too.
-    pub(crate) fn shared(&self) -> Shared<'_> {
-        Shared {
-            max_tokens: self.max_output_tokens,
-            temperature: self.temperature,
-            top_p: self.top_p,
-            top_k: self.top_k,
-            min_p: self.min_p,
-            repetition_penalty: self.repetition_penalty,
-            presence_penalty: self.presence_penalty,
-            frequency_penalty: self.frequency_penalty,
-            logit_bias: self.logit_bias.as_ref(),
-            seed: self.seed,
-            stop: self.stop.as_ref(),
-            session_id: self.session_id.as_deref(),
-            exact: self.exact.unwrap_or(false),
-            ignore_eos: self.ignore_eos.unwrap_or(false),
-        }
-    }
-
     /// Whether the answer shall hold this beside its usual fields.
     pub(crate) fn includes(&self, what: &str) -> bool {
         self.include.iter().flatten().any(|included| included == what)
