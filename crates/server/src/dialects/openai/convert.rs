@@ -206,23 +206,32 @@ pub(crate) fn object_text(raw: &RawValue, field: impl FnOnce() -> String) -> Res
     Err(ApiError::field(field(), "it must be a JSON schema, which is an object"))
 }
 
+/// A choice of one word; `other_form` is what it may be instead.
+pub(crate) fn choice_word(word: &str, other_form: &str) -> Result<Choice, ApiError> {
+    match word {
+        "auto" => Ok(Choice::Auto),
+        "none" => Ok(Choice::None),
+        "required" => Ok(Choice::Required),
+        other => {
+            let reason = format!("it is {other:?} and must be auto, none, required or {other_form}");
+            Err(ApiError::field("tool_choice", reason))
+        }
+    }
+}
+
 fn tool_choice(choice: Option<&Value>, tools: &[Tool]) -> Result<Choice, ApiError> {
     let wrong = |reason: String| Err(ApiError::field("tool_choice", reason));
     let choice = match choice {
-        None | Some(Value::Null) => return Ok(Choice::Auto),
-        Some(Value::String(word)) => match word.as_str() {
-            "auto" => return Ok(Choice::Auto),
-            "none" => return Ok(Choice::None),
-            "required" => Choice::Required,
-            other => return wrong(format!("it is {other:?} and must be auto, none, required or a function")),
-        },
+        None | Some(Value::Null) => Choice::Auto,
+        Some(Value::String(word)) => choice_word(word, "a function")?,
         Some(value) => match value.pointer("/function/name").and_then(Value::as_str) {
             Some(name) if tools.iter().any(|tool| tool.name == name) => Choice::Named(name.to_owned()),
             Some(name) => return wrong(format!("{name:?} is not among the tools")),
             None => return wrong("it must be a string or name a function".to_owned()),
         },
     };
-    if tools.is_empty() { wrong("there are no tools to choose from".to_owned()) } else { Ok(choice) }
+    let needs_tools = !matches!(choice, Choice::Auto | Choice::None);
+    if needs_tools && tools.is_empty() { wrong("there are no tools to choose from".to_owned()) } else { Ok(choice) }
 }
 
 fn json_schema(format: Option<&ResponseFormat>) -> Result<Option<String>, ApiError> {

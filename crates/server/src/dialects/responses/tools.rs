@@ -13,7 +13,7 @@ use super::custom::{self, CUSTOM};
 use super::mcp::{Listed, MCP};
 use super::namespace::{NAMESPACE, joined};
 use super::types::ToolBody;
-use crate::dialects::openai::convert::function_tool;
+use crate::dialects::openai::convert::{choice_word, function_tool};
 use crate::dialects::openai::types::FunctionDefinition;
 use crate::error::ApiError;
 use crate::http::body::Object;
@@ -85,13 +85,8 @@ pub(crate) fn echo(bodies: &[Object<ToolBody>]) -> Vec<ToolBody> {
 pub(crate) fn tool_choice(choice: Option<&Value>, tools: &[Tool]) -> Result<Choice, ApiError> {
     let wrong = |reason: &str| Err(ApiError::field("tool_choice", reason));
     let choice = match choice {
-        None | Some(Value::Null) => return Ok(Choice::Auto),
-        Some(Value::String(word)) => match word.as_str() {
-            "auto" => return Ok(Choice::Auto),
-            "none" => return Ok(Choice::None),
-            "required" => Choice::Required,
-            other => return wrong(&format!("it is {other:?} and must be auto, none, required or an object")),
-        },
+        None | Some(Value::Null) => Choice::Auto,
+        Some(Value::String(word)) => choice_word(word, "an object")?,
         Some(Value::Object(object)) => match object.get("type").and_then(Value::as_str) {
             Some("function" | CUSTOM) => Choice::Named(known(object.get("name"), tools, "tool_choice.name")?),
             Some("allowed_tools") => allowed(object, tools)?,
@@ -101,7 +96,8 @@ pub(crate) fn tool_choice(choice: Option<&Value>, tools: &[Tool]) -> Result<Choi
         },
         Some(_) => return wrong("it must be a string or an object"),
     };
-    if tools.is_empty() { wrong("there are no functions to choose from") } else { Ok(choice) }
+    let needs_tools = !matches!(choice, Choice::Auto | Choice::None);
+    if needs_tools && tools.is_empty() { wrong("there are no functions to choose from") } else { Ok(choice) }
 }
 
 fn allowed(object: &serde_json::Map<String, Value>, tools: &[Tool]) -> Result<Choice, ApiError> {
