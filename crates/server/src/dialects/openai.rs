@@ -10,5 +10,6 @@ pub(crate) mod convert;
 pub(crate) mod embeddings;
 pub(crate) mod ignored;
 pub(crate) mod models;
+pub(crate) mod pieces;
 pub(crate) mod prompt;
 pub(crate) mod types;

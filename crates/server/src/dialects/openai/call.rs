@@ -1,14 +1,21 @@
-//! What both kinds of completions do alike: start the call's replies, wait for them, sum them up.
+//! What both kinds of completions do alike: find the model, start the call's replies, wait for them, sum them up.
 //!
 //! Used by `chat.rs` and `completions.rs`.
 
+use axum::http::HeaderMap;
+use axum::response::{IntoResponse, Response};
 use futures_util::future::try_join_all;
+use serde::Serialize;
 
-use super::types::Usage;
+use super::convert::choices;
+use super::types::{Answer, Envelope, Usage};
+use crate::http::app::SharedApp;
+use crate::http::body::Json;
 use crate::http::reply::Reply;
+use crate::models::served::ServedModel;
 use poncho_api::{Finished, Generate};
 
-use crate::dialects::shared::{Origin, PonchoReport, Reporting};
+use crate::dialects::shared::{Origin, PonchoReport, Reporting, session_header};
 use crate::error::ApiError;
 
 /// What a call says beside its sampling.
@@ -23,6 +30,21 @@ pub(crate) struct Call {
 /// The name of the model, which every request must say.
 pub(crate) fn model_name(name: Option<&str>) -> Result<&str, ApiError> {
     name.ok_or_else(|| ApiError::field("model", "missing field `model`; name one of /v1/models"))
+}
+
+/// The model of a request and how many replies it asks for; a session that the body does not name is taken from the
+/// headers.
+pub(crate) async fn addressed(
+    app: &SharedApp,
+    headers: &HeaderMap,
+    session: &mut Option<String>,
+    (model, n): (Option<&str>, Option<u32>),
+) -> Result<(ServedModel, u32), ApiError> {
+    if session.is_none() {
+        *session = session_header(headers)?;
+    }
+    let model = app.models.resolve(model_name(model)?).await?;
+    Ok((model, choices(n, session.as_deref())?))
 }
 
 impl Call {
@@ -59,6 +81,12 @@ pub(crate) struct Totals {
 }
 
 impl Totals {
+    /// The answer that is not a stream.
+    pub(crate) fn answer<C: Serialize>(&self, envelope: &Envelope, choices: &[C]) -> Response {
+        let usage = Some(Some(self.usage));
+        Json(Answer { envelope, choices, usage, poncho: self.poncho.as_ref() }).into_response()
+    }
+
     pub(crate) fn add(&mut self, call: &Call, index: usize, reply: &Finished) {
         self.usage.add(&reply.completion, call.is_first(index));
         if index == 0 {

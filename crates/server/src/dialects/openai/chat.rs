@@ -5,26 +5,23 @@ use std::collections::BTreeSet;
 use axum::Extension;
 use axum::extract::State;
 use axum::http::HeaderMap;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use tokio::time::Instant;
 
-use super::call::{Call, Totals, model_name};
-use super::convert::{chat_logprobs, chat_turn, choices, envelope, finish_word};
+use super::call::{Call, addressed};
+use super::convert::{chat_logprobs, chat_turn, envelope, finish_word};
 use super::ignored;
-use super::types::{
-    Answer, AssistantMessage, CallOut, ChatChoice, ChatRequestBody, ChunkChoice, ChunkDelta, Envelope, FunctionOut,
-};
+use super::pieces::Pieces;
+use super::types::{AssistantMessage, CallOut, ChatChoice, ChatRequestBody, ChunkChoice, ChunkDelta, FunctionOut};
 use poncho_api::{Delta, Finished};
 
 use crate::dialects::diagnosis::Diagnosis;
 use crate::dialects::poncho_options::PromptOrigin;
-use crate::dialects::shared::{
-    Origin, PonchoReport, Reporting, poncho_header, session_header, warn_of_headers, warn_of_model,
-};
+use crate::dialects::shared::{Origin, Reporting, poncho_header, warn_of_headers, warn_of_model};
 use crate::dialects::template_variables::warn_of_variables;
-use crate::error::{ApiError, Family};
+use crate::error::ApiError;
 use crate::http::app::SharedApp;
-use crate::http::body::{Checked, Json};
+use crate::http::body::Checked;
 use crate::http::heartbeat::Heartbeat;
 use crate::http::sse::{self, Events, Frame};
 use crate::http::warnings::Warnings;
@@ -38,11 +35,8 @@ pub(crate) async fn create(
     Checked { mut body, unknown }: Checked<ChatRequestBody>,
 ) -> Result<Response, ApiError> {
     let arrived = Instant::now();
-    if body.session_id.is_none() {
-        body.session_id = session_header(&headers)?;
-    }
-    let model = app.models.resolve(model_name(body.model.as_deref())?).await?;
-    let n = choices(body.n, body.session_id.as_deref())?;
+    let asked = (body.model.as_deref(), body.n);
+    let (model, n) = addressed(&app, &headers, &mut body.session_id, asked).await?;
     let mut asked = chat_turn(&body, model.defaults().generation())?;
     let mut warnings = Warnings::about(unknown, &ignored::CHAT);
     ignored::warn_of_chat(&mut warnings, &body);
@@ -65,21 +59,14 @@ pub(crate) async fn create(
     let replies = call.start(vec![asked], in_pieces).await?;
     if in_pieces {
         let keep_alive = call.origin.app.config.stream_keep_alive;
-        let left = replies.len();
-        let (opened, ended) = (BTreeSet::new(), BTreeSet::new());
-        let events = ChatEvents { call, envelope, wants_logprobs, opened, ended, left, totals: Totals::default() };
+        let pieces = Pieces::new(call, envelope, replies.len());
+        let events = ChatEvents { pieces, wants_logprobs, opened: BTreeSet::new() };
         return sse::respond(replies, events, keep_alive).await;
     }
     let (finished, totals) = call.collect(replies).await?;
     let choices: Vec<ChatChoice> =
         finished.into_iter().enumerate().map(|(index, reply)| choice(index, reply, wants_logprobs)).collect();
-    let answer = Answer {
-        envelope: &envelope,
-        choices: &choices,
-        usage: Some(Some(totals.usage)),
-        poncho: totals.poncho.as_ref(),
-    };
-    Ok(Json(answer).into_response())
+    Ok(totals.answer(&envelope, &choices))
 }
 
 fn choice(index: usize, reply: Finished, wants_logprobs: bool) -> ChatChoice {
@@ -109,38 +96,19 @@ fn choice(index: usize, reply: Finished, wants_logprobs: bool) -> ChatChoice {
 
 /// The pieces of a stream.
 struct ChatEvents {
-    call: Call,
-    envelope: Envelope,
+    pieces: Pieces,
     wants_logprobs: bool,
     /// Replies that have sent their role.
     opened: BTreeSet<usize>,
-    ended: BTreeSet<usize>,
-    /// Replies that have not ended.
-    left: usize,
-    totals: Totals,
 }
 
 impl ChatEvents {
-    fn chunk(&self, choices: &[ChunkChoice], is_last: bool) -> String {
-        self.chunk_with(choices, self.totals.poncho.as_ref().filter(|_| is_last))
-    }
-
-    fn chunk_with(&self, choices: &[ChunkChoice], poncho: Option<&PonchoReport>) -> String {
-        let answer = Answer {
-            envelope: &self.envelope,
-            choices,
-            usage: self.call.include_usage.then_some(Some(self.totals.usage).filter(|_| choices.is_empty())),
-            poncho,
-        };
-        serde_json::to_string(&answer).unwrap_or_default()
-    }
-
-    fn opening(&mut self, index: usize) -> Option<String> {
+    fn opening(&mut self, index: usize) -> Option<Frame> {
         let is_new = self.opened.insert(index);
-        is_new.then(|| self.chunk(&[opening_of(index)], false))
+        is_new.then(|| self.pieces.piece(opening_of(index)))
     }
 
-    fn piece(&self, index: usize, delta: Delta) -> String {
+    fn piece(&self, index: usize, delta: Delta) -> Frame {
         let logprobs = Some(&delta.logprobs).filter(|all| self.wants_logprobs && !all.is_empty());
         let logprobs = logprobs.map(|all| chat_logprobs(all));
         let delta = ChunkDelta {
@@ -149,7 +117,7 @@ impl ChatEvents {
             reasoning_content: Some(delta.reasoning).filter(|reasoning| !reasoning.is_empty()),
             tool_calls: delta.calls.into_iter().map(CallOut::from).collect(),
         };
-        self.chunk(&[ChunkChoice { index, delta, logprobs, finish_reason: None }], false)
+        self.pieces.piece(ChunkChoice { index, delta, logprobs, finish_reason: None })
     }
 }
 
@@ -161,41 +129,37 @@ fn opening_of(index: usize) -> ChunkChoice {
 
 impl Events for ChatEvents {
     fn waiting(&mut self, heartbeat: Heartbeat) -> Vec<Frame> {
-        // Of a reply that has not ended: nothing may follow a finish reason.
-        let index = (0..).find(|index| !self.ended.contains(index)).unwrap_or_default();
+        let index = self.pieces.unfinished();
         let choice = if self.opened.insert(index) {
             opening_of(index)
         } else {
             ChunkChoice { index, delta: ChunkDelta::default(), logprobs: None, finish_reason: None }
         };
-        vec![self.chunk_with(&[choice], Some(&heartbeat.into())).into()]
+        vec![self.pieces.waiting(choice, heartbeat)]
     }
 
     fn delta(&mut self, index: usize, delta: Delta) -> Vec<Frame> {
         let opening = self.opening(index);
-        opening.into_iter().chain([self.piece(index, delta)]).map(Frame::from).collect()
+        opening.into_iter().chain([self.piece(index, delta)]).collect()
     }
 
     fn done(&mut self, index: usize, finished: Box<Finished>) -> Vec<Frame> {
-        self.totals.add(&self.call, index, &finished);
-        self.left = self.left.saturating_sub(1);
-        self.ended.insert(index);
-        let mut written: Vec<Frame> = self.opening(index).into_iter().map(Frame::from).collect();
+        self.pieces.ended(index, &finished);
+        let mut written: Vec<Frame> = self.opening(index).into_iter().collect();
         let finish_reason = Some(finish_word(finished.finish));
         if !finished.rest.is_empty() {
-            written.push(self.piece(index, finished.rest).into());
+            written.push(self.piece(index, finished.rest));
         }
         let end = ChunkChoice { index, delta: ChunkDelta::default(), logprobs: None, finish_reason };
-        written.push(self.chunk(&[end], self.left == 0 && !self.call.include_usage).into());
+        written.push(self.pieces.last(end));
         written
     }
 
     fn end(&mut self) -> Vec<Frame> {
-        let usage = self.call.include_usage.then(|| self.chunk(&[], true));
-        usage.into_iter().chain(["[DONE]".to_owned()]).map(Frame::from).collect()
+        self.pieces.end()
     }
 
     fn failed(&mut self, error: &ApiError) -> Vec<Frame> {
-        vec![error.body(Family::OpenAi).to_string().into()]
+        Pieces::failed(error)
     }
 }

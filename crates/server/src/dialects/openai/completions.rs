@@ -3,28 +3,27 @@
 //! A text prompt is tokenized with special tokens recognised: a client that writes a whole prompt writes its marks too.
 //! With a `suffix` the marks are ours, and the prompt is only text.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use axum::Extension;
 use axum::extract::State;
 use axum::http::HeaderMap;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use poncho_api::{Delta, Finished, Generate, Input, Prompt, SpecialText, TokenLogprob};
 use tokio::time::Instant;
 
-use super::call::{Call, Totals, model_name};
-use super::convert::{choices, envelope, finish_word, finite, generation, token_text};
+use super::call::{Call, addressed};
+use super::convert::{envelope, finish_word, finite, generation, token_text};
 use super::ignored;
+use super::pieces::Pieces;
 use super::prompt::PromptForm;
-use super::types::{Answer, CompletionRequestBody, Envelope, TextChoice, TextLogprobs};
+use super::types::{CompletionRequestBody, TextChoice, TextLogprobs};
 
 use crate::dialects::poncho_options::PromptOrigin;
-use crate::dialects::shared::{
-    Origin, PonchoReport, Reporting, poncho_header, session_header, warn_of_headers, warn_of_model,
-};
-use crate::error::{ApiError, Family};
+use crate::dialects::shared::{Origin, Reporting, poncho_header, warn_of_headers, warn_of_model};
+use crate::error::ApiError;
 use crate::http::app::SharedApp;
-use crate::http::body::{Checked, Json};
+use crate::http::body::Checked;
 use crate::http::heartbeat::Heartbeat;
 use crate::http::sse::{self, Events, Frame};
 use crate::http::warnings::Warnings;
@@ -45,11 +44,8 @@ pub(crate) async fn create(
     Checked { mut body, unknown }: Checked<CompletionRequestBody>,
 ) -> Result<Response, ApiError> {
     let arrived = Instant::now();
-    if body.session_id.is_none() {
-        body.session_id = session_header(&headers)?;
-    }
-    let model = app.models.resolve(model_name(body.model.as_deref())?).await?;
-    let n = choices(body.n, body.session_id.as_deref())?;
+    let asked = (body.model.as_deref(), body.n);
+    let (model, n) = addressed(&app, &headers, &mut body.session_id, asked).await?;
     check_options(&body)?;
     let mut warnings = Warnings::about(unknown, &ignored::PLAIN);
     ignored::warn_of_completion(&mut warnings, &body);
@@ -88,9 +84,8 @@ pub(crate) async fn create(
     let envelope = envelope(&call.origin.model, "cmpl-", "text_completion");
     if in_pieces {
         let keep_alive = call.origin.app.config.stream_keep_alive;
-        let left = replies.len();
-        let (offsets, ended) = (BTreeMap::new(), BTreeSet::new());
-        let events = TextEvents { call, envelope, texts, offsets, ended, left, totals: Totals::default() };
+        let pieces = Pieces::new(call, envelope, replies.len());
+        let events = TextEvents { pieces, texts, offsets: BTreeMap::new() };
         return sse::respond(replies, events, keep_alive).await;
     }
     let (finished, totals) = call.collect(replies).await?;
@@ -104,13 +99,7 @@ pub(crate) async fn create(
             finish_reason: Some(finish_word(reply.finish)),
         })
         .collect();
-    let answer = Answer {
-        envelope: &envelope,
-        choices: &choices,
-        usage: Some(Some(totals.usage)),
-        poncho: totals.poncho.as_ref(),
-    };
-    Ok(Json(answer).into_response())
+    Ok(totals.answer(&envelope, &choices))
 }
 
 fn check_options(body: &CompletionRequestBody) -> Result<(), ApiError> {
@@ -159,32 +148,13 @@ fn text_logprobs(logprobs: &[TokenLogprob], offset: &mut usize) -> TextLogprobs 
 
 /// The pieces of a stream.
 struct TextEvents {
-    call: Call,
-    envelope: Envelope,
+    pieces: Pieces,
     texts: Texts,
     /// Characters sent of each reply.
     offsets: BTreeMap<usize, usize>,
-    ended: BTreeSet<usize>,
-    /// Replies that have not ended.
-    left: usize,
-    totals: Totals,
 }
 
 impl TextEvents {
-    fn chunk(&self, choices: &[TextChoice], is_last: bool) -> String {
-        self.chunk_with(choices, self.totals.poncho.as_ref().filter(|_| is_last))
-    }
-
-    fn chunk_with(&self, choices: &[TextChoice], poncho: Option<&PonchoReport>) -> String {
-        let answer = Answer {
-            envelope: &self.envelope,
-            choices,
-            usage: self.call.include_usage.then_some(Some(self.totals.usage).filter(|_| choices.is_empty())),
-            poncho,
-        };
-        serde_json::to_string(&answer).unwrap_or_default()
-    }
-
     fn piece(&mut self, index: usize, delta: &Delta) -> TextChoice {
         let is_new = !self.offsets.contains_key(&index);
         let echo = if is_new { self.texts.echo(index) } else { "" };
@@ -198,31 +168,28 @@ impl TextEvents {
 
 impl Events for TextEvents {
     fn waiting(&mut self, heartbeat: Heartbeat) -> Vec<Frame> {
-        let index = (0..).find(|index| !self.ended.contains(index)).unwrap_or_default();
+        let index = self.pieces.unfinished();
         let choice = TextChoice { index, text: String::new(), logprobs: None, finish_reason: None };
-        vec![self.chunk_with(&[choice], Some(&heartbeat.into())).into()]
+        vec![self.pieces.waiting(choice, heartbeat)]
     }
 
     fn delta(&mut self, index: usize, delta: Delta) -> Vec<Frame> {
         let piece = self.piece(index, &delta);
-        vec![self.chunk(&[piece], false).into()]
+        vec![self.pieces.piece(piece)]
     }
 
     fn done(&mut self, index: usize, finished: Box<Finished>) -> Vec<Frame> {
-        self.totals.add(&self.call, index, &finished);
-        self.left = self.left.saturating_sub(1);
-        self.ended.insert(index);
+        self.pieces.ended(index, &finished);
         let mut last = self.piece(index, &finished.rest);
         last.finish_reason = Some(finish_word(finished.finish));
-        vec![self.chunk(&[last], self.left == 0 && !self.call.include_usage).into()]
+        vec![self.pieces.last(last)]
     }
 
     fn end(&mut self) -> Vec<Frame> {
-        let usage = self.call.include_usage.then(|| self.chunk(&[], true));
-        usage.into_iter().chain(["[DONE]".to_owned()]).map(Frame::from).collect()
+        self.pieces.end()
     }
 
     fn failed(&mut self, error: &ApiError) -> Vec<Frame> {
-        vec![error.body(Family::OpenAi).to_string().into()]
+        Pieces::failed(error)
     }
 }
