@@ -26,7 +26,7 @@ use crate::dialects::poncho::{
 use crate::dialects::responses::{create, stored};
 use crate::dialects::{ollama, openapi, query};
 use crate::error::{ApiError, Family};
-use crate::http::app::{HoldingBody, SharedApp};
+use crate::http::app::{SharedApp, holding};
 use crate::http::auth::authorize;
 use crate::http::console;
 use crate::http::origin::guard;
@@ -147,7 +147,7 @@ async fn admit(State(app): State<SharedApp>, request: Request, next: Next) -> Re
     tokio::select! {
         // First: a handler that notices it by itself ends its reply in order.
         biased;
-        response = next.run(request) => Ok(response.map(|body| HoldingBody::wrap(body, in_flight))),
+        response = next.run(request) => Ok(response.map(|body| holding(body, in_flight))),
         () = cut.received() => Err(ApiError::ShuttingDown),
     }
 }
@@ -199,7 +199,7 @@ async fn outermost(State(app): State<SharedApp>, request: Request, next: Next) -
         Attribute::text("poncho.request_id", &id),
     ];
     let ended = RequestSpan { scope, name: format!("{method} {route}"), attributes, is_error: status >= 500 };
-    response.map(|body| HoldingBody::wrap(body, ended))
+    response.map(|body| holding(body, ended))
 }
 
 /// An error as its family writes it, with what the layers inside put beside it.

@@ -4,13 +4,11 @@
 //! shutdown knows when the last one has ended.
 
 use std::net::SocketAddr;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll};
 
-use axum::body::{Body, Bytes};
-use http_body::{Frame, SizeHint};
+use axum::body::Body;
+use http_body_util::BodyExt;
 use poncho_api::Node;
 use tokio::sync::{Semaphore, watch};
 
@@ -171,34 +169,10 @@ impl Drop for InFlight {
     }
 }
 
-/// A body that holds something until it was sent or given up, such as its request in flight.
-pub(crate) struct HoldingBody<G> {
-    body: Body,
-    _held: G,
-}
-
-impl<G: Send + Unpin + 'static> HoldingBody<G> {
-    pub(crate) fn wrap(body: Body, held: G) -> Body {
-        Body::new(Self { body, _held: held })
-    }
-}
-
-impl<G: Unpin> http_body::Body for HoldingBody<G> {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.body).poll_frame(context)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
+/// Lets a body hold something until it was sent or given up, such as its request in flight.
+pub(crate) fn holding(body: Body, held: impl Send + 'static) -> Body {
+    Body::new(body.map_err(move |error| {
+        let _ = &held;
+        error
+    }))
 }
