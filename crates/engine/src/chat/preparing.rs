@@ -39,12 +39,11 @@ pub(crate) async fn preparing<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, EngineError> + Send + 'static,
 ) -> Result<T, EngineError> {
     let permit = PREPARING.acquire().await.map_err(|_| EngineError::internal(doing))?;
-    blocking(doing, move || {
-        let result = work();
-        drop(permit);
-        result
-    })
-    .await
+    let work = move || {
+        let _permit = permit;
+        work()
+    };
+    blocking(doing, work).await
 }
 
 /// Runs work that may wait long, for a disk or a worker.
