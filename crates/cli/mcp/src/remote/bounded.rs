@@ -87,19 +87,6 @@ impl StreamableHttpClient for Bounded {
         }
     }
 
-    async fn post_message_with_max_sse_event_size(
-        &self,
-        uri: Arc<str>,
-        message: ClientJsonRpcMessage,
-        session_id: Option<Arc<str>>,
-        auth_header: Option<String>,
-        custom_headers: HashMap<HeaderName, HeaderValue>,
-        _max_sse_event_size: usize,
-    ) -> Result<StreamableHttpPostResponse, Failure> {
-        // The whole stream is bounded, so each event is.
-        self.post_message(uri, message, session_id, auth_header, custom_headers).await
-    }
-
     async fn delete_session(
         &self,
         uri: Arc<str>,
@@ -118,28 +105,11 @@ impl StreamableHttpClient for Bounded {
         auth_header: Option<String>,
         custom_headers: HashMap<HeaderName, HeaderValue>,
     ) -> Result<BoxStream<'static, Result<Sse, SseError>>, Failure> {
-        self.0.get_stream(uri, session_id, last_event_id, auth_header, custom_headers).await
-    }
-
-    async fn get_stream_with_max_sse_event_size(
-        &self,
-        uri: Arc<str>,
-        session_id: Option<Arc<str>>,
-        last_event_id: Option<String>,
-        auth_header: Option<String>,
-        custom_headers: HashMap<HeaderName, HeaderValue>,
-        max_sse_event_size: usize,
-    ) -> Result<BoxStream<'static, Result<Sse, SseError>>, Failure> {
-        let client = &self.0;
-        let open = client.get_stream_with_max_sse_event_size(
-            uri,
-            session_id,
-            last_event_id,
-            auth_header,
-            custom_headers,
-            max_sse_event_size,
-        );
-        open.await
+        // Every event is bounded; the stream goes on for as long as the session.
+        let (client, bound) = (&self.0, MOST_BYTES);
+        client
+            .get_stream_with_max_sse_event_size(uri, session_id, last_event_id, auth_header, custom_headers, bound)
+            .await
     }
 }
 
