@@ -184,13 +184,12 @@ fn grpc<M: Method>() -> Grpc<Packed<M::Answer, M::Ask>> {
 }
 
 /// One answer to one question.
-fn unary<M, F>(
+fn unary<M: Method + 'static, F>(
     served: Arc<Served>,
     request: HttpRequest,
     answer: impl FnOnce(Arc<Served>, M::Ask) -> F + Send + 'static,
 ) -> Answering
 where
-    M: Method + 'static,
     F: Future<Output = M::Answer> + Send + 'static,
 {
     let service = service_fn(once(served, move |served, ask| answer(served, ask).map(Ok)));
@@ -198,13 +197,12 @@ where
 }
 
 /// Many answers to one question.
-fn streaming<M, F>(
+fn streaming<M: Method + 'static, F>(
     served: Arc<Served>,
     request: HttpRequest,
     answer: impl FnOnce(Arc<Served>, M::Ask) -> F + Send + 'static,
 ) -> Answering
 where
-    M: Method + 'static,
     F: Future<Output = Result<BoxStream<'static, M::Answer>, Status>> + Send + 'static,
 {
     let answers = move |served, ask| answer(served, ask).map_ok(|answers| answers.map(Ok::<M::Answer, Status>));
