@@ -90,18 +90,6 @@ impl Prefix<'_> {
         self.chain.get(1..).unwrap_or_default()
     }
 
-    /// Tokens of the prompt.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.tokens.len()
-    }
-
-    /// Whether the prompt is empty.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.tokens.is_empty()
-    }
-
     /// The boundary after that many tokens, as a node announces it; `None` past the end.
     #[must_use]
     pub fn boundary(&self, tokens: usize) -> Option<Boundary> {
