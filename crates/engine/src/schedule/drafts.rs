@@ -5,6 +5,10 @@
 //! help it more than they cost the others. What drafts cost and bring is counted; where they lose, they stop, and are tried
 //! again with one part in a hundred of the time. It must never let drafts cost more than that for long.
 
+mod search;
+
+use self::search::Search;
+
 /// The longest draft of one request.
 pub const LONGEST: usize = 15;
 /// Rows in one call with a time of their own.
@@ -455,9 +459,10 @@ impl DraftPlanner {
         let mut trial = std::mem::take(&mut self.trial);
         trial.clear();
         trial.resize(candidates.len(), 0);
+        let search = Search { tick, times: &self.times, base, trial: &mut trial, best: lengths, most: WORTHWHILE.ln() };
         let gain = match tick.joining {
-            Joining::ByLength if tick.decodes > 1 => self.choose_equal(tick, candidates, base, &mut trial, lengths),
-            _ => self.choose_each(tick, candidates, base, &mut trial, lengths),
+            Joining::ByLength if tick.decodes > 1 => search.equal(candidates),
+            _ => search.each(candidates),
         };
         self.trial = trial;
         self.unclear = if gain > tick.decodes as f64 * CLEAR.ln() { 0 } else { self.unclear.saturating_add(1) };
@@ -474,79 +479,6 @@ impl DraftPlanner {
                 *length = 1;
             }
         }
-    }
-
-    /// Adds rows one by one to the request that gains most, and keeps the number that is best for all. Returns the gain: the
-    /// logarithm of the product of all factors.
-    fn choose_each(
-        &self,
-        tick: &Tick,
-        candidates: &[Candidate],
-        base: f64,
-        trial: &mut [usize],
-        lengths: &mut [usize],
-    ) -> f64 {
-        let (mut gain, mut most) = (0.0, WORTHWHILE.ln());
-        let requests = tick.decodes.max(1) as f64;
-        for _ in 0..tick.room {
-            let step = |place: usize| {
-                let (candidate, length) = candidates.get(place).zip(trial.get(place).copied())?;
-                let more = candidate.expected(length + 1) / candidate.expected(length);
-                (length < candidate.available).then(|| more.ln())
-            };
-            let next = (0..candidates.len()).filter_map(|place| step(place).map(|gain| (place, gain)));
-            let Some((place, more)) = next.max_by(|one, two| one.1.total_cmp(&two.1)) else { break };
-            gain += more;
-            if let Some(length) = trial.get_mut(place) {
-                *length += 1;
-            }
-            let Some(seconds) = tick.seconds(&self.times, Shape::of(trial)) else { break };
-            let worth = gain - requests * (seconds / base).ln();
-            if worth > most {
-                most = worth;
-                lengths.copy_from_slice(trial);
-            }
-        }
-        most
-    }
-
-    /// The same number of rows for the best requests. Returns the gain.
-    fn choose_equal(
-        &self,
-        tick: &Tick,
-        candidates: &[Candidate],
-        base: f64,
-        trial: &mut [usize],
-        lengths: &mut [usize],
-    ) -> f64 {
-        let mut order: Vec<usize> = (0..candidates.len()).collect();
-        order.sort_by(|one, two| rate(candidates, *two).total_cmp(&rate(candidates, *one)));
-        let mut most = WORTHWHILE.ln();
-        let requests = tick.decodes.max(1) as f64;
-        for rows in 1..=LONGEST {
-            trial.fill(0);
-            let (mut gain, mut drafting) = (0.0, 0);
-            for place in &order {
-                let Some(candidate) = candidates.get(*place).filter(|candidate| candidate.available >= rows) else {
-                    continue;
-                };
-                drafting += 1;
-                if drafting * rows > tick.room {
-                    break;
-                }
-                gain += candidate.expected(rows).ln();
-                if let Some(length) = trial.get_mut(*place) {
-                    *length = rows;
-                }
-                let Some(seconds) = tick.seconds(&self.times, Shape::of(trial)) else { break };
-                let worth = gain - requests * (seconds / base).ln();
-                if worth > most {
-                    most = worth;
-                    lengths.copy_from_slice(trial);
-                }
-            }
-        }
-        most
     }
 
     /// Records a tick: the numbers of draft rows, how many of them were right, and the time of the call with what followed
