@@ -79,7 +79,8 @@ pub(in crate::backend::llama) fn mirror_window(
     let mut first_real = n_tokens;
     for (index, (view, section)) in views.iter().zip(&shape.window).enumerate() {
         for (run, to) in ring_runs(blob, view, section, &positions)? {
-            frame.copy_section(index, blob, view, run, to);
+            frame.copy_extensions(index, blob, view, run, to);
+            frame.each_stretch(index, view, run, to, |frame, from, to, len| frame.copy(blob, from, to, len));
         }
         for cell in 0..view.cells {
             first_real = first_real.min(cell_position(blob, view, section, cell)?);

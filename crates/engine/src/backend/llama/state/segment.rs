@@ -197,21 +197,6 @@ impl<'a> Frame<'a> {
         expect("rows of a segment", &self.sound, &true, 1, 0)
     }
 
-    /// Copies a run of cells of a source section to the cells from `to` on.
-    pub(in crate::backend::llama) fn copy_section(
-        &mut self,
-        index: usize,
-        source: &[u8],
-        from: &SectionView,
-        run: CellRun,
-        to: usize,
-    ) {
-        self.copy_extensions(index, source, from, run, to);
-        self.each_stretch(index, from, run, to, |frame, source_at, out_at, len| {
-            frame.copy(source, source_at, out_at, len);
-        });
-    }
-
     /// Copies what M-RoPE models keep per cell between the count of sequences and the sequence id.
     pub(in crate::backend::llama) fn copy_extensions(
         &mut self,
@@ -262,7 +247,8 @@ impl<'a> Frame<'a> {
         }
     }
 
-    fn copy(&mut self, source: &[u8], from: usize, to: usize, len: usize) {
+    /// Copies bytes of a source; those that do not fit make [`Frame::finish`] fail.
+    pub(in crate::backend::llama) fn copy(&mut self, source: &[u8], from: usize, to: usize, len: usize) {
         match (source.get(from..from + len), self.out.get_mut(to..to + len)) {
             (Some(source), Some(target)) => target.copy_from_slice(source),
             _ => self.sound = false,
