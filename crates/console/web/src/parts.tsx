@@ -1,5 +1,5 @@
 // Small parts that several views share: tiles, bars, badges, notices, a list that draws only what is seen.
-import type { ComponentChildren, JSX } from "preact";
+import type { ComponentChildren, JSX, RefObject } from "preact";
 import { useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { RequestRow } from "./api";
 import { count, sourceName } from "./format";
@@ -16,6 +16,20 @@ export function Tile(props: { label: string; value: string; hint?: string }): JS
 
 export function Badge(props: { kind: string; children: ComponentChildren }): JSX.Element {
   return <span class={`badge badge-${props.kind}`}>{props.children}</span>;
+}
+
+/** Names and values. */
+export function Facts(props: { facts: [string, string][] }): JSX.Element {
+  return (
+    <dl class="facts">
+      {props.facts.map(([name, value]) => (
+        <div key={name}>
+          <dt>{name}</dt>
+          <dd>{value}</dd>
+        </div>
+      ))}
+    </dl>
+  );
 }
 
 export function Notice(props: { kind?: "error" | "empty"; title: string; children?: ComponentChildren }): JSX.Element {
@@ -88,6 +102,32 @@ function firstAbove(list: number[], number: number): number {
   return low;
 }
 
+/** Follows what is seen of a box while the nearest pane scrolls; `look` gets what the pane shows, from the top of the box. */
+export function useSeen<S>(
+  first: S,
+  look: (old: S, pane: { top: number; height: number; width: number }) => S,
+): [RefObject<HTMLDivElement | null>, S] {
+  const box = useRef<HTMLDivElement>(null);
+  const [seen, setSeen] = useState<S>(first);
+  useLayoutEffect(() => {
+    const pane = box.current?.closest(".pane");
+    if (!pane) return;
+    const follow = () => {
+      const { top, width } = box.current!.getBoundingClientRect();
+      const shown = { top: pane.getBoundingClientRect().top - top, height: pane.clientHeight, width };
+      setSeen((old) => look(old, shown));
+    };
+    follow();
+    pane.addEventListener("scroll", follow, { passive: true });
+    window.addEventListener("resize", follow);
+    return () => {
+      pane.removeEventListener("scroll", follow);
+      window.removeEventListener("resize", follow);
+    };
+  }, []);
+  return [box, seen];
+}
+
 /** A list of any length that draws only what is seen. It scrolls with the nearest pane. */
 export function LongList<T>(props: {
   items: T[];
@@ -98,24 +138,10 @@ export function LongList<T>(props: {
   draw: (item: T) => ComponentChildren;
 }): JSX.Element {
   const { items, height } = props;
-  const box = useRef<HTMLDivElement>(null);
-  const [seen, setSeen] = useState<[number, number]>([0, 1200]);
-  useLayoutEffect(() => {
-    const pane = box.current?.closest(".pane");
-    if (!pane) return;
-    const look = () => {
-      const top = pane.getBoundingClientRect().top - box.current!.getBoundingClientRect().top;
-      const next: [number, number] = [Math.floor(top / 200) * 200 - 200, top + pane.clientHeight + 400];
-      setSeen((old) => (old[0] === next[0] && Math.abs(old[1] - next[1]) < 200 ? old : next));
-    };
-    look();
-    pane.addEventListener("scroll", look, { passive: true });
-    window.addEventListener("resize", look);
-    return () => {
-      pane.removeEventListener("scroll", look);
-      window.removeEventListener("resize", look);
-    };
-  }, []);
+  const [box, seen] = useSeen<[number, number]>([0, 1200], (old, pane) => {
+    const next: [number, number] = [Math.floor(pane.top / 200) * 200 - 200, pane.top + pane.height + 400];
+    return old[0] === next[0] && Math.abs(old[1] - next[1]) < 200 ? old : next;
+  });
   /** Where each item ends. */
   const ends = useMemo(() => {
     let at = 0;

@@ -3,7 +3,7 @@ import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { type Around, get, type RequestRow, type Why } from "../api";
 import { count, ms, percent, sourceName, words } from "../format";
-import { Badge, Drawer, Meter, Notice } from "../parts";
+import { Badge, Drawer, Facts, Meter, Notice } from "../parts";
 
 /** Fewer computed tokens than this need no explanation: the last message is always new. */
 const FEW = 16;
@@ -79,16 +79,7 @@ function Figures(props: { row: RequestRow }): JSX.Element {
     ["Decode", ms(row.decode_ms)],
     ["Total", ms(row.total_ms ?? row.age_ms)],
   ];
-  return (
-    <dl class="facts">
-      {facts.map(([name, value]) => (
-        <div key={name}>
-          <dt>{name}</dt>
-          <dd>{value}</dd>
-        </div>
-      ))}
-    </dl>
-  );
+  return <Facts facts={facts} />;
 }
 
 function Explanation(props: { why: Why; row: RequestRow }): JSX.Element {

@@ -3,7 +3,7 @@ import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { post, type Row, type RowCheck, send } from "../../api";
 import { ago, bytes, count, tierName } from "../../format";
-import { Badge, Drawer } from "../../parts";
+import { Badge, Drawer, Facts } from "../../parts";
 
 export function RowDrawer(props: {
   row: Row;
@@ -63,14 +63,7 @@ export function RowDrawer(props: {
         {row.pending ? <Badge kind="running">being written</Badge> : null}
         {row.pinned ? <Badge kind="exact">pinned</Badge> : null}
       </p>
-      <dl class="facts">
-        {facts.map(([name, value]) => (
-          <div key={name}>
-            <dt>{name}</dt>
-            <dd>{value}</dd>
-          </div>
-        ))}
-      </dl>
+      <Facts facts={facts} />
       <p class="mono dim wrap">{row.key}</p>
       {row.text ? <pre class="excerpt-alone">{row.text} …</pre> : null}
       <div class="actions">

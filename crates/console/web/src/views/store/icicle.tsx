@@ -1,8 +1,9 @@
 // Stored prefixes as an icicle: left to right is the position in the prompt, each branch has its own line.
 import type { JSX } from "preact";
-import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { Row } from "../../api";
 import { ago, bytes, count, short, tierName } from "../../format";
+import { useSeen } from "../../parts";
 import { type Node, type Stored, seenNodes } from "./rows";
 
 const LINE = 26;
@@ -40,29 +41,14 @@ function useSome(nodes: Node[]): Node[] {
 export function Icicle(props: { stored: Stored; chosen: string | null; onChoose: (key: string) => void }): JSX.Element {
   const { stored } = props;
   const { most } = stored;
-  const box = useRef<HTMLDivElement>(null);
-  const [seen, setSeen] = useState<[from: number, to: number, width: number]>([0, 48, 800]);
-  useLayoutEffect(() => {
-    const pane = box.current?.closest(".pane");
-    if (!pane) return;
-    const look = () => {
-      const { top: boxTop, width } = box.current!.getBoundingClientRect();
-      const top = pane.getBoundingClientRect().top - boxTop;
-      const next: [number, number, number] = [
-        Math.floor(top / LINE / 4) * 4 - 4,
-        Math.ceil((top + pane.clientHeight) / LINE / 4) * 4 + 4,
-        width,
-      ];
-      setSeen((old) => (old.every((one, at) => one === next[at]) ? old : next));
-    };
-    look();
-    pane.addEventListener("scroll", look, { passive: true });
-    window.addEventListener("resize", look);
-    return () => {
-      pane.removeEventListener("scroll", look);
-      window.removeEventListener("resize", look);
-    };
-  }, []);
+  const [box, seen] = useSeen<[from: number, to: number, width: number]>([0, 48, 800], (old, pane) => {
+    const next: [number, number, number] = [
+      Math.floor(pane.top / LINE / 4) * 4 - 4,
+      Math.ceil((pane.top + pane.height) / LINE / 4) * 4 + 4,
+      pane.width,
+    ];
+    return old.every((one, at) => one === next[at]) ? old : next;
+  });
   const { nodes, narrow } = useMemo(() => seenNodes(stored, ...seen), [stored, seen]);
   const some = useSome(nodes);
   const marks = [0, 0.25, 0.5, 0.75, 1].map((share) => Math.round(share * most));
