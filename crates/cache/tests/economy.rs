@@ -1,88 +1,45 @@
 //! What costs nothing: opening a folder reads no payload, and a payload is neither copied nor joined on its way into
 //! memory, out of it, or into a file.
 
-use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
-use poncho_cache::testing::MemoryFs;
-use poncho_cache::{Cache, CacheConfig, Entry, Fs, Needs, NewFile, PartKind, PayloadPart, ReadFile, SaveRequest, Tier};
+use poncho_cache::testing::{MemoryFs, WatchedFs, Watcher};
+use poncho_cache::{Cache, CacheConfig, Needs, NewFile, PartKind, PayloadPart, SaveRequest, Tier};
 
 use crate::support::{conversation, namespace, on_disk, request};
 
 /// The most that opening a folder may read of a row with few tokens: one read of the file's first bytes.
 const FIRST_READ: u64 = 4096;
 
-/// A file system that counts what is read, and remembers where the pieces of new files lay.
+/// Counts what is read, and remembers where the pieces of new files lay.
 #[derive(Debug, Default)]
 struct Watching {
-    inner: MemoryFs,
     opened: AtomicU64,
-    bytes: Arc<AtomicU64>,
+    bytes: AtomicU64,
     pieces: Mutex<Vec<Vec<(usize, usize)>>>,
 }
 
-struct WatchedFile {
-    file: Box<dyn ReadFile>,
-    bytes: Arc<AtomicU64>,
-}
-
-impl ReadFile for WatchedFile {
-    fn length(&self) -> io::Result<u64> {
-        self.file.length()
-    }
-
-    fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
-        self.bytes.fetch_add(buffer.len() as u64, Ordering::Relaxed);
-        self.file.read_exact_at(buffer, offset)
-    }
-}
-
-impl Fs for Watching {
-    fn create_folder(&self, path: &Path) -> io::Result<()> {
-        self.inner.create_folder(path)
-    }
-
-    fn write_new(&self, path: &Path, file: &NewFile<'_>, durable: bool) -> io::Result<()> {
-        self.inner.write_new(path, file, durable)?;
+impl Watcher for Watching {
+    fn wrote(&self, file: &NewFile<'_>) {
         self.pieces.lock().unwrap().push(file.body().iter().map(|piece| place(piece)).collect());
-        Ok(())
     }
 
-    fn link(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.inner.link(from, to)
-    }
-
-    fn remove(&self, path: &Path) -> io::Result<()> {
-        self.inner.remove(path)
-    }
-
-    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.inner.rename(from, to)
-    }
-
-    fn sync_folder(&self, path: &Path) -> io::Result<()> {
-        self.inner.sync_folder(path)
-    }
-
-    fn open(&self, path: &Path) -> io::Result<Box<dyn ReadFile>> {
+    fn before_open(&self) {
         self.opened.fetch_add(1, Ordering::Relaxed);
-        Ok(Box::new(WatchedFile { file: self.inner.open(path)?, bytes: Arc::clone(&self.bytes) }))
     }
 
-    fn write_at(&self, path: &Path, bytes: &[u8], offset: u64) -> io::Result<()> {
-        self.inner.write_at(path, bytes, offset)
+    fn before_read(&self, bytes: usize) {
+        self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
+}
 
-    fn list(&self, path: &Path) -> io::Result<Vec<Entry>> {
-        self.inner.list(path)
-    }
-
-    fn has_locks(&self) -> bool {
-        self.inner.has_locks()
-    }
+/// A file system in memory, and what watches it.
+fn watched() -> (Arc<WatchedFs<MemoryFs, Watching>>, Arc<Watching>) {
+    let watching = Arc::new(Watching::default());
+    (Arc::new(WatchedFs::new(MemoryFs::new(), Arc::clone(&watching))), watching)
 }
 
 /// Where bytes lie, and how many they are.
@@ -99,8 +56,8 @@ fn payload(bytes: usize) -> Vec<PayloadPart> {
 #[test]
 fn opening_a_folder_reads_the_heads_of_its_files_and_no_payload() {
     const ROWS: u64 = 40;
-    let fs = Arc::new(Watching::default());
-    let config = || CacheConfig { fs: Arc::<Watching>::clone(&fs), ..on_disk(Path::new("/cache"), 1 << 30) };
+    let (fs, watching) = watched();
+    let config = || CacheConfig { fs: fs.clone(), ..on_disk(Path::new("/cache"), 1 << 30) };
     {
         let cache = Cache::open(config()).unwrap();
         for number in 0..u32::try_from(ROWS).unwrap() {
@@ -110,13 +67,13 @@ fn opening_a_folder_reads_the_heads_of_its_files_and_no_payload() {
         }
         cache.flush();
     }
-    fs.opened.store(0, Ordering::Relaxed);
-    fs.bytes.store(0, Ordering::Relaxed);
+    watching.opened.store(0, Ordering::Relaxed);
+    watching.bytes.store(0, Ordering::Relaxed);
     let cache = Cache::open(config()).unwrap();
     assert_eq!(cache.counters().tier_rows, [0, 0, ROWS]);
     assert!(cache.counters().tier_bytes[Tier::Disk.index()] > ROWS * (256 << 10));
-    assert_eq!(fs.opened.load(Ordering::Relaxed), ROWS, "each file is opened once");
-    let read = fs.bytes.load(Ordering::Relaxed);
+    assert_eq!(watching.opened.load(Ordering::Relaxed), ROWS, "each file is opened once");
+    let read = watching.bytes.load(Ordering::Relaxed);
     assert!(read > 0 && read <= ROWS * FIRST_READ, "{read} bytes were read of {ROWS} rows");
 }
 
@@ -142,9 +99,8 @@ fn a_row_in_memory_is_handed_out_by_reference() {
 
 #[test]
 fn a_save_writes_the_pieces_of_a_payload_from_where_they_lie() {
-    let fs = Arc::new(Watching::default());
-    let config = CacheConfig { fs: Arc::<Watching>::clone(&fs), ..on_disk(Path::new("/cache"), 1 << 30) };
-    let cache = Cache::open(config).unwrap();
+    let (fs, watching) = watched();
+    let cache = Cache::open(CacheConfig { fs, ..on_disk(Path::new("/cache"), 1 << 30) }).unwrap();
     let tokens = conversation(1, 100);
     // A large payload goes to its file in another order than a small one.
     for (number, bytes) in [(1, 4000), (2, 5 << 20)] {
@@ -152,7 +108,7 @@ fn a_save_writes_the_pieces_of_a_payload_from_where_they_lie() {
         let given: Vec<(usize, usize)> = parts.iter().map(|part| place(&part.bytes)).collect();
         cache.save(SaveRequest { parts, ..request(namespace(number), &tokens, None) }).unwrap();
         cache.flush();
-        let written = fs.pieces.lock().unwrap().pop();
+        let written = watching.pieces.lock().unwrap().pop();
         assert_eq!(written, Some(given), "{bytes} bytes");
     }
 }

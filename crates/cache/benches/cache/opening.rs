@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use poncho_cache::row_folder;
-use poncho_cache::{Cache, CacheConfig, Entry, Fs, Key, NewFile, ReadFile, StdFs};
+use poncho_cache::testing::{WatchedFs, Watcher};
+use poncho_cache::{Cache, CacheConfig, Key, StdFs};
 
 use crate::Outcome;
 use crate::machine::field;
@@ -38,7 +39,7 @@ pub(crate) fn open_many(report: &mut Report, folder: &Path) -> Outcome<()> {
     for round in 0..=ROUNDS {
         counter.bytes.store(0, Ordering::Relaxed);
         counter.opened.store(0, Ordering::Relaxed);
-        let fs: Arc<dyn Fs> = Arc::clone(&counter) as Arc<dyn Fs>;
+        let fs = Arc::new(WatchedFs::new(StdFs, Arc::clone(&counter)));
         let config = CacheConfig { fs, ram_quota: 0, ..CacheConfig::on_disk(&folder, u64::MAX) };
         let (cache, time) = timed(|| Cache::open(config));
         let cache = cache?;
@@ -115,64 +116,19 @@ fn resident_bytes() -> u64 {
     text.split(' ').next().and_then(|number| number.parse::<u64>().ok()).map_or(0, |kib| kib * 1024)
 }
 
-/// The real file system, counting what is read.
+/// Counts what is read.
 #[derive(Debug, Default)]
 struct Counting {
     opened: AtomicU64,
-    bytes: Arc<AtomicU64>,
+    bytes: AtomicU64,
 }
 
-struct CountingFile {
-    file: Box<dyn ReadFile>,
-    bytes: Arc<AtomicU64>,
-}
-
-impl ReadFile for CountingFile {
-    fn length(&self) -> io::Result<u64> {
-        self.file.length()
-    }
-
-    fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
-        self.bytes.fetch_add(buffer.len() as u64, Ordering::Relaxed);
-        self.file.read_exact_at(buffer, offset)
-    }
-}
-
-impl Fs for Counting {
-    fn create_folder(&self, path: &Path) -> io::Result<()> {
-        StdFs.create_folder(path)
-    }
-
-    fn write_new(&self, path: &Path, file: &NewFile<'_>, durable: bool) -> io::Result<()> {
-        StdFs.write_new(path, file, durable)
-    }
-
-    fn link(&self, from: &Path, to: &Path) -> io::Result<()> {
-        StdFs.link(from, to)
-    }
-
-    fn remove(&self, path: &Path) -> io::Result<()> {
-        StdFs.remove(path)
-    }
-
-    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        StdFs.rename(from, to)
-    }
-
-    fn sync_folder(&self, path: &Path) -> io::Result<()> {
-        StdFs.sync_folder(path)
-    }
-
-    fn open(&self, path: &Path) -> io::Result<Box<dyn ReadFile>> {
+impl Watcher for Counting {
+    fn before_open(&self) {
         self.opened.fetch_add(1, Ordering::Relaxed);
-        Ok(Box::new(CountingFile { file: StdFs.open(path)?, bytes: Arc::clone(&self.bytes) }))
     }
 
-    fn write_at(&self, path: &Path, bytes: &[u8], offset: u64) -> io::Result<()> {
-        StdFs.write_at(path, bytes, offset)
-    }
-
-    fn list(&self, path: &Path) -> io::Result<Vec<Entry>> {
-        StdFs.list(path)
+    fn before_read(&self, bytes: usize) {
+        self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 }

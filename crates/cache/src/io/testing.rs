@@ -1,12 +1,15 @@
-//! What tests need in place of the real world: a file system in memory and one that fails on command.
+//! What tests need in place of the real world: a file system in memory, one that fails on command
+//! and one that is watched.
 //!
 //! Used by this crate's tests and by those of its users, behind the feature `testing`. Never part of a release.
 
 mod fault_fs;
 mod memory_fs;
+mod watched_fs;
 
 pub use fault_fs::{Fault, FaultFs, Operation};
 pub use memory_fs::MemoryFs;
+pub use watched_fs::{WatchedFs, Watcher};
 
 /// What the broken invariant in `provoke` complains about.
 ///

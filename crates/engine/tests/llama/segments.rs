@@ -1,13 +1,12 @@
 //! Each token's state is written once: what a conversation costs on disk, what two of them share, what becomes of long
 //! chains and of many boundaries, and a tier that is slower than computing.
 
-use std::io;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use poncho_cache::{Cache, CacheConfig, Entry, Fs, Gates, HitKind, NewFile, PartKind, ReadFile, StdFs, Tier};
+use poncho_cache::testing::{WatchedFs, Watcher};
+use poncho_cache::{Cache, CacheConfig, Gates, HitKind, PartKind, StdFs, Tier};
 use poncho_engine::backend::KvLayout;
 use poncho_engine::{Completion, Model, ModelConfig, Request, RestoreRule};
 use poncho_testkit::ModelKind;
@@ -195,66 +194,17 @@ fn a_damaged_row_costs_only_what_follows_it() {
 }
 
 /// Files that take a while to read.
-#[derive(Debug, Clone, Default)]
-struct SlowFs {
-    delay_ms: Arc<AtomicU64>,
+#[derive(Debug, Default)]
+struct Slow {
+    delay_ms: AtomicU64,
 }
 
-struct SlowFile {
-    inner: Box<dyn ReadFile>,
-    delay_ms: Arc<AtomicU64>,
-}
-
-impl ReadFile for SlowFile {
-    fn length(&self) -> io::Result<u64> {
-        self.inner.length()
-    }
-
-    fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+impl Watcher for Slow {
+    fn before_read(&self, bytes: usize) {
         // Headers stay fast: it is the payload that a slow disk makes wait for.
-        if buffer.len() > 16 << 10 {
+        if bytes > 16 << 10 {
             std::thread::sleep(Duration::from_millis(self.delay_ms.load(Ordering::Relaxed)));
         }
-        self.inner.read_exact_at(buffer, offset)
-    }
-}
-
-impl Fs for SlowFs {
-    fn create_folder(&self, path: &Path) -> io::Result<()> {
-        StdFs.create_folder(path)
-    }
-
-    fn write_new(&self, path: &Path, file: &NewFile<'_>, durable: bool) -> io::Result<()> {
-        StdFs.write_new(path, file, durable)
-    }
-
-    fn link(&self, from: &Path, to: &Path) -> io::Result<()> {
-        StdFs.link(from, to)
-    }
-
-    fn remove(&self, path: &Path) -> io::Result<()> {
-        StdFs.remove(path)
-    }
-
-    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        StdFs.rename(from, to)
-    }
-
-    fn sync_folder(&self, path: &Path) -> io::Result<()> {
-        StdFs.sync_folder(path)
-    }
-
-    fn open(&self, path: &Path) -> io::Result<Box<dyn ReadFile>> {
-        let inner = StdFs.open(path)?;
-        Ok(Box::new(SlowFile { inner, delay_ms: Arc::clone(&self.delay_ms) }))
-    }
-
-    fn write_at(&self, path: &Path, bytes: &[u8], offset: u64) -> io::Result<()> {
-        StdFs.write_at(path, bytes, offset)
-    }
-
-    fn list(&self, path: &Path) -> io::Result<Vec<Entry>> {
-        StdFs.list(path)
     }
 }
 
@@ -262,11 +212,11 @@ impl Fs for SlowFs {
 #[test]
 fn a_tier_that_is_slower_than_computing_is_left_until_it_recovers() {
     let folder = tempfile::tempdir().unwrap();
-    let fs = SlowFs::default();
+    let slow = Arc::new(Slow::default());
     let cache = Arc::new(
         Cache::open(CacheConfig {
             ram_quota: 0,
-            fs: Arc::new(fs.clone()),
+            fs: Arc::new(WatchedFs::new(StdFs, Arc::clone(&slow))),
             ..CacheConfig::on_disk(folder.path(), 1 << 30)
         })
         .unwrap(),
@@ -281,12 +231,12 @@ fn a_tier_that_is_slower_than_computing_is_left_until_it_recovers() {
     assert!(warm > 0, "a fast disk is used");
 
     // Far slower than any machine computes 900 tokens of this model.
-    fs.delay_ms.store(1_000, Ordering::Relaxed);
-    let slow: Vec<HitKind> = (0..8).map(&ask).collect();
-    let computed = slow.iter().filter(|hit| **hit == HitKind::Cold).count();
-    assert!(computed >= 5, "the disk is left alone: {slow:?}");
+    slow.delay_ms.store(1_000, Ordering::Relaxed);
+    let hits: Vec<HitKind> = (0..8).map(&ask).collect();
+    let computed = hits.iter().filter(|hit| **hit == HitKind::Cold).count();
+    assert!(computed >= 5, "the disk is left alone: {hits:?}");
 
-    fs.delay_ms.store(0, Ordering::Relaxed);
+    slow.delay_ms.store(0, Ordering::Relaxed);
     let recovered: Vec<HitKind> = (0..80).map(&ask).collect();
     let last = &recovered[recovered.len() - 4..];
     assert!(last.contains(&HitKind::Exact), "the disk is used again: {recovered:?}");
