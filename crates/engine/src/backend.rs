@@ -12,6 +12,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 pub mod chat;
+#[cfg(any(test, feature = "testing"))]
+pub mod double;
 pub mod error;
 pub(crate) mod grammar;
 pub mod host_buffer;

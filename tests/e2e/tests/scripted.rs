@@ -3,15 +3,12 @@
 //!
 //! A tiny generated model would write noise in every place where a grammar leaves it free, for as long as it may.
 
-use std::path::Path;
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
+use poncho_engine::backend::double::ModelDouble;
 use poncho_engine::backend::llama::LlamaBackend;
 use poncho_engine::backend::{
-    Adapter, AdapterError, Backend, Candidate, ChatError, ChatPrompt, ChatRequest, Context, ContextError,
-    ContextOptions, Grammar, GrammarError, GrammarOptions, HostBuffer, LoadError, Model, ModelInfo, ModelOptions,
-    SpecialText, Token, TokenizeError, TokenizeMode,
+    Backend, Candidate, Grammar, GrammarError, GrammarOptions, HostBuffer, LoadError, Model, ModelOptions, Token,
 };
 
 /// How far ahead the script is looked through for a token that the grammar allows.
@@ -49,55 +46,15 @@ struct ScriptedModel {
     ends: Vec<Token>,
 }
 
-impl Model for ScriptedModel {
-    fn info(&self) -> &ModelInfo {
-        self.inner.info()
+impl ModelDouble for ScriptedModel {
+    fn inner(&self) -> &dyn Model {
+        &*self.inner
     }
 
-    fn metadata(&self, key: &str) -> Option<String> {
-        self.inner.metadata(key)
-    }
-
-    fn chat_template(&self, variant: Option<&str>) -> Option<String> {
-        self.inner.chat_template(variant)
-    }
-
-    fn tokenize(&self, text: &str, mode: TokenizeMode, out: &mut Vec<Token>) -> Result<(), TokenizeError> {
-        self.inner.tokenize(text, mode, out)
-    }
-
-    fn token_bytes(&self, token: Token, special: SpecialText, out: &mut Vec<u8>) {
-        self.inner.token_bytes(token, special, out);
-    }
-
-    fn is_eog(&self, token: Token) -> bool {
-        self.inner.is_eog(token)
-    }
-
-    fn is_control(&self, token: Token) -> bool {
-        self.inner.is_control(token)
-    }
-
-    fn new_context(&self, options: &ContextOptions, abort: Arc<AtomicBool>) -> Result<Box<dyn Context>, ContextError> {
-        self.inner.new_context(options, abort)
-    }
-
-    fn load_adapter(&self, path: &Path) -> Result<Arc<dyn Adapter>, AdapterError> {
-        self.inner.load_adapter(path)
-    }
-
-    fn new_grammar(&self, options: &GrammarOptions) -> Result<Box<dyn Grammar>, GrammarError> {
+    fn grammar(&self, options: &GrammarOptions) -> Result<Box<dyn Grammar>, GrammarError> {
         let inner = self.inner.new_grammar(options)?;
         let script = self.script.lock().unwrap().clone();
         Ok(Box::new(ScriptedGrammar { inner, script, place: 0, ends: self.ends.clone(), wanted: None }))
-    }
-
-    fn json_schema_to_grammar(&self, schema: &str) -> Result<String, GrammarError> {
-        self.inner.json_schema_to_grammar(schema)
-    }
-
-    fn apply_chat_template(&self, request: &ChatRequest) -> Result<ChatPrompt, ChatError> {
-        self.inner.apply_chat_template(request)
     }
 }
 

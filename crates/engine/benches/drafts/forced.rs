@@ -4,16 +4,14 @@
 //! model at hand. The logits of a row are replaced by ones with a single peak: the token that the exchange has next.
 
 use std::ops::Range;
-use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
+use poncho_engine::backend::double::ModelDouble;
 use poncho_engine::backend::llama::LlamaBackend;
 use poncho_engine::backend::{
-    Adapter, AdapterError, AdapterUse, Backend, Batch, ChatError, ChatPrompt, ChatRequest, Context, ContextError,
-    ContextInfo, ContextOptions, DecodeOutcome, Grammar, GrammarError, GrammarOptions, HostBuffer, LoadError, Model,
-    ModelInfo, ModelOptions, SegmentJoiner, SeqId, SpecialText, StateError, StatePart, StoredSegment, Token,
-    TokenizeError, TokenizeMode,
+    AdapterError, AdapterUse, Backend, Batch, Context, ContextError, ContextInfo, ContextOptions, DecodeOutcome,
+    HostBuffer, LoadError, Model, ModelOptions, SegmentJoiner, SeqId, StateError, StatePart, StoredSegment, Token,
 };
 
 use crate::traces::Exchange;
@@ -58,55 +56,15 @@ struct ForcedModel {
     playing: Playing,
 }
 
-impl Model for ForcedModel {
-    fn info(&self) -> &ModelInfo {
-        self.model.info()
+impl ModelDouble for ForcedModel {
+    fn inner(&self) -> &dyn Model {
+        &*self.model
     }
 
-    fn metadata(&self, key: &str) -> Option<String> {
-        self.model.metadata(key)
-    }
-
-    fn chat_template(&self, variant: Option<&str>) -> Option<String> {
-        self.model.chat_template(variant)
-    }
-
-    fn tokenize(&self, text: &str, mode: TokenizeMode, out: &mut Vec<Token>) -> Result<(), TokenizeError> {
-        self.model.tokenize(text, mode, out)
-    }
-
-    fn token_bytes(&self, token: Token, special: SpecialText, out: &mut Vec<u8>) {
-        self.model.token_bytes(token, special, out);
-    }
-
-    fn is_eog(&self, token: Token) -> bool {
-        self.model.is_eog(token)
-    }
-
-    fn is_control(&self, token: Token) -> bool {
-        self.model.is_control(token)
-    }
-
-    fn new_context(&self, options: &ContextOptions, abort: Arc<AtomicBool>) -> Result<Box<dyn Context>, ContextError> {
+    fn context(&self, options: &ContextOptions, abort: Arc<AtomicBool>) -> Result<Box<dyn Context>, ContextError> {
         let context = self.model.new_context(options, abort)?;
         let width = usize::try_from(self.model.info().n_vocab).unwrap();
         Ok(Box::new(ForcedContext { context, playing: Arc::clone(&self.playing), width, rows: Vec::new() }))
-    }
-
-    fn load_adapter(&self, path: &Path) -> Result<Arc<dyn Adapter>, AdapterError> {
-        self.model.load_adapter(path)
-    }
-
-    fn new_grammar(&self, options: &GrammarOptions) -> Result<Box<dyn Grammar>, GrammarError> {
-        self.model.new_grammar(options)
-    }
-
-    fn json_schema_to_grammar(&self, schema: &str) -> Result<String, GrammarError> {
-        self.model.json_schema_to_grammar(schema)
-    }
-
-    fn apply_chat_template(&self, request: &ChatRequest) -> Result<ChatPrompt, ChatError> {
-        self.model.apply_chat_template(request)
     }
 }
 

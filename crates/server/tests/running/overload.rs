@@ -1,18 +1,14 @@
 //! Many requests at once: who is refused before work is done, how many threads that takes, and who is served all the same.
 
-use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
 use hyper::Method;
 use poncho_cache::{Cache, CacheConfig};
 use poncho_engine::Engine;
+use poncho_engine::backend::double::ModelDouble;
 use poncho_engine::backend::stub::StubBackend;
-use poncho_engine::backend::{
-    Adapter, AdapterError, Backend, ChatError, ChatPrompt, ChatRequest, Context, ContextError, ContextOptions, Grammar,
-    GrammarError, GrammarOptions, HostBuffer, LoadError, MemoryKind, Model, ModelInfo, ModelOptions, SpecialText,
-    Token, TokenizeError, TokenizeMode,
-};
+use poncho_engine::backend::{Backend, HostBuffer, LoadError, MemoryKind, Model, ModelOptions};
 use poncho_server::ServerConfig;
 use serde_json::{Value, json};
 
@@ -75,55 +71,13 @@ struct GatedModel {
     gate: Arc<Gate>,
 }
 
-impl Model for GatedModel {
-    fn info(&self) -> &ModelInfo {
-        self.inner.info()
+impl ModelDouble for GatedModel {
+    fn inner(&self) -> &dyn Model {
+        &*self.inner
     }
 
-    fn metadata(&self, key: &str) -> Option<String> {
-        self.inner.metadata(key)
-    }
-
-    fn chat_template(&self, variant: Option<&str>) -> Option<String> {
-        self.inner.chat_template(variant)
-    }
-
-    fn tokenize(&self, text: &str, mode: TokenizeMode, out: &mut Vec<Token>) -> Result<(), TokenizeError> {
+    fn before_text(&self) {
         self.gate.pass();
-        self.inner.tokenize(text, mode, out)
-    }
-
-    fn token_bytes(&self, token: Token, special: SpecialText, out: &mut Vec<u8>) {
-        self.inner.token_bytes(token, special, out);
-    }
-
-    fn is_eog(&self, token: Token) -> bool {
-        self.inner.is_eog(token)
-    }
-
-    fn is_control(&self, token: Token) -> bool {
-        self.inner.is_control(token)
-    }
-
-    fn new_context(&self, options: &ContextOptions, abort: Arc<AtomicBool>) -> Result<Box<dyn Context>, ContextError> {
-        self.inner.new_context(options, abort)
-    }
-
-    fn load_adapter(&self, path: &Path) -> Result<Arc<dyn Adapter>, AdapterError> {
-        self.inner.load_adapter(path)
-    }
-
-    fn new_grammar(&self, options: &GrammarOptions) -> Result<Box<dyn Grammar>, GrammarError> {
-        self.inner.new_grammar(options)
-    }
-
-    fn json_schema_to_grammar(&self, schema: &str) -> Result<String, GrammarError> {
-        self.inner.json_schema_to_grammar(schema)
-    }
-
-    fn apply_chat_template(&self, request: &ChatRequest) -> Result<ChatPrompt, ChatError> {
-        self.gate.pass();
-        self.inner.apply_chat_template(request)
     }
 }
 
