@@ -222,7 +222,7 @@ fn no_write_ever_takes_a_store_above_its_quota_and_one_object() {
     let tier = || ready(SharedTier::with_store(&settings, Arc::new(objects.clone())).unwrap());
     let store = SharedStore::with_store(&settings, Arc::new(objects.clone())).unwrap();
     beside(&tier, &store, || {});
-    let (most, largest) = (objects.most(), objects.largest());
+    let (most, largest) = (objects.double.most(), objects.double.largest());
     println!("at most {most} bytes of {quota}, the largest row or segment has {largest}");
     assert!(most <= quota + largest, "{most} bytes, {quota} allowed and one object of {largest}");
     assert!(most > quota * 9 / 10, "the quota is used: {most} bytes of {quota}");

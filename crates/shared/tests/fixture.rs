@@ -2,6 +2,7 @@
 
 pub(crate) mod azurite;
 pub(crate) mod counting_store;
+pub(crate) mod double;
 pub(crate) mod plain_store;
 pub(crate) mod proxy;
 pub(crate) mod weed;

@@ -1,19 +1,18 @@
 //! A store that is gone for a while and comes back, with a clock that the test moves.
 
-use std::fmt;
+#[path = "../../tests/fixture/double.rs"]
+mod double;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use futures_util::stream::BoxStream;
 use object_store::memory::InMemory;
 use object_store::path::Path;
-use object_store::{
-    CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
-    PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
-};
+use object_store::{Error, GetOptions, ObjectStore, PutOptions, PutPayload, PutResult, Result};
 use tokio::time::Instant;
 
+use self::double::{Double, DoubleStore};
 use super::*;
 use crate::settings::Timing;
 
@@ -28,18 +27,11 @@ enum Gone {
     Failing,
 }
 
-/// A store in memory that is gone until a moment.
+/// A store that is gone until a moment.
 #[derive(Debug)]
 struct Returning {
-    inner: Arc<InMemory>,
     how: Gone,
     returns: Instant,
-}
-
-impl fmt::Display for Returning {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("a store that returns")
-    }
 }
 
 impl Returning {
@@ -54,35 +46,14 @@ impl Returning {
 }
 
 #[async_trait]
-impl ObjectStore for Returning {
-    async fn put_opts(&self, location: &Path, payload: PutPayload, options: PutOptions) -> Result<PutResult> {
+impl Double for Returning {
+    async fn put(&self, to: &InMemory, at: &Path, payload: PutPayload, options: PutOptions) -> Result<PutResult> {
         self.pass(false).await?;
-        self.inner.put_opts(location, payload, options).await
+        to.put_opts(at, payload, options).await
     }
 
-    async fn put_multipart_opts(&self, at: &Path, options: PutMultipartOptions) -> Result<Box<dyn MultipartUpload>> {
-        self.inner.put_multipart_opts(at, options).await
-    }
-
-    async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
-        self.pass(options.head).await?;
-        self.inner.get_opts(location, options).await
-    }
-
-    fn delete_stream(&self, locations: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
-        self.inner.delete_stream(locations)
-    }
-
-    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
-        self.inner.list(prefix)
-    }
-
-    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
-        self.inner.list_with_delimiter(prefix).await
-    }
-
-    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
-        self.inner.copy_opts(from, to, options).await
+    async fn before_get(&self, options: &GetOptions) -> Result<()> {
+        self.pass(options.head).await
     }
 }
 
@@ -95,7 +66,7 @@ async fn back_in_use_after(how: Gone, gone_for: Duration) -> Duration {
     // It was in use before, so the sample is there.
     let before = Objects::new(location(Arc::<InMemory>::clone(&inner)), timing);
     measure::sample(&before).await.expect("measured");
-    let store = Arc::new(Returning { inner, how, returns });
+    let store = Arc::new(DoubleStore { inner, double: Returning { how, returns } });
     let vitals = Arc::new(Vitals::new("test".to_owned(), &timing));
     let objects = Objects::new(location(store), timing);
     let probing = tokio::spawn(keep_measuring(objects, Arc::clone(&vitals)));
