@@ -15,8 +15,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use poncho_cache::{
-    Cache, CacheConfig, Cancellation, FingerprintMode, ImportRequest, Key, NO_TENANT, Namespace, PartKind, Patience,
-    PayloadPart, QuantType, RemoteQuery, RemoteTier, SaveReason, SaveRequest,
+    Cache, CacheConfig, Cancellation, ImportRequest, Key, NO_TENANT, Namespace, PartKind, Patience, PayloadPart,
+    QuantType, RemoteQuery, RemoteTier, SaveRequest,
 };
 use poncho_shared::{Holder, PeerTier, PullLimits, PullSecret, RowServer, Whereabouts};
 
@@ -43,20 +43,8 @@ fn patience() -> Patience {
 
 fn save(cache: &Cache, tokens: &[u32], bytes: usize) -> Key {
     let state: Vec<u8> = (0..bytes as u64).map(|place| (place.wrapping_mul(0x9E37_79B9) >> 13) as u8).collect();
-    let request = SaveRequest {
-        namespace: NAMESPACE,
-        mode: FingerprintMode::Safe,
-        tokens,
-        base: None,
-        parts: vec![PayloadPart { kind: PartKind::Attention, bytes: state.into() }],
-        reason: SaveReason::Cold,
-        flags: 0,
-        context_size: 0,
-        text: String::new(),
-        tier: None,
-        owner: None,
-    };
-    cache.save(request).unwrap().key
+    let parts = vec![PayloadPart { kind: PartKind::Attention, bytes: state.into() }];
+    cache.save(SaveRequest::new(NAMESPACE, tokens, parts)).unwrap().key
 }
 
 /// Seconds of a plain GET of these bytes, the best of some.

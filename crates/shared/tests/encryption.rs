@@ -4,9 +4,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use bytes::Bytes;
-use poncho_cache::{
-    Cache, CacheConfig, Chain, FingerprintMode, PartKind, PayloadPart, SaveReason, SaveRequest, to_hex,
-};
+use poncho_cache::{Cache, CacheConfig, Chain, PartKind, PayloadPart, SaveReason, SaveRequest, to_hex};
 use poncho_shared::Settings;
 
 use crate::fixture::azurite::Azurite;
@@ -33,18 +31,14 @@ fn uploaded() -> Chain {
     for end in [300, 600] {
         let base = cache.base_for(&NAMESPACE, &tokens[..end], None);
         let state = PROMPT.repeat(20).into_bytes();
+        let parts = vec![PayloadPart { kind: PartKind::Attention, bytes: state.into() }];
         let request = SaveRequest {
-            namespace: NAMESPACE,
-            mode: FingerprintMode::Safe,
-            tokens: &tokens[..end],
             base: base.as_ref(),
-            parts: vec![PayloadPart { kind: PartKind::Attention, bytes: state.into() }],
             reason: SaveReason::Finish,
-            flags: 0,
             context_size: 4096,
             text: PROMPT.to_owned(),
-            tier: None,
             owner: Some(ANNA),
+            ..SaveRequest::new(NAMESPACE, &tokens[..end], parts)
         };
         key = Some(cache.save(request).unwrap().key);
     }

@@ -49,6 +49,26 @@ pub struct SaveRequest<'a> {
     pub owner: Option<OwnerId>,
 }
 
+impl<'a> SaveRequest<'a> {
+    /// A prompt that was computed, by nobody in particular, in a row that holds all its tokens.
+    #[must_use]
+    pub const fn new(namespace: Namespace, tokens: &'a [u32], parts: Vec<PayloadPart>) -> Self {
+        Self {
+            namespace,
+            mode: FingerprintMode::Safe,
+            tokens,
+            base: None,
+            parts,
+            reason: SaveReason::Cold,
+            flags: 0,
+            context_size: 0,
+            text: String::new(),
+            tier: None,
+            owner: None,
+        }
+    }
+}
+
 /// The row of a save and the outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Saved {

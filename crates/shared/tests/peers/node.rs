@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use poncho_cache::{Cache, CacheConfig, FingerprintMode, Key, OwnerId, PartKind, PayloadPart, SaveReason, SaveRequest};
+use poncho_cache::{Cache, CacheConfig, Key, OwnerId, PartKind, PayloadPart, SaveRequest};
 use poncho_shared::{Holder, PeerTier, PullLimits, PullSecret, PullTls, RowServer, Whereabouts};
 use tokio::runtime::Runtime;
 
@@ -96,19 +96,8 @@ pub(crate) fn save_chain(
         let tokens = tokens(conversation, *end);
         let base = cache.base_for(&NAMESPACE, &tokens, None);
         let state: Vec<u8> = (0..*length).map(|place| (place as u32 * 31 + end + conversation) as u8).collect();
-        let request = SaveRequest {
-            namespace: NAMESPACE,
-            mode: FingerprintMode::Safe,
-            tokens: &tokens,
-            base: base.as_ref(),
-            parts: vec![PayloadPart { kind: PartKind::Attention, bytes: state.into() }],
-            reason: SaveReason::Cold,
-            flags: 0,
-            context_size: 0,
-            text: String::new(),
-            tier: None,
-            owner,
-        };
+        let parts = vec![PayloadPart { kind: PartKind::Attention, bytes: state.into() }];
+        let request = SaveRequest { base: base.as_ref(), owner, ..SaveRequest::new(NAMESPACE, &tokens, parts) };
         keys.push(cache.save(request).unwrap().key);
     }
     keys
