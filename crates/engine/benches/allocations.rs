@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use poncho_cache::{Cache, CacheConfig};
+use poncho_cache::{Cache, CacheConfig, Gates};
 use poncho_engine::backend::ContextOptions;
 use poncho_engine::backend::llama::LlamaBackend;
 use poncho_engine::{Model, ModelConfig, Request, Sampling, StreamEvent};
@@ -67,14 +67,9 @@ fn measure(name: &str, request: &Request, streams: u32) {
     let n_cells = Some(2048 * streams);
     let context =
         ContextOptions { n_ctx: 2048, n_cells, n_seq_max: streams, threads: Some(1), ..ContextOptions::default() };
-    let mut config = ModelConfig { context, ..ModelConfig::new("bench", model_path(ModelKind::Attention)) };
     // Saves allocate, and are not part of drawing a token.
-    config.gates.min_tokens = u32::MAX;
-    config.gates.cold_min_tokens = u32::MAX;
-    config.gates.cold_max_tokens = u32::MAX;
-    config.gates.continued_interval = u32::MAX;
-    config.gates.boundary_align_tokens = u32::MAX;
-    config.gates.boundary_trim_tokens = 0;
+    let gates = Gates::CLOSED;
+    let config = ModelConfig { context, gates, ..ModelConfig::new("bench", model_path(ModelKind::Attention)) };
     let model = Model::load(config, Arc::new(LlamaBackend), cache).unwrap();
     run(&model, request, streams, LONG);
     let short = run(&model, request, streams, SHORT);

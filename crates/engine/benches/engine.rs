@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use poncho_cache::{Cache, CacheConfig, HitKind, Needs, PartKind};
+use poncho_cache::{Cache, CacheConfig, Gates, HitKind, Needs, PartKind};
 use poncho_engine::backend::llama::LlamaBackend;
 use poncho_engine::backend::{
     Backend, Batch, BatchRow, Context, ContextOptions, DecodeOutcome, KvLayout, ModelOptions,
@@ -124,13 +124,8 @@ fn shown(values: Vec<f64>) -> String {
 }
 
 /// A cache that keeps nothing, so that every prompt is cold.
-fn no_saves(mut config: ModelConfig) -> ModelConfig {
-    config.gates.min_tokens = u32::MAX;
-    config.gates.cold_min_tokens = u32::MAX;
-    config.gates.cold_max_tokens = u32::MAX;
-    config.gates.boundary_align_tokens = u32::MAX;
-    config.gates.boundary_trim_tokens = 0;
-    config
+fn no_saves(config: ModelConfig) -> ModelConfig {
+    ModelConfig { gates: Gates::CLOSED, ..config }
 }
 
 /// The bare loop: prefill in full batches, then one row per sequence and step, greedily.

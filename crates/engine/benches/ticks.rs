@@ -10,7 +10,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use poncho_cache::{Cache, CacheConfig};
+use poncho_cache::{Cache, CacheConfig, Gates};
 use poncho_engine::backend::stub::{StubBackend, vocab};
 use poncho_engine::backend::{ContextOptions, MemoryKind};
 use poncho_engine::{Model, ModelConfig, ParseCost, ReplyShape, Request, Sampling, parse_cost};
@@ -51,13 +51,7 @@ fn main() {
     let n_cells = Some(8192 * streams);
     let context =
         ContextOptions { n_ctx: 8192, n_cells, n_seq_max: streams, threads: Some(1), ..ContextOptions::default() };
-    let mut config = ModelConfig { context, ..ModelConfig::new("bench", path) };
-    config.gates.min_tokens = u32::MAX;
-    config.gates.cold_min_tokens = u32::MAX;
-    config.gates.cold_max_tokens = u32::MAX;
-    config.gates.continued_interval = u32::MAX;
-    config.gates.boundary_align_tokens = u32::MAX;
-    config.gates.boundary_trim_tokens = 0;
+    let config = ModelConfig { context, gates: Gates::CLOSED, ..ModelConfig::new("bench", path) };
     let backend = Arc::new(StubBackend::new(MemoryKind::Attention));
     let model = Model::load(config, backend, cache).unwrap();
     let before = model.status().ticks;

@@ -25,17 +25,32 @@ pub struct Gates {
     pub evict_save_timeout_ms: u64,
 }
 
+impl Gates {
+    const USUAL: Self = Self {
+        min_tokens: 512,
+        cold_min_tokens: 512,
+        cold_max_tokens: 30_000,
+        continued_interval: 2048,
+        boundary_trim_tokens: 32,
+        boundary_align_tokens: 2048,
+        session_resume_wait_ms: 500,
+        evict_save_timeout_ms: 30_000,
+    };
+
+    /// Gates that no state passes, for measurements of everything but saves.
+    pub const CLOSED: Self = Self {
+        min_tokens: u32::MAX,
+        cold_min_tokens: u32::MAX,
+        cold_max_tokens: u32::MAX,
+        continued_interval: u32::MAX,
+        boundary_trim_tokens: 0,
+        boundary_align_tokens: u32::MAX,
+        ..Self::USUAL
+    };
+}
+
 impl Default for Gates {
     fn default() -> Self {
-        Self {
-            min_tokens: 512,
-            cold_min_tokens: 512,
-            cold_max_tokens: 30_000,
-            continued_interval: 2048,
-            boundary_trim_tokens: 32,
-            boundary_align_tokens: 2048,
-            session_resume_wait_ms: 500,
-            evict_save_timeout_ms: 30_000,
-        }
+        Self::USUAL
     }
 }

@@ -17,7 +17,7 @@ use hyper::body::Bytes;
 use hyper::client::conn::http1::SendRequest;
 use hyper_util::rt::TokioIo;
 use poncho_api::ChatSettings;
-use poncho_cache::{Cache, CacheConfig};
+use poncho_cache::{Cache, CacheConfig, Gates};
 use poncho_engine::backend::stub::{StubBackend, StubTemplate, vocab};
 use poncho_engine::backend::{ContextOptions, MemoryKind};
 use poncho_engine::{Engine, FingerprintSource, Host, Model, ModelConfig, Request, Sampling};
@@ -73,17 +73,13 @@ impl<'r> Bench<'r> {
         let engine = Arc::new(Engine::new(Arc::new(backend), cache));
         let n_seq_max = u32::try_from(CLIENTS).unwrap();
         let context = ContextOptions { n_ctx: 4096, n_cells: Some(65536), n_seq_max, ..ContextOptions::default() };
-        let mut config = ModelConfig {
+        let config = ModelConfig {
             context,
             fingerprint: FingerprintSource::FastUnsafe([7; 32]),
+            // Nothing is saved: packing a state is the engine's work, not the server's.
+            gates: Gates::CLOSED,
             ..ModelConfig::new("stub", Path::new("stub"))
         };
-        // Nothing is saved: packing a state is the engine's work, not the server's.
-        config.gates.min_tokens = u32::MAX;
-        config.gates.cold_min_tokens = u32::MAX;
-        config.gates.cold_max_tokens = u32::MAX;
-        config.gates.boundary_align_tokens = u32::MAX;
-        config.gates.boundary_trim_tokens = 0;
         engine.load(config).unwrap();
         let model = engine.get("stub").unwrap();
         let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
