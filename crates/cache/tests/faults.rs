@@ -43,6 +43,17 @@ impl Faulty {
         Self { folder, fs: FaultFs::new(Arc::new(StdFs)), clock: Arc::default() }
     }
 
+    /// With four rows in its folder, one on the other, and the tokens of the last.
+    fn with_chain() -> (Self, Vec<u32>) {
+        let (faulty, tokens) = (Self::new(), conversation(1, 80));
+        let cache = faulty.open();
+        for end in [20, 40, 60, 80] {
+            save_now(&cache, &tokens[..end]);
+        }
+        drop(cache);
+        (faulty, tokens)
+    }
+
     fn config(&self) -> CacheConfig {
         let (fs, clock) = (Arc::new(self.fs.clone()), Arc::clone(&self.clock));
         CacheConfig { fs, clock, writers: 1, ..on_disk(self.folder.path(), 1 << 20) }
@@ -159,14 +170,7 @@ fn evicting_and_collecting_pass_over_what_cannot_be_removed() {
 fn opening_a_failing_folder_says_so_or_does_without_the_rows_and_keeps_every_file() {
     for operation in Operation::ALL {
         for (error, text) in ERRORS {
-            let faulty = Faulty::new();
-            let tokens = conversation(1, 80);
-            {
-                let cache = faulty.open();
-                for end in [20, 40, 60, 80] {
-                    save_now(&cache, &tokens[..end]);
-                }
-            }
+            let (faulty, tokens) = Faulty::with_chain();
             let stored = files(faulty.folder.path());
             faulty.fs.fail(operation, Fault::Error(error));
             match Cache::open(faulty.config()) {
@@ -200,14 +204,7 @@ fn one_unreadable_file_or_folder_takes_its_descendants_out_of_use_and_deletes_no
     for (operation, skip) in
         (1..5).map(|skip| (Operation::List, skip)).chain((0..4).map(|skip| (Operation::Open, skip)))
     {
-        let faulty = Faulty::new();
-        let tokens = conversation(1, 80);
-        {
-            let cache = faulty.open();
-            for end in [20, 40, 60, 80] {
-                save_now(&cache, &tokens[..end]);
-            }
-        }
+        let (faulty, tokens) = Faulty::with_chain();
         let stored = files(faulty.folder.path());
         faulty.fs.fail_once(operation, skip, Fault::Error(5));
         let served = reach(&faulty.open(), namespace(1), &tokens);

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use ::shuttle::scheduler::{PctScheduler, RandomScheduler};
+use ::shuttle::thread::JoinHandle;
 use ::shuttle::{Config, Runner, thread};
 use poncho_cache::testing::MemoryFs;
 use poncho_cache::{Cache, CacheConfig, DropReason, Needs, PausedClock, SaveOutcome, SaveReason, SaveRequest, Tier};
@@ -55,6 +56,18 @@ fn look_up(cache: &Cache, tokens: &[u32]) -> usize {
     plan.map_or(0, |plan| check_plan(&plan, tokens).expect("a leased row reads right"))
 }
 
+/// Uses the cache on another thread.
+fn beside<T: Send + 'static>(cache: &Arc<Cache>, work: impl FnOnce(&Cache) -> T + Send + 'static) -> JoinHandle<T> {
+    let cache = Arc::clone(cache);
+    thread::spawn(move || work(&cache))
+}
+
+/// Looks a row up on another thread.
+fn reader(cache: &Arc<Cache>, tokens: &[u32]) -> JoinHandle<usize> {
+    let tokens = tokens.to_vec();
+    beside(cache, move |cache| look_up(cache, &tokens))
+}
+
 #[test]
 fn shuttle_two_savers_of_one_key_and_a_reader() {
     explore(4_000, || {
@@ -62,8 +75,8 @@ fn shuttle_two_savers_of_one_key_and_a_reader() {
         let cache = open(&fs);
         let tokens = conversation(1, 6);
         let savers = [(), ()].map(|()| {
-            let (cache, tokens) = (Arc::clone(&cache), tokens.clone());
-            thread::spawn(move || cache.save(request(namespace(1), &tokens, None)).unwrap().outcome)
+            let tokens = tokens.clone();
+            beside(&cache, move |cache| cache.save(request(namespace(1), &tokens, None)).unwrap().outcome)
         });
         let reach = look_up(&cache, &tokens);
         assert!(reach == 0 || reach == 6, "visible whole or not at all");
@@ -82,13 +95,10 @@ fn shuttle_a_child_is_saved_while_its_parent_is_written_and_rows_are_evicted() {
         let cache = open(&fs);
         let tokens = conversation(1, 6);
         let [parent, child] = [3, 6].map(|end| {
-            let (cache, tokens) = (Arc::clone(&cache), tokens[..end].to_vec());
-            thread::spawn(move || save(&cache, namespace(1), &tokens).outcome)
+            let tokens = tokens[..end].to_vec();
+            beside(&cache, move |cache| save(cache, namespace(1), &tokens).outcome)
         });
-        let evictor = {
-            let cache = Arc::clone(&cache);
-            thread::spawn(move || cache.evict_bytes(1, &[Tier::Disk]))
-        };
+        let evictor = beside(&cache, |cache| cache.evict_bytes(1, &[Tier::Disk]));
         let possible = [SaveOutcome::Queued, SaveOutcome::Dropped(DropReason::Conflict)];
         assert_eq!(parent.join().unwrap(), SaveOutcome::Queued);
         assert!(possible.contains(&child.join().unwrap()));
@@ -105,14 +115,7 @@ fn shuttle_a_lease_an_eviction_and_a_save_meet_on_one_key() {
         let tokens = conversation(1, 6);
         save(&cache, namespace(1), &tokens);
         cache.flush();
-        let reader = {
-            let (cache, tokens) = (Arc::clone(&cache), tokens.clone());
-            thread::spawn(move || look_up(&cache, &tokens))
-        };
-        let evictor = {
-            let cache = Arc::clone(&cache);
-            thread::spawn(move || cache.clear())
-        };
+        let (reader, evictor) = (reader(&cache, &tokens), beside(&cache, Cache::clear));
         let outcome = cache.save(request(namespace(1), &tokens, None)).unwrap().outcome;
         // Still there; gone and saved again; or its file is just being removed.
         let possible = [SaveOutcome::AlreadyPresent, SaveOutcome::Queued, SaveOutcome::Dropped(DropReason::Conflict)];
@@ -137,14 +140,7 @@ fn shuttle_completing_a_row_meets_a_reader_and_an_eviction() {
         without.parts.truncate(1);
         cache.save(without).unwrap();
         cache.flush();
-        let reader = {
-            let (cache, tokens) = (Arc::clone(&cache), tokens.clone());
-            thread::spawn(move || look_up(&cache, &tokens))
-        };
-        let evictor = {
-            let cache = Arc::clone(&cache);
-            thread::spawn(move || cache.clear())
-        };
+        let (reader, evictor) = (reader(&cache, &tokens), beside(&cache, Cache::clear));
         let evict = SaveRequest { reason: SaveReason::Evict, ..request(namespace(1), &tokens, None) };
         let outcome = cache.save(evict).unwrap().outcome;
         let reach = reader.join().unwrap();

@@ -1,39 +1,20 @@
 //! FIFOs, folders and links under the names of files, and files that promise more than they hold: nothing waits for them, takes
 //! memory for them or gives up other rows for them.
 
+mod hanging;
+
 use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::channel;
-use std::time::Duration;
 
 use poncho_cache::{
     Cache, CacheError, Cut, Fingerprint, FolderIndex, Key, Needs, PartKind, SaveOutcome, SaveReason, SaveRequest, Tier,
     Unusable, inspect_file, inspect_folder,
 };
 use poncho_cache::{FormatError, LOCK_FILE_NAME, NewPart, PrefixDraft, RowMeta, bad_path, encode_prefix, row_path};
-use rustix::fs::{CWD, FileType, Mode, mknodat};
 
+use self::hanging::{bounded, fifo};
 use crate::support::{check_plan, conversation, namespace, on_disk, reach, request, save};
-
-/// Far above what any of this takes on a busy machine; only something that hangs is stopped by it.
-const PATIENCE: Duration = Duration::from_secs(120);
-
-/// Does something that must not hang; if it does, the test fails and its process ends with the thread.
-#[track_caller]
-fn bounded<T: Send + 'static>(what: &str, work: impl FnOnce() -> T + Send + 'static) -> T {
-    let (sender, done) = channel();
-    let worker = std::thread::spawn(move || sender.send(work()));
-    match done.recv_timeout(PATIENCE) {
-        Ok(result) => result,
-        Err(_) if worker.is_finished() => panic!("{what} panicked"),
-        Err(_) => panic!("{what} hangs"),
-    }
-}
-
-fn fifo(path: &Path) {
-    mknodat(CWD, path, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
-}
 
 /// What may stand under a row's name.
 const KINDS: [&str; 5] = ["a FIFO", "a link to a FIFO", "a link to a file", "a socket", "a folder"];

@@ -1,33 +1,14 @@
 //! FIFOs and links in the places of files: nothing waits for them, and the error says what is there.
 
+#[path = "../../cache/tests/strange_files/hanging.rs"]
+mod hanging;
+
 use std::os::unix::fs::symlink;
-use std::path::Path;
-use std::sync::mpsc::channel;
-use std::time::Duration;
 
 use poncho_models::{Registry, ignore_progress, read_facts};
-use rustix::fs::{CWD, FileType, Mode, mknodat};
 
+use self::hanging::{bounded, fifo};
 use crate::support::{Place, gguf, name};
-
-/// Far above what any of this takes on a busy machine; only something that hangs is stopped by it.
-const PATIENCE: Duration = Duration::from_secs(120);
-
-/// Does something that must not hang; if it does, the test fails and its process ends with the thread.
-#[track_caller]
-fn bounded<T: Send + 'static>(what: &str, work: impl FnOnce() -> T + Send + 'static) -> T {
-    let (sender, done) = channel();
-    let worker = std::thread::spawn(move || sender.send(work()));
-    match done.recv_timeout(PATIENCE) {
-        Ok(result) => result,
-        Err(_) if worker.is_finished() => panic!("{what} panicked"),
-        Err(_) => panic!("{what} hangs"),
-    }
-}
-
-fn fifo(path: &Path) {
-    mknodat(CWD, path, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
-}
 
 /// Hardening 16: an import waited forever for a writer of the FIFO.
 #[test]

@@ -250,13 +250,12 @@ pub(super) mod tests {
         let meta = RowMeta {
             reason: SaveReason::Cold,
             flags: 1,
-            hits: 1,
-            context_size: 4096,
             created: 1,
             last_used: 2,
-            parent: Some(Key::from_bytes([3; 32])),
+            hits: 1,
             start: 4,
-            ..RowMeta::new(META.namespace, 6)
+            token_count: 6,
+            ..META
         };
         let kinds = [(PartKind::Attention, 64, 1), (PartKind::Partial, 32, 2), (PartKind::Logits, 4, 3)];
         let parts = kinds.map(|(kind, length, crc)| NewPart { kind, length, crc });
