@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use poncho_cluster::bus::{Bus, Chosen, Lookout, NatsBus, Place, Prompt, Report, Station};
-use poncho_cluster::hints::ModelBeat;
 use poncho_cluster::index::Row;
-use poncho_cluster::member::{Load, Rates};
 use poncho_cluster::route::{Dispatch, Source};
 use poncho_cluster::seal::ClusterKey;
 use poncho_kinds::{Key, Tier};
 use poncho_testkit::NatsServer;
+
+use crate::support::idle;
 
 const NAMESPACE: [u8; 32] = [5; 32];
 
@@ -19,22 +19,7 @@ fn key(byte: u8) -> ClusterKey {
 }
 
 fn report() -> Report {
-    Arc::new(move || {
-        let rates = Rates {
-            prefill_tokens: 1_000.0,
-            decode_step: 0.01,
-            decode_stream: 0.001,
-            bytes_per_token: 1_000.0,
-            ram_bytes: 1e9,
-            disk_bytes: 1e9,
-            peer_bytes: 1e8,
-            shared_bytes: 0.0,
-            remote_delay: 0.001,
-        };
-        let load =
-            Load { running: 0, places: 4, waiting: 0, queue: 4, backlog_tokens: 0.0, line_bytes: 0.0, mean_stay: 1.0 };
-        vec![ModelBeat { name: "m".to_owned(), namespace: NAMESPACE, can_cut: true, rates, load }]
-    })
+    Arc::new(|| vec![idle(NAMESPACE, 4, 1e8)])
 }
 
 fn place(name: &str) -> Place {

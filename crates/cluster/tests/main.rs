@@ -11,4 +11,6 @@ mod index;
 #[cfg(test)]
 mod kv_events;
 #[cfg(test)]
+mod support;
+#[cfg(test)]
 mod turmoil;

@@ -4,11 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures_util::StreamExt as _;
-use poncho_api::{
-    ChatSettings, ContextOptions, Drafts, EngineError, FingerprintSource, Gates, LoadEvent, LoadModel, ModelConfig,
-    Node, RestoreRule,
-};
+use poncho_api::{ChatSettings, ContextOptions, EngineError, ModelConfig, Node};
 use poncho_cache::{Cache, CacheConfig};
 use poncho_cluster::bus::{Bus, Lookout, NatsBus, Place};
 use poncho_cluster::seal::ClusterKey;
@@ -19,7 +15,7 @@ use poncho_testkit::NatsServer;
 
 use crate::kills::mixed;
 use crate::machines::{Machine, certificate};
-use crate::support::{KINDS, PATIENCE, ask, in_process, read, written};
+use crate::support::{KINDS, PATIENCE, ask, config, in_process, load_with, read, written};
 
 /// Where machines of a test find their cluster: a file with the address of the bus, in the folder above theirs.
 pub(crate) const FILE: &str = "cluster";
@@ -95,7 +91,6 @@ impl Member {
 }
 
 async fn load(node: &dyn Node, room: Room) {
-    let gates = Gates { min_tokens: 4, cold_min_tokens: 4, continued_interval: 16, ..Gates::default() };
     let context = ContextOptions {
         n_ctx: 4096,
         n_cells: Some(65536),
@@ -104,21 +99,7 @@ async fn load(node: &dyn Node, room: Room) {
         n_seq_max: room.sequences,
         ..ContextOptions::default()
     };
-    let config = ModelConfig {
-        fingerprint: FingerprintSource::FastUnsafe([7; 32]),
-        gates,
-        context,
-        restore_rule: RestoreRule::Always,
-        drafts: Drafts::Off,
-        queue_limit: room.queue,
-        ..ModelConfig::new("stub", "stub")
-    };
-    let mut events = node.load(LoadModel { config, adapters: Vec::new() });
-    let mut last = None;
-    while let Some(event) = events.next().await {
-        last = Some(event);
-    }
-    assert_eq!(last, Some(LoadEvent::Loaded));
+    load_with(node, ModelConfig { queue_limit: room.queue, ..config("stub", context) }).await;
 }
 
 /// A router without nodes of its own.

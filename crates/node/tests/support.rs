@@ -89,7 +89,6 @@ pub(crate) async fn load(node: &dyn Node) {
 
 /// The same model by another name.
 pub(crate) async fn load_as(node: &dyn Node, name: &str) {
-    let gates = Gates { min_tokens: 4, cold_min_tokens: 4, continued_interval: 16, ..Gates::default() };
     let context = ContextOptions {
         n_ctx: 2048,
         n_cells: Some(32768),
@@ -98,14 +97,22 @@ pub(crate) async fn load_as(node: &dyn Node, name: &str) {
         n_seq_max: 8,
         ..ContextOptions::default()
     };
-    let config = ModelConfig {
+    load_with(node, config(name, context)).await;
+}
+
+/// Settings of a model of the stub: short prompts are saved, and whatever was saved is restored.
+pub(crate) fn config(name: &str, context: ContextOptions) -> ModelConfig {
+    ModelConfig {
         fingerprint: FingerprintSource::FastUnsafe([7; 32]),
-        gates,
+        gates: Gates { min_tokens: 4, cold_min_tokens: 4, continued_interval: 16, ..Gates::default() },
         context,
         restore_rule: RestoreRule::Always,
         drafts: Drafts::Off,
         ..ModelConfig::new(name, "stub")
-    };
+    }
+}
+
+pub(crate) async fn load_with(node: &dyn Node, config: ModelConfig) {
     let mut events = node.load(LoadModel { config, adapters: Vec::new() });
     let mut last = None;
     while let Some(event) = events.next().await {

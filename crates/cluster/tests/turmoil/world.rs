@@ -7,11 +7,12 @@ use poncho_cluster::hints::{
     Action, Announcer, Answer, Beat, Changes, Directory, Incarnation, ModelBeat, Question, Timing,
 };
 use poncho_cluster::index::{CompactIndex, Match, PrefixIndex, Row, Slot};
-use poncho_cluster::member::{Load, Member, Rates, State};
+use poncho_cluster::member::{Member, State};
 use poncho_cluster::route::{Ask, Attempt, Candidate, Dispatch, Expected, Held, Step, choose};
 use poncho_kinds::{Key, Tier};
 
 use super::network::{Network, Random};
+use crate::support::idle;
 
 const ROUTERS: usize = 2;
 /// Prompts are made of these conversations, of at most as many blocks.
@@ -137,20 +138,7 @@ pub(super) struct World {
 }
 
 fn models() -> Vec<ModelBeat> {
-    let rates = Rates {
-        prefill_tokens: 1_000.0,
-        decode_step: 0.01,
-        decode_stream: 0.001,
-        bytes_per_token: 1_000.0,
-        ram_bytes: 1e9,
-        disk_bytes: 1e9,
-        peer_bytes: 1e9,
-        shared_bytes: 0.0,
-        remote_delay: 0.001,
-    };
-    let load =
-        Load { running: 0, places: 8, waiting: 0, queue: 8, backlog_tokens: 0.0, line_bytes: 0.0, mean_stay: 1.0 };
-    vec![ModelBeat { name: "m".to_owned(), namespace: [0; 32], can_cut: true, rates, load }]
+    vec![idle([0; 32], 8, 1e9)]
 }
 
 impl World {
