@@ -5,6 +5,9 @@
 //! plan are invented. Rows are in memory and in a folder that is removed at the end. Run by
 //! `crates/console/web/test/run.mjs`. Not part of the binary.
 
+#[path = "shared/until_told.rs"]
+mod until_told;
+
 use std::error::Error;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -14,13 +17,13 @@ use poncho_api::ChatSettings;
 use poncho_cache::{Cache, CacheConfig, FileTierConfig};
 use poncho_engine::backend::stub::StubBackend;
 use poncho_engine::backend::{ContextOptions, MemoryKind};
-use poncho_engine::{Engine, FingerprintSource, Host, ModelConfig, RestoreRule};
+use poncho_engine::{Engine, FingerprintSource, ModelConfig, RestoreRule};
 use poncho_server::{
     LibraryError, LibraryModel, ModelLibrary, PlanLine, PlannedMemory, PullStep, ServerConfig, ShownDevice,
-    ShownMachine, ShownPlan, ShownSetting, UnusedDevice, serve,
+    ShownMachine, ShownPlan, ShownSetting, UnusedDevice,
 };
-use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
+
+use self::until_told::until_told;
 
 /// The time of a decode call, and the tokens of one.
 const DECODE: Duration = Duration::from_millis(12);
@@ -93,7 +96,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     config.recent_warnings.add("2026-11-16T12:00:00Z  WARN little space for the cache; free some free=\"1.2 GiB\"");
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(until_told(Arc::clone(&engine), config))?;
+    let chat = ChatSettings { hygiene: Vec::new(), ..ChatSettings::default() };
+    runtime.block_on(until_told(Arc::clone(&engine), chat, config))?;
     engine.unload("stub")?;
     Ok(())
 }
@@ -137,15 +141,4 @@ fn plan() -> ShownPlan {
         warning: None,
         memory: vec![memory("host", [1800, 260, 96]), memory("CUDA0", [16_400, 1900, 612])],
     }
-}
-
-async fn until_told(engine: Arc<Engine>, config: ServerConfig) -> Result<(), Box<dyn Error>> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let listener = TcpListener::bind("127.0.0.1:0").await?;
-    println!("serving stub on http://{}", listener.local_addr()?);
-    let told = async move {
-        terminate.recv().await;
-    };
-    let chat = ChatSettings { hygiene: Vec::new(), ..ChatSettings::default() };
-    Ok(serve(listener, Arc::new(Host::new(engine, chat)), config, told).await?)
 }

@@ -7,6 +7,9 @@
 //! of a hundred thousand bytes, each of them a token. The model computes nothing, so whatever takes time or memory here
 //! is the server's. Not part of the binary.
 
+#[path = "shared/until_told.rs"]
+mod until_told;
+
 use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,11 +18,11 @@ use poncho_api::ChatSettings;
 use poncho_cache::{Cache, CacheConfig};
 use poncho_engine::backend::stub::{DecodeFault, StubBackend, StubLine};
 use poncho_engine::backend::{ContextOptions, MemoryKind};
-use poncho_engine::{Engine, FingerprintSource, Host, ModelConfig};
+use poncho_engine::{Engine, FingerprintSource, ModelConfig};
 use poncho_models::Registry;
-use poncho_server::{RegistryLibrary, ServerConfig, serve};
-use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
+use poncho_server::{RegistryLibrary, ServerConfig};
+
+use self::until_told::until_told;
 
 /// Small, so that a run of some seconds fills it and memory can be seen to stay flat.
 const CACHE_BYTES: u64 = 16 << 20;
@@ -61,7 +64,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut config = ServerConfig { any_model: true, library: Some(Arc::new(library)), ..ServerConfig::default() };
     config.stream_keep_alive = keep_alive.unwrap_or(config.stream_keep_alive);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(until_told(Arc::clone(&engine), config))?;
+    runtime.block_on(until_told(Arc::clone(&engine), ChatSettings::default(), config))?;
     engine.unload("stub")?;
     Ok(())
 }
@@ -71,15 +74,4 @@ fn lines() -> Result<Vec<StubLine>, Box<dyn Error>> {
     let Some(path) = std::env::args().nth(4) else { return Ok(Vec::new()) };
     let pairs: Vec<(String, String)> = serde_json::from_str(&std::fs::read_to_string(path)?)?;
     Ok(pairs.into_iter().map(|(heard, said)| StubLine { heard, said }).collect())
-}
-
-async fn until_told(engine: Arc<Engine>, config: ServerConfig) -> Result<(), Box<dyn Error>> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let listener = TcpListener::bind("127.0.0.1:0").await?;
-    println!("serving stub on http://{}", listener.local_addr()?);
-    let told = async move {
-        terminate.recv().await;
-    };
-    let node = Arc::new(Host::new(engine, ChatSettings::default()));
-    Ok(serve(listener, node, config, told).await?)
 }

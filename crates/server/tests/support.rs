@@ -11,7 +11,7 @@ use hyper::{HeaderMap, Method, Request, Response};
 use hyper_util::rt::TokioIo;
 use poncho_api::{ChatSettings, SigningKey};
 use poncho_cache::{Cache, CacheConfig, Gates};
-use poncho_engine::backend::stub::{StubBackend, StubFaults, StubTemplate, vocab};
+use poncho_engine::backend::stub::{DecodeFault, StubBackend, StubFaults, StubTemplate, vocab};
 use poncho_engine::backend::{ContextOptions, MemoryKind};
 use poncho_engine::{DraftRule, Drafts, Engine, FingerprintSource, Host, Model, ModelConfig, Reasoning, RestoreRule};
 use poncho_server::{ConfigError, Draining, Ending, ServerConfig, serve_until};
@@ -19,6 +19,9 @@ use serde_json::{Value, json};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
+
+/// Names and values.
+type Headers<'a> = &'a [(&'a str, &'a str)];
 
 /// Longer than any honest wait: a real model on a machine that does much else took more than half a minute for a reply.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
@@ -236,20 +239,14 @@ impl Server {
         &self,
         method: Method,
         path: &str,
-        headers: &[(&str, &str)],
+        headers: Headers<'_>,
         body: Vec<u8>,
     ) -> Response<Incoming> {
         let headers: Vec<_> = [("host", "localhost")].iter().chain(headers).copied().collect();
         self.open_bare(method, path, &headers, body).await
     }
 
-    async fn open_bare(
-        &self,
-        method: Method,
-        path: &str,
-        headers: &[(&str, &str)],
-        body: Vec<u8>,
-    ) -> Response<Incoming> {
+    async fn open_bare(&self, method: Method, path: &str, headers: Headers<'_>, body: Vec<u8>) -> Response<Incoming> {
         let mut sender = self.client().await;
         let mut request = Request::builder().method(method).uri(path);
         for (name, value) in headers {
@@ -265,14 +262,14 @@ impl Server {
         host: &str,
         method: Method,
         path: &str,
-        headers: &[(&str, &str)],
+        headers: Headers<'_>,
         body: Vec<u8>,
     ) -> Answer {
         let headers: Vec<_> = [("host", host)].iter().chain(headers).copied().collect();
         read(self.open_bare(method, path, &headers, body).await).await
     }
 
-    pub(crate) async fn send(&self, method: Method, path: &str, headers: &[(&str, &str)], body: Vec<u8>) -> Answer {
+    pub(crate) async fn send(&self, method: Method, path: &str, headers: Headers<'_>, body: Vec<u8>) -> Answer {
         read(self.open(method, path, headers, body).await).await
     }
 
@@ -330,18 +327,60 @@ impl Server {
     pub(crate) async fn stopped(self) {
         tokio::time::timeout(PATIENCE, self.task).await.expect("the server did not stop").unwrap().unwrap();
     }
+
+    /// Ends the server and its engine; its folder is free for the next one.
+    pub(crate) async fn ended(mut self) {
+        let engine = Arc::clone(&self.engine);
+        self.begin_shutdown();
+        self.stopped().await;
+        let end = move || {
+            engine.unload_all().unwrap();
+            engine.cache().flush();
+        };
+        tokio::task::spawn_blocking(end).await.unwrap();
+    }
+
+    /// Leaves a stream of 3000 tokens while a decode of it is held: the request is cancelled, not finished.
+    pub(crate) async fn leave(&self, response: Response<Incoming>) {
+        wait_until_held(self).await;
+        drop(response);
+        self.faults.release();
+        let model = self.model();
+        eventually("the end of the request", || model.status().queue_depth == 0 && model.status().active == 0).await;
+        assert!(model.status().generated_tokens < 3000, "it was cancelled, not finished");
+    }
+
+    /// Sends a request three times to a server that has room for two. Returns the refusal.
+    pub(crate) async fn overload(path: &str, body: &Value) -> Answer {
+        let server = Self::start(Setup { sequences: 1, queue_limit: 1, ..Setup::default() }).await;
+        server.faults.on_decode(1, DecodeFault::Block);
+        let model = server.model();
+        let late = async {
+            // What is released before it is held stays held.
+            wait_until_held(&server).await;
+            eventually("two requests", || model.status().queue_depth == 2).await;
+            let refused = server.post(path, body).await;
+            server.faults.release();
+            refused
+        };
+        let (one, two, refused) = tokio::join!(server.post(path, body), server.post(path, body), late);
+        assert_eq!((one.status, two.status), (200, 200));
+        assert_eq!(refused.headers["retry-after"], "1");
+        refused
+    }
+}
+
+/// Gates under which a short prompt is saved.
+pub(crate) fn small_gates() -> Gates {
+    Gates { min_tokens: 4, cold_min_tokens: 4, boundary_trim_tokens: 2, boundary_align_tokens: 8, ..Gates::default() }
 }
 
 pub(crate) fn load(engine: &Engine, id: &str, setup: &Setup) {
     let gates = Gates {
-        min_tokens: 4,
-        cold_min_tokens: 4,
         cold_max_tokens: 4096,
         continued_interval: 64,
-        boundary_trim_tokens: 2,
-        boundary_align_tokens: 8,
         session_resume_wait_ms: u64::try_from(setup.parent_wait.as_millis()).unwrap(),
-        ..Gates::default()
+        ..small_gates()
     };
     let n_seq_max = setup.sequences;
     let context = ContextOptions {

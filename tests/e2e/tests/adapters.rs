@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use hyper::Method;
-use poncho_cache::{Cache, CacheConfig, Gates};
+use poncho_cache::{Cache, CacheConfig};
 use poncho_engine::backend::ContextOptions;
 use poncho_engine::backend::llama::LlamaBackend;
 use poncho_engine::{Engine, ModelConfig};
@@ -13,18 +13,11 @@ use poncho_server::{RegistryLibrary, ServerConfig};
 use poncho_testkit::{AdapterSpec, ModelKind, ModelSpec, adapter_path, model_path, write_adapter};
 use serde_json::{Value, json};
 
-use crate::support::Server;
+use crate::support::{Server, small_gates};
 
 fn settings(name: &str, path: &Path) -> ModelConfig {
     let context = ContextOptions { n_ctx: 1024, n_seq_max: 2, threads: Some(1), ..ContextOptions::default() };
-    let gates = Gates {
-        min_tokens: 4,
-        cold_min_tokens: 4,
-        boundary_trim_tokens: 2,
-        boundary_align_tokens: 8,
-        ..Gates::default()
-    };
-    ModelConfig { context, gates, ..ModelConfig::new(name, path) }
+    ModelConfig { context, gates: small_gates(), ..ModelConfig::new(name, path) }
 }
 
 struct Home {

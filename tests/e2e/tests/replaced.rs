@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use poncho_cache::{Cache, CacheConfig, Gates};
+use poncho_cache::{Cache, CacheConfig};
 use poncho_engine::backend::ContextOptions;
 use poncho_engine::backend::llama::LlamaBackend;
 use poncho_engine::{Engine, ModelConfig, RestoreRule};
@@ -16,19 +16,13 @@ use poncho_server::{LibraryModel, RegistryLibrary, ServerConfig};
 use poncho_testkit::{ModelKind, ModelSpec, write_model};
 use serde_json::{Value, json};
 
-use crate::support::{Server, eventually};
+use crate::support::{Server, eventually, small_gates};
 
 /// Settings under which a short prompt is kept and put back.
 fn config(name: &str, path: &Path) -> ModelConfig {
-    let gates = Gates {
-        min_tokens: 4,
-        cold_min_tokens: 4,
-        boundary_trim_tokens: 2,
-        boundary_align_tokens: 8,
-        ..Gates::default()
-    };
     let context = ContextOptions { n_ctx: 512, n_seq_max: 2, ..ContextOptions::default() };
-    ModelConfig { gates, context, restore_rule: RestoreRule::Always, ..ModelConfig::new(name, path) }
+    let restore_rule = RestoreRule::Always;
+    ModelConfig { gates: small_gates(), context, restore_rule, ..ModelConfig::new(name, path) }
 }
 
 struct Home {

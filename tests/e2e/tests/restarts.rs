@@ -15,7 +15,7 @@ use poncho_testkit::{ModelKind, model_path};
 use serde_json::{Value, json};
 
 use crate::scripted::{Script, ScriptedBackend};
-use crate::support::{Server, Setup, asking, load, rendered, reopened, with};
+use crate::support::{Server, Setup, asking, load, rendered, reopened, small_gates, with};
 
 /// A text that the tokenizer joins into fewer tokens than it has bytes; the script writes it byte by byte.
 const TEXT: &str = r#""the thing and the other thing""#;
@@ -24,15 +24,7 @@ const CALL: &str = "<tool_call>\n{\"name\": \"tell\", \"arguments\": {\"zone\":\
 const QUESTION: &str = "You tell me what the thing is and what the other thing is, and then you tell me the world.";
 
 fn config(kind: ModelKind, exactness: Exactness) -> ModelConfig {
-    let gates = Gates {
-        min_tokens: 4,
-        cold_min_tokens: 4,
-        cold_max_tokens: 4096,
-        continued_interval: 64,
-        boundary_trim_tokens: 2,
-        boundary_align_tokens: 8,
-        ..Gates::default()
-    };
+    let gates = Gates { cold_max_tokens: 4096, continued_interval: 64, ..small_gates() };
     let context = ContextOptions {
         n_ctx: 4096,
         n_cells: Some(8192),
@@ -61,19 +53,6 @@ async fn server(folder: &Path, config: ModelConfig, said: &str, replay: ReplaySc
 
 fn journal_in(folder: &Path, replay: ReplayScope) -> ChatSettings {
     ChatSettings { replay_file: Some(folder.join("replay")), replay, ..ChatSettings::default() }
-}
-
-/// Ends a server and gives back its folder for the next one.
-async fn end(mut server: Server) {
-    let engine = Arc::clone(&server.engine);
-    server.begin_shutdown();
-    server.stopped().await;
-    tokio::task::spawn_blocking(move || {
-        engine.unload_all().unwrap();
-        engine.cache().flush();
-    })
-    .await
-    .unwrap();
 }
 
 /// The first turn: a text of a certain form.
@@ -150,8 +129,8 @@ async fn an_exact_second_turn_is_the_same_on_the_server_that_wrote_the_first_and
             let there = fresh.chat(&second).await;
             assert_eq!(prompt_tokens(&here), prompt_tokens(&there), "{what}");
             assert_eq!(here["choices"], there["choices"], "{what}");
-            end(living).await;
-            end(fresh).await;
+            living.ended().await;
+            fresh.ended().await;
         }
     }
 }
@@ -175,20 +154,20 @@ async fn a_plain_second_turn_has_the_same_prompt_before_and_after_a_restart_or_a
             std::fs::copy(folder.path().join("replay"), killed.path().join("replay")).unwrap();
             let after_kill = open(killed.path()).await;
             assert_eq!(tokens(&after_kill, &second).await, before, "{what}");
-            end(after_kill).await;
+            after_kill.ended().await;
             let written = number(&answer, "/usage/total_tokens") - 1;
-            end(living).await;
+            living.ended().await;
             let restarted = open(folder.path()).await;
             assert_eq!(tokens(&restarted, &second).await, before, "{what}");
             let there = restarted.chat(&second).await;
             assert_eq!(prompt_tokens(&there), before.len(), "{what}");
             assert!(cached(&there) >= written, "{what}: {} of {written}: {there}", cached(&there));
-            end(restarted).await;
+            restarted.ended().await;
             // On a server that never knew the turn it is another prompt: the test would show a difference.
             let elsewhere = tempfile::tempdir().unwrap();
             let stranger = open(elsewhere.path()).await;
             assert_ne!(tokens(&stranger, &second).await, before, "{what}");
-            end(stranger).await;
+            stranger.ended().await;
         }
     }
 }
@@ -208,8 +187,8 @@ async fn replay_can_be_switched_off_for_texts_and_for_all_turns() {
         let second = next(&first, &answer);
         let fresh = server(folders[1].path(), config(kind, Exactness::Off), said, scope).await;
         assert_eq!(tokens(&living, &second).await, tokens(&fresh, &second).await, "{scope:?} {said}");
-        end(living).await;
-        end(fresh).await;
+        living.ended().await;
+        fresh.ended().await;
     }
 }
 
@@ -241,12 +220,12 @@ async fn a_turn_with_thinking_has_the_same_prompt_before_and_after_a_restart() {
         for body in &bodies {
             before.push(tokens(&living, body).await);
         }
-        end(living).await;
+        living.ended().await;
         let restarted = open().await;
         for (body, before) in bodies.iter().zip(before) {
             assert_eq!(tokens(&restarted, body).await, before, "{memory:?}");
             assert_eq!(prompt_tokens(&restarted.chat(body).await), before.len(), "{memory:?}");
         }
-        end(restarted).await;
+        restarted.ended().await;
     }
 }

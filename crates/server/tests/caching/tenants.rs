@@ -211,7 +211,7 @@ async fn a_key_lists_and_evicts_its_own_rows_and_an_admin_those_of_all() {
 async fn isolated_keys_share_nothing_and_find_their_own_again_after_a_restart() {
     let folder = tempfile::tempdir().unwrap();
     let read = |server: &Server| server.model().status().last_hit.unwrap().cached_tokens;
-    let mut first = server(Some(folder.path()), config(true)).await;
+    let first = server(Some(folder.path()), config(true)).await;
     let mut prompt = 0;
     for (key, is_found) in [("one", false), ("two", false), ("one", true), ("two", true)] {
         let answer = ask(&first, key, CHAT, &chat(&conversation())).await;
@@ -226,14 +226,7 @@ async fn isolated_keys_share_nothing_and_find_their_own_again_after_a_restart() 
     first.engine.cache().flush();
     ask(&first, "one", "/api/cache/clear", &json!({})).await;
     assert!(count(&first, "one").await == 0 && count(&first, "two").await > 0);
-    let engine = Arc::clone(&first.engine);
-    first.begin_shutdown();
-    first.stopped().await;
-    let end = move || {
-        engine.unload_all().unwrap();
-        engine.cache().flush();
-    };
-    tokio::task::spawn_blocking(end).await.unwrap();
+    first.ended().await;
     let again = server(Some(folder.path()), config(true)).await;
     assert!(count(&again, "one").await == 0 && count(&again, "two").await > 0, "owners are in the files");
     for (key, expected) in [("one", 0), ("two", prompt), ("boss", 0)] {
@@ -246,17 +239,10 @@ async fn isolated_keys_share_nothing_and_find_their_own_again_after_a_restart() 
 #[tokio::test]
 async fn a_key_knows_its_rows_again_after_a_restart() {
     let folder = tempfile::tempdir().unwrap();
-    let mut first = server(Some(folder.path()), config(false)).await;
+    let first = server(Some(folder.path()), config(false)).await;
     ask(&first, "one", CHAT, &chat(&conversation())).await;
     let before = rows(&first, "one").await["total"].clone();
-    let engine = Arc::clone(&first.engine);
-    first.begin_shutdown();
-    first.stopped().await;
-    let end = move || {
-        engine.unload_all().unwrap();
-        engine.cache().flush();
-    };
-    tokio::task::spawn_blocking(end).await.unwrap();
+    first.ended().await;
     let again = server(Some(folder.path()), config(false)).await;
     assert_eq!(rows(&again, "one").await["total"], before);
     assert_eq!(rows(&again, "two").await["total"], 0);

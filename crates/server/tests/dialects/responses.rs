@@ -20,6 +20,19 @@ fn names(events: &[Value]) -> Vec<&str> {
     names
 }
 
+/// The names of the events of an item with one part.
+fn item(part: &str, text: &str) -> [String; 6] {
+    let [added, done] = ["added", "done"].map(|step| format!("{part}.{step}"));
+    let [more, whole] = ["delta", "done"].map(|step| format!("{text}.{step}"));
+    ["output_item.added", &added, &more, &whole, &done, "output_item.done"].map(|name| format!("response.{name}"))
+}
+
+/// The names of the events of a reply with these items.
+fn whole(items: &[[String; 6]]) -> Vec<String> {
+    let begins = ["response.created", "response.in_progress"].map(str::to_owned);
+    [&begins[..], &items.concat(), &["response.completed".to_owned()]].concat()
+}
+
 /// The events of a stream, checked for their numbers.
 fn numbered(answer: &Answer) -> Vec<Value> {
     let events = answer.named_events();
@@ -103,20 +116,7 @@ async fn a_text_is_streamed_event_by_event() {
     let stream = server.stream(PATH, &asking(&json!("Hello"))).await;
     assert!(!stream.text.contains("[DONE]"), "the last event ends the stream");
     let events = numbered(&stream);
-    assert_eq!(
-        names(&events),
-        [
-            "response.created",
-            "response.in_progress",
-            "response.output_item.added",
-            "response.content_part.added",
-            "response.output_text.delta",
-            "response.output_text.done",
-            "response.content_part.done",
-            "response.output_item.done",
-            "response.completed",
-        ]
-    );
+    assert_eq!(names(&events), whole(&[item("content_part", "output_text")]));
     let of = |name: &str| events.iter().find(|event| event["type"] == name).unwrap();
     assert_eq!(of("response.created")["response"]["status"], "in_progress");
     assert_eq!(of("response.created")["response"]["output"], json!([]));
@@ -145,26 +145,8 @@ async fn thinking_is_content_unless_a_summary_is_wanted() {
     let reply = "<think>hm so</think>Yes.<|im_end|>";
     let server = Server::saying("Really?", reply).await;
     let events = numbered(&server.stream(PATH, &asking(&json!("Really?"))).await);
-    assert_eq!(
-        names(&events),
-        [
-            "response.created",
-            "response.in_progress",
-            "response.output_item.added",
-            "response.content_part.added",
-            "response.reasoning_text.delta",
-            "response.reasoning_text.done",
-            "response.content_part.done",
-            "response.output_item.done",
-            "response.output_item.added",
-            "response.content_part.added",
-            "response.output_text.delta",
-            "response.output_text.done",
-            "response.content_part.done",
-            "response.output_item.done",
-            "response.completed",
-        ]
-    );
+    let items = [item("content_part", "reasoning_text"), item("content_part", "output_text")];
+    assert_eq!(names(&events), whole(&items));
     assert_eq!(joined(&events, "response.reasoning_text.delta"), "hm so");
     let output = &events.last().unwrap()["response"]["output"];
     assert!(output[0]["id"].as_str().unwrap().starts_with("rs_"));
@@ -177,17 +159,7 @@ async fn thinking_is_content_unless_a_summary_is_wanted() {
 
     let asked = json!({"reasoning": {"summary": "auto"}, "include": ["reasoning.encrypted_content"]});
     let events = numbered(&server.stream(PATH, &with(asking(&json!("Really?")), &asked)).await);
-    assert_eq!(
-        names(&events)[2..8],
-        [
-            "response.output_item.added",
-            "response.reasoning_summary_part.added",
-            "response.reasoning_summary_text.delta",
-            "response.reasoning_summary_text.done",
-            "response.reasoning_summary_part.done",
-            "response.output_item.done",
-        ]
-    );
+    assert_eq!(names(&events)[2..8], item("reasoning_summary_part", "reasoning_summary_text"));
     assert_eq!(joined(&events, "response.reasoning_summary_text.delta"), "hm so");
     let part = events.iter().find(|event| event["type"] == "response.reasoning_summary_part.done").unwrap();
     assert_eq!((&part["summary_index"], &part["part"]), (&json!(0), &json!({"type": "summary_text", "text": "hm so"})));
