@@ -93,9 +93,24 @@ pub(crate) enum Item {
         arguments: String,
         output: Option<String>,
         error: Option<String>,
-        /// Of a conversation from elsewhere: this server calls without asking.
+        /// The request that was approved, if the client wanted to be asked.
         approval_request_id: Option<String>,
         status: Status,
+    },
+    /// A call that waits for the client's approval. It ends the response.
+    McpApprovalRequest {
+        id: String,
+        server_label: String,
+        name: String,
+        /// JSON as text.
+        arguments: String,
+    },
+    /// The client's answer to one.
+    McpApprovalResponse {
+        id: String,
+        approval_request_id: String,
+        approve: bool,
+        reason: Option<String>,
     },
     Reasoning {
         id: String,
@@ -182,6 +197,8 @@ impl Item {
             | Self::CustomToolCallOutput { id, .. }
             | Self::McpListTools { id, .. }
             | Self::McpCall { id, .. }
+            | Self::McpApprovalRequest { id, .. }
+            | Self::McpApprovalResponse { id, .. }
             | Self::Reasoning { id, .. } => id,
         }
     }
@@ -217,6 +234,14 @@ pub(crate) fn batch_of(item_id: &str) -> Option<(&str, &str)> {
     let (batch, call_id) = rest.split_once('_')?;
     let is_ours = batch.len() == BATCH_LENGTH && batch.bytes().all(|byte| byte.is_ascii_hexdigit());
     (is_ours && !call_id.is_empty()).then_some((batch, call_id))
+}
+
+/// The id of the call that an approval request asks about: of the same batch, if it has one.
+pub(crate) fn approved_id(request_id: &str) -> String {
+    match batch_of(request_id) {
+        Some((batch, call_id)) => format!("mcp_{batch}_{call_id}"),
+        None => random_id("mcp_"),
+    }
 }
 
 /// Thinking text in a form that clients carry without looking into it.

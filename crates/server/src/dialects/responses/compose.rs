@@ -249,6 +249,11 @@ impl Composer {
                 arguments.push_str(&delta.arguments);
                 ("response.mcp_call_arguments.delta", id, delta.arguments)
             }
+            // The API has no event for these; the whole item follows.
+            Some(Item::McpApprovalRequest { arguments, .. }) => {
+                arguments.push_str(&delta.arguments);
+                return;
+            }
             Some(Item::CustomToolCall { id, input, .. }) => {
                 let more = reader.push(&delta.arguments);
                 input.push_str(&more);
@@ -342,9 +347,11 @@ impl Composer {
                 // Its item is done when the call has returned.
                 return;
             }
-            Item::FunctionCallOutput { .. } | Item::CustomToolCallOutput { .. } | Item::McpListTools { .. } => {
-                Vec::new()
-            }
+            Item::FunctionCallOutput { .. }
+            | Item::CustomToolCallOutput { .. }
+            | Item::McpListTools { .. }
+            | Item::McpApprovalRequest { .. }
+            | Item::McpApprovalResponse { .. } => Vec::new(),
         };
         for (name, fields, is_summary) in events {
             let fields = self.about(fields, is_summary);

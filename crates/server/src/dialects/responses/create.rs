@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use super::compose::{Composer, Wishes};
 use super::custom;
 use super::maker::Maker;
+use super::mcp::approval;
 use super::namespace::grouped;
 use super::object;
 use super::rounds::Rounds;
@@ -80,7 +81,17 @@ pub(crate) async fn create(
     let in_pieces = body.stream.unwrap_or(false);
     // A response that calls tools asks again with their results.
     let again = (!servers.is_empty()).then(|| asked.clone());
-    let replies = call.start(vec![asked], in_pieces).await.map_err(turn::in_this_api)?;
+    let approved = approval::approved(&conversation);
+    if !approved.is_empty() && servers.is_empty() {
+        let reason = "the MCP server of an approved call is not among them; send the same tools again";
+        return Err(ApiError::field("tools", reason));
+    }
+    // Calls that were approved are made before the model is asked.
+    let replies = if approved.is_empty() {
+        call.start(vec![asked], in_pieces).await.map_err(turn::in_this_api)?
+    } else {
+        Vec::new()
+    };
     let keeps = body.store.unwrap_or(true);
     let tools = body.tools.as_deref().unwrap_or_default();
     let composer = Composer::new(wishes).with_groups(grouped(tools)).with_custom(custom::names(tools));
@@ -88,7 +99,7 @@ pub(crate) async fn create(
     let mut maker = Maker { call, response, composer, input: conversation, keeps, owner, told: None };
     if let Some(again) = again {
         let instructions = body.instructions.take();
-        let rounds = Rounds::new(maker, again, instructions, servers, body.max_tool_calls);
+        let rounds = Rounds::new(maker, again, instructions, servers, body.max_tool_calls).after_approval(approved);
         return if in_pieces { rounds.stream(replies).await } else { rounds.whole(replies).await };
     }
     if in_pieces {
@@ -130,6 +141,7 @@ fn conversation(stored: OwnResponses<'_>, body: &ResponseRequestBody) -> Result<
         return Err(ApiError::field("input", "it is missing or empty; send a text or at least one item"));
     }
     input::check_calls(&conversation, &own)?;
+    approval::check(&conversation, &own, |at| format!("input[{at}].approval_request_id"))?;
     conversation.extend(own);
     Ok(conversation)
 }

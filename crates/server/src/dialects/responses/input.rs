@@ -119,10 +119,18 @@ impl Place {
                 approval_request_id: item.approval_request_id.clone(),
                 status,
             },
-            "mcp_approval_request" | "mcp_approval_response" => {
-                let reason = "this server calls tools without asking for approval; send the mcp_call items only";
-                return Err(ApiError::field(self.field("type"), reason));
-            }
+            "mcp_approval_request" => Item::McpApprovalRequest {
+                id: needed(&item.id, "id", "an approval request")?,
+                server_label: needed(&item.server_label, "server_label", "an approval request")?,
+                name: needed(&item.name, "name", "an approval request")?,
+                arguments: needed(&item.arguments, "arguments", "an approval request")?,
+            },
+            "mcp_approval_response" => Item::McpApprovalResponse {
+                id: id("mcpa_"),
+                approval_request_id: needed(&item.approval_request_id, "approval_request_id", "an approval")?,
+                approve: item.approve.ok_or_else(|| ApiError::field(self.field("approve"), "an approval needs it"))?,
+                reason: item.reason.clone().filter(|reason| !reason.is_empty()),
+            },
             "reasoning" => Item::Reasoning {
                 id: id("rs_"),
                 summary: self.thinking("summary", item.summary.as_deref().unwrap_or_default())?,
@@ -140,7 +148,8 @@ impl Place {
             }
             other => {
                 let known = "message, function_call, function_call_output, custom_tool_call, \
-                    custom_tool_call_output, mcp_list_tools, mcp_call, reasoning or item_reference";
+                    custom_tool_call_output, mcp_list_tools, mcp_call, mcp_approval_request, mcp_approval_response, \
+                    reasoning or item_reference";
                 return Err(ApiError::field(self.field("type"), format!("it is {other:?} and must be {known}")));
             }
         }))

@@ -3,6 +3,8 @@
 //! Called by `create` before the turn is made, and by `tools`. The model sees each tool as a function with a joined name, as
 //! it does with groups. It must never contact an address that the operator has not listed, and never show a header.
 
+pub(crate) mod approval;
+
 use std::collections::BTreeMap;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -12,6 +14,7 @@ use futures_util::future::join_all;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+use self::approval::Approval;
 use super::namespace::joined;
 use super::types::ToolBody;
 use crate::dialects::openai::convert::function_tool;
@@ -38,12 +41,13 @@ pub(crate) struct McpServer {
     pub(crate) server: Arc<dyn ToolServer>,
     /// The client's own.
     pub(crate) headers: Vec<(String, String)>,
-    allowed: Allowed,
+    allowed: ToolFilter,
+    approval: Approval,
 }
 
-/// Which tools of a server a request wants.
+/// A choice among the tools of a server. The default is all of them.
 #[derive(Debug, Clone, Default)]
-struct Allowed {
+pub(crate) struct ToolFilter {
     names: Option<Vec<String>>,
     only_reading: bool,
 }
@@ -53,6 +57,8 @@ struct Allowed {
 pub(crate) struct Listed {
     pub(crate) label: String,
     pub(crate) tools: Vec<RemoteTool>,
+    /// Which calls the client wants to be asked about.
+    pub(crate) approval: Approval,
     /// The item that reports the list; `None` if the conversation has it already.
     pub(crate) item: Option<Result<Vec<RemoteTool>, String>>,
 }
@@ -100,10 +106,10 @@ pub(crate) fn servers(
         if servers.len() == MOST_SERVERS {
             return Err(ApiError::field("tools", format!("it has more than {MOST_SERVERS} MCP servers; use fewer")));
         }
-        check_approval(body, field)?;
         let server = Arc::clone(find(body, &label, known, field)?);
         let (headers, allowed) = (headers(body, field)?, allowed(body, field)?);
-        servers.push(McpServer { label, server, headers, allowed });
+        let approval = Approval::read(body.require_approval.as_ref(), || field("require_approval"))?;
+        servers.push(McpServer { label, server, headers, allowed, approval });
     }
     Ok(servers)
 }
@@ -116,16 +122,6 @@ fn label(body: &ToolBody, field: impl Fn(&str) -> String) -> Result<String, ApiE
     }
     let reason = format!("it must have 1 to {LONGEST_LABEL} letters, digits, - and _");
     Err(ApiError::field(field("server_label"), reason))
-}
-
-/// Calls are made without asking. A client that wants to be asked must not be surprised by a call.
-fn check_approval(body: &ToolBody, field: impl Fn(&str) -> String) -> Result<(), ApiError> {
-    if body.require_approval.as_ref().and_then(Value::as_str) == Some("never") {
-        return Ok(());
-    }
-    let reason = "this server calls tools without asking for approval; set it to \"never\", or let the client call the \
-        MCP server";
-    Err(ApiError::field(field("require_approval"), reason))
 }
 
 fn find<'k>(
@@ -174,33 +170,41 @@ fn headers(body: &ToolBody, field: impl Fn(&str) -> String) -> Result<Vec<(Strin
     Ok(headers)
 }
 
-fn allowed(body: &ToolBody, field: impl Fn(&str) -> String) -> Result<Allowed, ApiError> {
-    let wrong = || ApiError::field(field("allowed_tools"), "it must be a list of names, or an object with tool_names");
-    let names = |list: &Value| {
-        let list = list.as_array()?;
-        list.iter().map(|name| name.as_str().map(str::to_owned)).collect::<Option<Vec<String>>>()
-    };
+fn allowed(body: &ToolBody, field: impl Fn(&str) -> String) -> Result<ToolFilter, ApiError> {
     match &body.allowed_tools {
-        None | Some(Value::Null) => Ok(Allowed::default()),
-        Some(Value::Object(filter)) => {
-            let chosen = filter.get("tool_names").filter(|names| !names.is_null());
-            let chosen = chosen.map(|list| names(list).ok_or_else(wrong)).transpose()?;
-            let only_reading = filter.get("read_only").and_then(Value::as_bool).unwrap_or(false);
-            Ok(Allowed { names: chosen, only_reading })
-        }
-        Some(list) => Ok(Allowed { names: Some(names(list).ok_or_else(wrong)?), only_reading: false }),
+        None | Some(Value::Null) => Ok(ToolFilter::default()),
+        Some(filter) => ToolFilter::read(filter).ok_or_else(|| {
+            ApiError::field(field("allowed_tools"), "it must be a list of names, or an object with tool_names")
+        }),
     }
 }
 
-impl Allowed {
+impl ToolFilter {
+    /// A list of names, or an object with names and `read_only`; `None` if it is neither.
+    pub(crate) fn read(filter: &Value) -> Option<Self> {
+        let names = |list: &Value| {
+            let list = list.as_array()?;
+            list.iter().map(|name| name.as_str().map(str::to_owned)).collect::<Option<Vec<String>>>()
+        };
+        let Value::Object(fields) = filter else {
+            return Some(Self { names: Some(names(filter)?), only_reading: false });
+        };
+        let chosen = match fields.get("tool_names") {
+            None | Some(Value::Null) => None,
+            Some(list) => Some(names(list)?),
+        };
+        let only_reading = fields.get("read_only").and_then(Value::as_bool).unwrap_or(false);
+        Some(Self { names: chosen, only_reading })
+    }
+
+    pub(crate) fn has(&self, tool: &RemoteTool) -> bool {
+        let hints = tool.annotations.as_ref();
+        let reads = || hints.and_then(|hints| hints.get("readOnlyHint")).and_then(Value::as_bool) == Some(true);
+        self.names.as_ref().is_none_or(|names| names.contains(&tool.name)) && (!self.only_reading || reads())
+    }
+
     fn of(&self, tools: &[RemoteTool]) -> Vec<RemoteTool> {
-        let reads = |tool: &RemoteTool| {
-            tool.annotations.as_ref().and_then(|hints| hints.get("readOnlyHint")).and_then(Value::as_bool) == Some(true)
-        };
-        let is_wanted = |tool: &&RemoteTool| {
-            self.names.as_ref().is_none_or(|names| names.contains(&tool.name)) && (!self.only_reading || reads(tool))
-        };
-        tools.iter().filter(is_wanted).cloned().collect()
+        tools.iter().filter(|tool| self.has(tool)).cloned().collect()
     }
 }
 
@@ -208,18 +212,18 @@ impl Allowed {
 /// servers themselves. A server that cannot be asked has no tools, and an item that says why.
 pub(crate) async fn list(lists: &ToolLists, servers: &[McpServer], conversation: &[Arc<Item>]) -> Vec<Listed> {
     let one = |server: McpServer| async move {
-        let McpServer { label, server, headers, allowed } = server;
+        let McpServer { label, server, headers, allowed, approval } = server;
         if let Some(tools) = known(&label, conversation) {
-            return Listed { tools: allowed.of(tools), label, item: None };
+            return Listed { tools: allowed.of(tools), label, approval, item: None };
         }
         match lists.get(&*server, &headers).await {
             Ok(tools) => {
                 let tools = allowed.of(&tools);
-                Listed { label, item: Some(Ok(tools.clone())), tools }
+                Listed { label, approval, item: Some(Ok(tools.clone())), tools }
             }
             Err(error) => {
                 tracing::warn!(label, %error, "cannot list the tools of an MCP server");
-                Listed { label, tools: Vec::new(), item: Some(Err(error.to_string())) }
+                Listed { label, tools: Vec::new(), approval, item: Some(Err(error.to_string())) }
             }
         }
     };
@@ -236,7 +240,7 @@ pub(crate) fn list_of(bodies: &[Object<ToolBody>], conversation: &[Arc<Item>]) -
                 as input, or name the response as previous_response_id";
             ApiError::field(field("server_label"), reason)
         })?;
-        Ok(Listed { tools: allowed.of(tools), label, item: None })
+        Ok(Listed { tools: allowed.of(tools), label, approval: Approval::default(), item: None })
     };
     bodies.iter().enumerate().filter(|(_, body)| body.kind == MCP).map(one).collect()
 }

@@ -8,6 +8,7 @@ use std::borrow::Borrow;
 use serde_json::{Map, Value, json};
 
 use super::custom;
+use super::mcp::approval::Answers;
 use super::namespace::joined;
 use crate::responses::item::{CallOutput, ContentPart, Item, Role, batch_of};
 
@@ -23,6 +24,7 @@ pub(crate) fn messages<I: Borrow<Item>>(instructions: Option<&str>, items: &[I])
         }
         written.push(json!({"role": "system", "content": system.join("\n\n")}));
     }
+    let answers = Answers::of(items.iter().map(Borrow::borrow));
     let mut assistant = Assistant::default();
     for item in rest {
         match item {
@@ -35,15 +37,16 @@ pub(crate) fn messages<I: Borrow<Item>>(instructions: Option<&str>, items: &[I])
                 assistant.content = Some(text_value(content));
             }
             // The list is a part of the prompt as tools.
-            Item::McpListTools { .. } => {}
+            Item::McpListTools { .. } | Item::McpApprovalResponse { .. } => {}
+            // It stands where the model asked for it.
+            Item::McpCall { approval_request_id, .. } if answers.shows(approval_request_id.as_deref()) => {}
             Item::McpCall { id, server_label, name, arguments, output, error, .. } => {
-                let (batch, call_id) = batch_of(id).map_or((None, id.as_str()), |(batch, call)| (Some(batch), call));
-                assistant.end_if(|open| !open.calls.is_empty() && !open.is_of(batch), &mut written);
-                let function = json!({"name": joined(server_label, name), "arguments": arguments});
-                assistant.calls.push(json!({"id": call_id, "type": "function", "function": function}));
                 let text = error.as_ref().or(output.as_ref()).map_or("", String::as_str);
-                assistant.outputs.push(json!({"role": "tool", "tool_call_id": call_id, "content": text}));
-                assistant.batch = batch.map(str::to_owned);
+                assistant.calls_with_result(id, &joined(server_label, name), arguments, text, &mut written);
+            }
+            Item::McpApprovalRequest { id, server_label, name, arguments } => {
+                let text = answers.result(id);
+                assistant.calls_with_result(id, &joined(server_label, name), arguments, &text, &mut written);
             }
             Item::FunctionCall { id, call_id, name, namespace, arguments, .. } => {
                 let batch = batch_of(id).map(|(batch, _)| batch);
@@ -106,6 +109,16 @@ impl Assistant {
     /// Whether calls of a batch belong to this message.
     fn is_of(&self, batch: Option<&str>) -> bool {
         batch.is_some() && self.batch.as_deref() == batch
+    }
+
+    /// Adds a call that this server makes, with its result.
+    fn calls_with_result(&mut self, id: &str, called: &str, arguments: &str, result: &str, written: &mut Vec<Value>) {
+        let (batch, call_id) = batch_of(id).map_or((None, id), |(batch, call)| (Some(batch), call));
+        self.end_if(|open| !open.calls.is_empty() && !open.is_of(batch), written);
+        let function = json!({"name": called, "arguments": arguments});
+        self.calls.push(json!({"id": call_id, "type": "function", "function": function}));
+        self.outputs.push(json!({"role": "tool", "tool_call_id": call_id, "content": result}));
+        self.batch = batch.map(str::to_owned);
     }
 
     fn end_if(&mut self, ends: impl FnOnce(&Self) -> bool, written: &mut Vec<Value>) {

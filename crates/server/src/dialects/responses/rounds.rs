@@ -1,8 +1,9 @@
 //! Responses in which this server calls tools: the model replies, its calls are made, and it replies again with the results.
 //!
-//! Made by `create` for requests that use MCP servers. The response owns its driver, so a client that goes away cancels the
-//! reply and the call. Rounds, calls, times and sizes are bounded; a call that fails is a result for the model, never an
-//! error of the response.
+//! Made by `create` for requests that use MCP servers. Calls that the client wants to approve end the response; the next
+//! request makes them before it asks the model. The response owns its driver, so a client that goes away cancels the reply
+//! and the call. Rounds, calls, times and sizes are bounded; a call that fails is a result for the model, never an error of
+//! the response.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -19,6 +20,7 @@ use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use super::compose::tool_calls::WaitingCall;
 use super::maker::Maker;
 use super::mcp::McpServer;
+use super::mcp::approval::ApprovedCall;
 use super::{messages, turn};
 use crate::error::ApiError;
 use crate::http::body::Json;
@@ -51,6 +53,8 @@ pub(crate) struct Rounds {
     /// Whether the model was told that no call is left.
     is_told: bool,
     rounds_left: u32,
+    /// Calls that are made before the model is asked.
+    approved: Vec<ApprovedCall>,
     /// Where events go; `None` for a whole answer.
     out: Option<Sender<Frame>>,
     heartbeat: Heartbeat,
@@ -84,21 +88,31 @@ impl Rounds {
             calls_left: max_calls.map_or(MOST_CALLS, |most| most.min(MOST_CALLS)),
             is_told: false,
             rounds_left: MOST_ROUNDS,
+            approved: Vec::new(),
             out: None,
             heartbeat: Heartbeat::default(),
             sent: Instant::now(),
         }
     }
 
-    /// The whole answer.
+    /// The same with calls that the client approved. The model is asked when they have returned.
+    pub(crate) fn after_approval(self, approved: Vec<ApprovedCall>) -> Self {
+        Self { approved, ..self }
+    }
+
+    /// The whole answer. There are no replies yet if calls were approved.
     pub(crate) async fn whole(mut self, replies: Vec<Reply>) -> Result<Response, ApiError> {
         self.maker.composer.lists();
-        self.run(only(replies)?, None).await?;
+        let first = if self.approved.is_empty() { Some(only(replies)?) } else { None };
+        self.run(first, None).await?;
         Ok(Json(&self.maker.response).into_response())
     }
 
     /// The answer as events. An error that comes at once is the status, as in all streams.
     pub(crate) async fn stream(mut self, replies: Vec<Reply>) -> Result<Response, ApiError> {
+        if !self.approved.is_empty() {
+            return Ok(self.respond(None, None));
+        }
         let mut reply = only(replies)?;
         let mut first = None;
         let deadline = Instant::now() + sse::STATUS_WAIT;
@@ -112,12 +126,16 @@ impl Rounds {
                 }
             }
         }
-        let (out, frames) = channel(FRAMES_AHEAD);
-        self.out = Some(out);
-        Ok(sse::response(events(self.drive(reply, first).boxed(), frames)))
+        Ok(self.respond(Some(reply), first))
     }
 
-    async fn drive(mut self, reply: Reply, first: Option<ReplyEvent>) {
+    fn respond(mut self, reply: Option<Reply>, first: Option<ReplyEvent>) -> Response {
+        let (out, frames) = channel(FRAMES_AHEAD);
+        self.out = Some(out);
+        sse::response(events(self.drive(reply, first).boxed(), frames))
+    }
+
+    async fn drive(mut self, reply: Option<Reply>, first: Option<ReplyEvent>) {
         let mut frames = self.maker.start();
         frames.extend(self.maker.composer.lists());
         self.send(frames).await;
@@ -127,7 +145,19 @@ impl Rounds {
         }
     }
 
-    async fn run(&mut self, mut reply: Reply, mut first: Option<ReplyEvent>) -> Result<(), ApiError> {
+    async fn run(&mut self, reply: Option<Reply>, mut first: Option<ReplyEvent>) -> Result<(), ApiError> {
+        let mut reply = match reply {
+            Some(reply) => reply,
+            None => {
+                for approved in std::mem::take(&mut self.approved) {
+                    let frames = self.maker.composer.begin_approved(&approved);
+                    self.send(frames).await;
+                }
+                let calls = self.maker.composer.waiting_calls();
+                self.make(calls).await?;
+                self.ask().await?
+            }
+        };
         loop {
             let finished = self.read(&mut reply, first.take()).await?;
             match self.after(finished).await? {
@@ -168,12 +198,8 @@ impl Rounds {
         self.send(frames).await;
         let calls = self.maker.composer.waiting_calls();
         // A model that was told that no call is left has had its chance to answer.
-        let is_last = calls.is_empty() || self.is_told || self.rounds_left <= 1 || self.maker.composer.calls_client();
-        for call in calls {
-            let result = self.call(&call).await?;
-            let frames = self.maker.composer.called(call.index, result);
-            self.send(frames).await;
-        }
+        let is_last = calls.is_empty() || self.is_told || self.rounds_left <= 1 || self.maker.composer.awaits_client();
+        self.make(calls).await?;
         if is_last {
             let frames = self.maker.finish_with(&finished);
             self.send(frames).await;
@@ -182,12 +208,27 @@ impl Rounds {
         self.next_reply(&finished).await.map(Some)
     }
 
+    /// Makes calls, one after the other.
+    async fn make(&mut self, calls: Vec<WaitingCall>) -> Result<(), ApiError> {
+        for call in calls {
+            let result = self.call(&call).await?;
+            let frames = self.maker.composer.called(call.index, result);
+            self.send(frames).await;
+        }
+        Ok(())
+    }
+
     async fn next_reply(&mut self, finished: &Finished) -> Result<Reply, ApiError> {
         self.rounds_left -= 1;
         self.maker.count(finished);
         let request = &mut self.again.request;
         let used = u32::try_from(finished.completion.completion_tokens).unwrap_or(u32::MAX);
         request.max_tokens = request.max_tokens.map(|most| most.saturating_sub(used).max(1));
+        self.ask().await
+    }
+
+    /// Asks the model with all that was said and called so far.
+    async fn ask(&mut self) -> Result<Reply, ApiError> {
         let Maker { input, composer, .. } = &mut self.maker;
         composer.next_round();
         let items: Vec<&Item> = input.iter().map(|item| &**item).chain(composer.items()).collect();
@@ -209,6 +250,10 @@ impl Rounds {
         let Some(server) = self.servers.iter().find(|server| server.label == call.label).cloned() else {
             return Ok(Err(format!("there is no MCP server {:?} in this request", call.label)));
         };
+        // An approval may be of a tool that the request does not allow.
+        if !self.maker.composer.offers(&call.label, &call.name) {
+            return Ok(Err(format!("the MCP server {:?} has no tool {:?} in this request", call.label, call.name)));
+        }
         let Some(arguments) = read_arguments(&call.arguments) else {
             return Ok(Err("the arguments are not a JSON object; write them again".to_owned()));
         };

@@ -98,6 +98,8 @@ pub(crate) struct InputItem {
     pub(crate) tools: Option<Vec<Object<RemoteTool>>>,
     pub(crate) error: Option<Value>,
     pub(crate) approval_request_id: Option<String>,
+    pub(crate) approve: Option<bool>,
+    pub(crate) reason: Option<String>,
 }
 
 /// A tool; functions have their fields beside the type. Schemas stay text, so that their order stays what it was.

@@ -6,9 +6,10 @@ use serde_json::{Value, json};
 
 use super::Composer;
 use crate::dialects::responses::mcp::Listed;
+use crate::dialects::responses::mcp::approval::ApprovedCall;
 use crate::http::sse::Frame;
 use crate::request_id::random_id;
-use crate::responses::item::{CallBatch, Item, Status};
+use crate::responses::item::{CallBatch, Item, Status, approved_id};
 
 /// A call that waits to be made.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -71,10 +72,43 @@ impl Composer {
         &self.items
     }
 
-    /// Whether the last reply calls functions of the client.
-    pub(crate) fn calls_client(&self) -> bool {
+    /// Whether it is the client's turn after the last reply: it calls functions of the client, or asks for approval.
+    pub(crate) fn awaits_client(&self) -> bool {
         let last = self.items.get(self.round_start..).unwrap_or_default();
-        last.iter().any(|item| matches!(item, Item::FunctionCall { .. } | Item::CustomToolCall { .. }))
+        let awaits = |item: &Item| {
+            matches!(item, Item::FunctionCall { .. } | Item::CustomToolCall { .. } | Item::McpApprovalRequest { .. })
+        };
+        last.iter().any(awaits)
+    }
+
+    /// Whether the request offers a tool to the model.
+    pub(crate) fn offers(&self, label: &str, name: &str) -> bool {
+        self.listed.iter().any(|listed| listed.label == label && listed.tools.iter().any(|tool| tool.name == name))
+    }
+
+    /// Begins a call that the client approved. It is a waiting call from then on.
+    pub(crate) fn begin_approved(&mut self, approved: &ApprovedCall) -> Vec<Frame> {
+        let ApprovedCall { request_id, label, name, arguments } = approved.clone();
+        let id = approved_id(&request_id);
+        let index = self.items.len();
+        self.items.push(Item::McpCall {
+            id: id.clone(),
+            server_label: label,
+            name,
+            arguments: arguments.clone(),
+            output: None,
+            error: None,
+            approval_request_id: Some(request_id),
+            status: Status::InProgress,
+        });
+        let added = json!({"output_index": index, "item": self.items.last()});
+        let about = self.about_call(index);
+        let done = json!({"item_id": id, "output_index": index, "arguments": arguments});
+        vec![
+            self.event("response.output_item.added", added),
+            self.event("response.mcp_call.in_progress", about),
+            self.event("response.mcp_call_arguments.done", done),
+        ]
     }
 
     /// The calls of the last reply that this server makes.
@@ -94,12 +128,18 @@ impl Composer {
     /// The item of a call that the model begins, if this server makes it.
     pub(super) fn begun_here(&self, call_id: &str, called: &str) -> Option<Item> {
         let (listed, tool) = self.listed.iter().find_map(|listed| Some((listed, listed.called(called)?)))?;
-        let id = self.batch.as_ref().map_or_else(|| random_id("mcp_"), |batch| batch.item_id("mcp_", call_id));
+        let id = |prefix: &str| {
+            self.batch.as_ref().map_or_else(|| random_id(prefix), |batch| batch.item_id(prefix, call_id))
+        };
+        let (server_label, name, arguments) = (listed.label.clone(), tool.name.clone(), String::new());
+        if listed.approval.is_needed(tool) {
+            return Some(Item::McpApprovalRequest { id: id("mcpr_"), server_label, name, arguments });
+        }
         Some(Item::McpCall {
-            id,
-            server_label: listed.label.clone(),
-            name: tool.name.clone(),
-            arguments: String::new(),
+            id: id("mcp_"),
+            server_label,
+            name,
+            arguments,
             output: None,
             error: None,
             approval_request_id: None,
