@@ -69,7 +69,8 @@ pub(crate) struct ApprovedCall {
     pub(crate) arguments: String,
 }
 
-/// The approved calls of a conversation that were not made yet, in the order of their requests.
+/// The approved calls of a conversation that were not made yet, in the order of their requests. A request that was sent
+/// twice, as an item and with `previous_response_id`, is one call.
 pub(crate) fn approved(conversation: &[Arc<Item>]) -> Vec<ApprovedCall> {
     let answers = Answers::of(conversation.iter().map(|item| &**item));
     let call = |item: &Arc<Item>| match &**item {
@@ -81,7 +82,8 @@ pub(crate) fn approved(conversation: &[Arc<Item>]) -> Vec<ApprovedCall> {
         }),
         _ => None,
     };
-    conversation.iter().filter_map(call).collect()
+    let mut seen = HashSet::new();
+    conversation.iter().filter_map(call).filter(|call| seen.insert(call.request_id.clone())).collect()
 }
 
 /// Refuses answers to requests that are not in the conversation, and second answers.
@@ -235,6 +237,11 @@ mod tests {
         let answers = Answers::of(items.iter().map(|item| &**item));
         let results = ["made", "open", "no"].map(|id| answers.result(id));
         assert_eq!(results, ["seen", "the user has not approved this call yet", "the user did not approve this call"]);
+    }
+
+    #[test]
+    fn a_request_that_is_sent_twice_is_one_call() {
+        assert_eq!(approved(&[request("r"), request("r"), answer("r", true)]).len(), 1);
     }
 
     #[test]
