@@ -22,6 +22,8 @@ SHORT = int(os.environ.get("SHARED_SHORT", "10"))
 # Prompts below 512 tokens are not stored.
 LONG_TOKENS, SHORT_TOKENS = 2000, 600
 LENGTHS = [1, 8, 32, 96]
+# Before each timed step: a server that has answered still writes what it saves, and that must not slow down another step.
+QUIET = 1.5
 WORDS = "the store keeps what one machine has read and another machine finds it again by its tokens ".split()
 
 FAULTS = [
@@ -98,19 +100,23 @@ def remote(folder):
         server.ask(prompt(server, 600, 1))
     taken = {"remote": [], "get": [], "memory": [], "cold": []}
     for number, (one, reply) in enumerate(zip(asked, replies)):
+        time.sleep(QUIET)
         first, text, facts = machine.ask(one)
         if facts.get("tier") != "shared" or facts["cached_tokens"] != LONG_TOKENS:
             sys.exit(f"not restored from the store: {facts}")
         reply.check("restored from the store", text, facts)
         taken["remote"].append(first)
+        time.sleep(QUIET)
         taken["get"].append(store.seconds(rows[number % len(rows)]))
         if number > 0:
             # The one before: its sequence was taken since, so it is restored from memory.
+            time.sleep(QUIET)
             first, text, facts = machine.ask(asked[number - 1])
             replies[number - 1].check("restored from memory", text, facts)
             if facts["cached_tokens"] != LONG_TOKENS:
                 sys.exit(f"not restored from memory: {facts}")
             taken["memory"].append(first)
+        time.sleep(QUIET)
         first, text, facts = cold.ask(one)
         reply.check("computed", text, facts)
         if facts["cached_tokens"] > 8:

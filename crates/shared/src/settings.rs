@@ -81,7 +81,7 @@ impl Default for Timing {
 pub struct Sizes {
     /// Rows are joined until a segment has this many bytes.
     pub joined: usize,
-    /// A segment has at most this many bytes.
+    /// A segment has at most this many bytes. One that is read in one part is checked while it comes.
     pub segment: usize,
     /// A segment is read in parts of this many bytes.
     pub part: usize,
@@ -93,6 +93,6 @@ pub struct Sizes {
 
 impl Default for Sizes {
     fn default() -> Self {
-        Self { joined: 4 << 20, segment: 32 << 20, part: 8 << 20, parallel_parts: 16, queue: 256 }
+        Self { joined: 4 << 20, segment: 8 << 20, part: 8 << 20, parallel_parts: 16, queue: 256 }
     }
 }

@@ -23,6 +23,7 @@ use crate::objects::access::{Objects, Trouble};
 use crate::objects::location::Location;
 use crate::settings::Settings;
 use crate::transfer::read::{NotFetched, Reader};
+use crate::transfer::spare::Spare;
 use crate::transfer::upload::Uploader;
 use crate::transfer::vitals::{Vitals, add, load};
 use crate::transfer::waiter::Waiter;
@@ -71,7 +72,8 @@ impl SharedTier {
         let uploader = Uploader::new(objects.clone(), secret.clone(), settings.sizes, limits, Arc::clone(&vitals));
         waiter.spawn(upload_all(uploader, queue, Arc::clone(&pending)));
         waiter.spawn(keep_measuring(objects.clone(), Arc::clone(&vitals)));
-        let reader = Reader { objects, secret, sizes: settings.sizes, vitals: Arc::clone(&vitals) };
+        let (sizes, spare) = (settings.sizes, Spare::default());
+        let reader = Reader { objects, secret, sizes, vitals: Arc::clone(&vitals), spare };
         Ok(Self { reader, vitals, offers, pending, waiter })
     }
 

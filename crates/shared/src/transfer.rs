@@ -4,6 +4,7 @@
 
 pub(crate) mod pace;
 pub(crate) mod read;
+pub(crate) mod spare;
 pub(crate) mod upload;
 pub(crate) mod vitals;
 pub(crate) mod waiter;

@@ -80,10 +80,19 @@ pub(crate) fn open(
         hash.update(&part);
         stored.unsplit(part);
     }
+    open_hashed(stored, hash.finalize().into(), plan, tenant)
+}
+
+/// The same for bytes with a known SHA-256.
+pub(crate) fn open_hashed(
+    stored: BytesMut,
+    digest: [u8; 32],
+    plan: &SegmentPlan,
+    tenant: &Tenant,
+) -> Result<BytesMut, Damage> {
     if stored.len() as u64 != plan.stored.length {
         return Err(Damage::Length);
     }
-    let digest: [u8; 32] = hash.finalize().into();
     if digest != plan.stored.digest {
         return Err(Damage::Content);
     }
@@ -104,6 +113,11 @@ impl Joined {
             Some(last) if last.as_ptr_range().end == segment.as_ptr() => last.unsplit(segment),
             _ => self.0.push(segment),
         }
+    }
+
+    /// Bytes of the longest piece.
+    pub(crate) fn longest(&self) -> usize {
+        self.0.iter().map(BytesMut::len).max().unwrap_or(0)
     }
 
     pub(crate) fn into_pieces(self) -> Vec<Bytes> {

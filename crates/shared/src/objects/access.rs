@@ -6,7 +6,7 @@
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -148,13 +148,13 @@ impl Objects {
         self.limited(self.timing.transfer, read).await
     }
 
-    /// The same into memory that is there, as far as it has room. `counted` grows while bytes come.
+    /// The same into memory that is there, as far as it has room. `seen` is shown each chunk as it comes.
     pub(crate) async fn read_part(
         &self,
         path: &Path,
         range: Range<u64>,
         room: &mut BytesMut,
-        counted: &AtomicU64,
+        mut seen: impl FnMut(&[u8]),
     ) -> Result<(), Trouble> {
         let options = GetOptions { range: Some(GetRange::Bounded(range)), ..GetOptions::default() };
         let read = async {
@@ -164,7 +164,7 @@ impl Objects {
                     return Err(Trouble::TooLarge);
                 }
                 room.extend_from_slice(&chunk);
-                counted.fetch_add(chunk.len() as u64, Ordering::Relaxed);
+                seen(&chunk);
             }
             Ok(())
         };

@@ -26,6 +26,7 @@ use crate::objects::access::{Objects, Trouble};
 use crate::objects::location::Location;
 use crate::settings::{Sizes, Timing};
 use crate::transfer::read::{NotFetched, Reader};
+use crate::transfer::spare::Spare;
 use crate::transfer::vitals::{Vitals, add, load};
 use crate::transfer::waiter::Waiter;
 
@@ -50,6 +51,7 @@ struct Inner {
     edges: Edges,
     limits: PullLimits,
     vitals: Arc<Vitals>,
+    spare: Spare,
 }
 
 /// A row that a node has.
@@ -73,7 +75,8 @@ impl PeerTier {
     ) -> Result<Self, PullError> {
         let client = PeerClient::new(secret, tls, limits.parallel_parts)?;
         let vitals = Arc::new(Vitals::new("peers".to_owned(), &timing(&limits)));
-        let inner = Inner { peers, client, edges: Edges::new(limits), limits, vitals };
+        let (edges, spare) = (Edges::new(limits), Spare::default());
+        let inner = Inner { peers, client, edges, limits, vitals, spare };
         let waiter = Waiter::start("poncho-pull")?;
         Ok(Self { inner: Arc::new(inner), served: OnceLock::new(), waiter })
     }
@@ -147,7 +150,7 @@ impl Inner {
     }
 
     /// The chain of a row of a node. `progress` counts the bytes that came.
-    async fn fetch(&self, row: &RemoteRow, address: &str, progress: &AtomicU64) -> Result<Chain, NotFetched> {
+    async fn fetch(&self, row: &RemoteRow, address: &str, progress: &Arc<AtomicU64>) -> Result<Chain, NotFetched> {
         let question = Question::new(row.owner, &row.namespace, &[row.key]);
         let manifest = self.client.open(address, &question).await.map_err(|refusal| match refusal {
             Refusal::Missing | Refusal::Busy => NotFetched::Damaged(Damage::MissingSegment),
@@ -161,6 +164,7 @@ impl Inner {
             secret: self.client.secret().clone(),
             sizes: Sizes { part, parallel_parts, ..Sizes::default() },
             vitals: Arc::clone(&self.vitals),
+            spare: self.spare.clone(),
         };
         let row = RemoteRow { manifest: Reader::ticket_of(&manifest), ..row.clone() };
         reader.fetch(&row, progress).await

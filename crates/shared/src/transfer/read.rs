@@ -3,8 +3,9 @@
 //! Called by the tier on its own runtime. Nothing is handed out before its length and its SHA-256 are checked. Dropping
 //! the future ends the requests.
 
+use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use bytes::{Bytes, BytesMut};
@@ -12,8 +13,11 @@ use futures_util::stream::FuturesUnordered;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use object_store::path::Path;
 use poncho_cache::{Chain, HitTier, Key, Namespace, OwnerId, RemoteRow};
-use tokio::sync::mpsc;
+use sha2::{Digest, Sha256};
+use tokio::sync::{Semaphore, mpsc};
+use tokio::task::{JoinHandle, JoinSet};
 
+use super::spare::Spare;
 use super::vitals::Vitals;
 use crate::content::manifest::{self, Damage, Manifest, SegmentPlan};
 use crate::content::tenant::{ClusterSecret, Tenant};
@@ -26,6 +30,9 @@ const MOST_CANDIDATES: usize = 64;
 
 /// A chain may have this many bytes beyond twice its estimate: a node does not know the length of what it never wrote.
 const MORE_THAN_ESTIMATED: u64 = 64 << 20;
+
+/// A part may be longer by this: encryption adds a few bytes to a segment of the usual size.
+const SEAL: u64 = 1024;
 
 /// Why a chain was not fetched.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,6 +50,7 @@ pub(crate) struct Reader {
     pub(crate) secret: ClusterSecret,
     pub(crate) sizes: Sizes,
     pub(crate) vitals: Arc<Vitals>,
+    pub(crate) spare: Spare,
 }
 
 /// A candidate of a lookup.
@@ -123,7 +131,7 @@ impl Reader {
     }
 
     /// The chain of a row that was found. `progress` counts the bytes that came.
-    pub(crate) async fn fetch(&self, row: &RemoteRow, progress: &AtomicU64) -> Result<Chain, NotFetched> {
+    pub(crate) async fn fetch(&self, row: &RemoteRow, progress: &Arc<AtomicU64>) -> Result<Chain, NotFetched> {
         let tenant = self.secret.tenant(row.owner);
         let path = tenant.row_path(&row.namespace, &row.key);
         let (modified, bytes) = open_ticket(&row.manifest).ok_or(NotFetched::Damaged(Damage::Malformed))?;
@@ -133,73 +141,114 @@ impl Reader {
         // What the caller agreed to may be an estimate; nothing far beyond it is allocated.
         let stored = manifest.segments.iter().map(|plan| plan.stored.length).fold(0, u64::saturating_add);
         let agreed = row.bytes.saturating_mul(2).saturating_add(MORE_THAN_ESTIMATED);
-        let stored = usize::try_from(stored).ok().filter(|_| stored <= agreed);
-        let stored = stored.ok_or(NotFetched::Damaged(Damage::MissingSegment))?;
-        let is_one = !tenant.encrypts() && manifest.rows.len() == 1;
-        let mut room = if is_one { Room::Whole(BytesMut::with_capacity(stored)) } else { Room::Each };
-
-        let parts: Vec<Part> =
-            manifest.segments.iter().enumerate().flat_map(|plan| self.parts(plan, &mut room)).collect();
-        let read = |part: Part| self.read(&tenant, &manifest, part, progress);
-        let mut read = stream::iter(parts).map(read).buffered(self.sizes.parallel_parts.max(1));
-        let mut checks = Vec::with_capacity(manifest.segments.len());
-        // A segment is hashed while the next parts are on their way. Without a sender its check ends.
-        let mut hashing = None;
-        while let Some(part) = read.try_next().await? {
-            if part.start == 0 {
-                let (send, receive) = mpsc::unbounded_channel();
-                hashing = Some(send);
-                let plan = manifest.segments.get(part.segment).cloned();
-                let plan = plan.ok_or(NotFetched::Damaged(Damage::Malformed))?;
-                let tenant = tenant.clone();
-                checks.push(tokio::task::spawn_blocking(move || segments::open(received(receive), &plan, &tenant)));
-            }
-            if let Some(hashing) = &hashing {
-                // A check that is over has found damage, which is reported below.
-                let _ = hashing.send(part.room);
-            }
-            if part.is_last {
-                hashing = None;
+        if stored > agreed || usize::try_from(stored).is_err() {
+            return Err(NotFetched::Damaged(Damage::MissingSegment));
+        }
+        let permits = Arc::new(Semaphore::new(self.sizes.parallel_parts.max(1)));
+        // Each segment has a task of its own: several threads copy and hash. Dropped, the set ends them.
+        let mut tasks = JoinSet::new();
+        let rooms = rooms(&manifest, tenant.encrypts(), &self.spare);
+        for (place, (plan, room)) in manifest.segments.iter().cloned().zip(rooms).enumerate() {
+            let (reader, tenant) = (self.clone(), tenant.clone());
+            let (permits, progress) = (Arc::clone(&permits), Arc::clone(progress));
+            tasks.spawn(async move { (place, reader.segment(&tenant, plan, room, &permits, &progress).await) });
+        }
+        let mut opened: Vec<Option<BytesMut>> = manifest.segments.iter().map(|_| None).collect();
+        while let Some(ended) = tasks.join_next().await {
+            let (place, segment) = ended.map_err(|error| NotFetched::Trouble(Trouble::Failed(error.to_string())))?;
+            if let Some(slot) = opened.get_mut(place) {
+                *slot = Some(segment?);
             }
         }
         let mut plain = segments::Joined::default();
-        for check in checks {
-            let checked = check.await.map_err(|error| NotFetched::Trouble(Trouble::Failed(error.to_string())))?;
-            plain.push(checked.map_err(NotFetched::Damaged)?);
-        }
+        opened.into_iter().flatten().for_each(|segment| plain.push(segment));
+        self.spare.prepare(plain.longest());
         let rows = segments::unpack(&manifest, plain.into_pieces()).map_err(NotFetched::Damaged)?;
         self.refresh(&path, modified, bytes);
         Ok(Chain { owner: row.owner, namespace: row.namespace, rows })
     }
 
-    /// The ranges of a segment, each with its room.
-    fn parts(&self, (segment, plan): (usize, &SegmentPlan), room: &mut Room) -> Vec<Part> {
-        let (length, step) = (plan.stored.length, self.sizes.part.max(1) as u64);
-        let mut of_segment = room.take(length);
-        let mut part = |start: u64| {
-            let end = (start + step).min(length);
-            let room = split_room(&mut of_segment, end - start);
-            Part { segment, start, end, is_last: end == length, room }
-        };
-        (0..length.div_ceil(step)).map(|number| part(number * step)).collect()
-    }
-
-    async fn read(
+    /// A segment, checked and plain.
+    async fn segment(
         &self,
         tenant: &Tenant,
-        manifest: &Manifest,
-        mut part: Part,
+        plan: SegmentPlan,
+        room: BytesMut,
+        permits: &Semaphore,
         progress: &AtomicU64,
-    ) -> Result<Part, NotFetched> {
-        let plan = manifest.segments.get(part.segment).ok_or(NotFetched::Damaged(Damage::Malformed))?;
+    ) -> Result<BytesMut, NotFetched> {
         let path = names::segment(tenant.name(), &plan.stored.digest);
-        match self.objects.read_part(&path, part.start..part.end, &mut part.room, progress).await {
-            Ok(()) if part.room.len() as u64 == part.end - part.start => Ok(part),
+        let (length, step) = (plan.stored.length, self.sizes.part.max(1) as u64);
+        if length > step + SEAL {
+            return self.long_segment(tenant, plan, &path, room, permits, progress).await;
+        }
+        // Hashed chunk by chunk: what has just come is still in the cache of the processor.
+        let mut hash = Sha256::new();
+        let part = Part { range: 0..length, room };
+        let stored = self.read(&path, &plan, part, permits, progress, |chunk| hash.update(chunk)).await?;
+        let digest: [u8; 32] = hash.finalize().into();
+        if !tenant.encrypts() {
+            return segments::open_hashed(stored, digest, &plan, tenant).map_err(NotFetched::Damaged);
+        }
+        let tenant = tenant.clone();
+        checked(tokio::task::spawn_blocking(move || segments::open_hashed(stored, digest, &plan, &tenant))).await
+    }
+
+    /// The same in parts that are read at once, and hashed one after the other while the next ones are on their way.
+    async fn long_segment(
+        &self,
+        tenant: &Tenant,
+        plan: SegmentPlan,
+        path: &Path,
+        mut room: BytesMut,
+        permits: &Semaphore,
+        progress: &AtomicU64,
+    ) -> Result<BytesMut, NotFetched> {
+        let (length, step) = (plan.stored.length, self.sizes.part.max(1) as u64);
+        let part = |number: u64| {
+            let range = number * step..(number * step + step).min(length);
+            Part { room: split_room(&mut room, range.end - range.start), range }
+        };
+        let parts: Vec<Part> = (0..length.div_ceil(step)).map(part).collect();
+        let read = |part: Part| self.read(path, &plan, part, permits, progress, |_| {});
+        let mut read = stream::iter(parts).map(read).buffered(self.sizes.parallel_parts.max(1));
+        // Without a sender the check ends.
+        let (send, receive) = mpsc::unbounded_channel();
+        let check = {
+            let (plan, tenant) = (plan.clone(), tenant.clone());
+            tokio::task::spawn_blocking(move || segments::open(received(receive), &plan, &tenant))
+        };
+        while let Some(part) = read.try_next().await? {
+            // A check that is over has found damage, which is reported below.
+            let _ = send.send(part);
+        }
+        drop(send);
+        checked(check).await
+    }
+
+    /// Reads a part of a segment into its room, and shows each chunk as it comes.
+    async fn read(
+        &self,
+        path: &Path,
+        plan: &SegmentPlan,
+        Part { range, mut room }: Part,
+        permits: &Semaphore,
+        progress: &AtomicU64,
+        mut seen: impl FnMut(&[u8]),
+    ) -> Result<BytesMut, NotFetched> {
+        let _permit = permits.acquire().await;
+        let wanted = range.end - range.start;
+        let counting = |chunk: &[u8]| {
+            progress.fetch_add(chunk.len() as u64, Ordering::Relaxed);
+            seen(chunk);
+        };
+        match self.objects.read_part(path, range, &mut room, counting).await {
+            Ok(()) if room.len() as u64 == wanted => Ok(room),
             Ok(()) | Err(Trouble::TooLarge) => Err(NotFetched::Damaged(Damage::Length)),
             Err(Trouble::Missing) => Err(NotFetched::Damaged(Damage::MissingSegment)),
             Err(trouble) => {
                 // A range outside a shorter object is an error of the object, not of the store.
-                let is_shorter = self.objects.head(&path).await.is_ok_and(|meta| meta.size != plan.stored.length);
+                let is_shorter = self.objects.head(path).await.is_ok_and(|meta| meta.size != plan.stored.length);
                 Err(if is_shorter { NotFetched::Damaged(Damage::Length) } else { NotFetched::Trouble(trouble) })
             }
         }
@@ -223,27 +272,35 @@ impl Reader {
 
 /// A range of a segment and the memory for it.
 struct Part {
-    segment: usize,
-    start: u64,
-    end: u64,
-    is_last: bool,
+    range: Range<u64>,
     room: BytesMut,
 }
 
-/// The memory of a chain. A single row gets one piece, so that it is put together without a copy. Otherwise each segment
-/// has its own: encrypted ones are decrypted in place, and a row that stays must not keep the memory of a whole chain.
-enum Room {
-    Whole(BytesMut),
-    Each,
-}
-
-impl Room {
-    fn take(&mut self, bytes: u64) -> BytesMut {
-        match self {
-            Self::Whole(rest) => split_room(rest, bytes),
-            Self::Each => BytesMut::with_capacity(usize::try_from(bytes).unwrap_or(0)),
+/// The memory of each segment. Segments without a row's end between them get one piece of memory, so that the rows in them
+/// are put together without a copy, and no row that stays keeps the memory of others than its own group. Encrypted ones are
+/// decrypted in place, each by itself.
+fn rooms(manifest: &Manifest, encrypted: bool, spare: &Spare) -> Vec<BytesMut> {
+    let ends = |lengths: &mut dyn Iterator<Item = u64>| -> Vec<u64> {
+        lengths
+            .scan(0_u64, |end, length| {
+                *end = end.saturating_add(length);
+                Some(*end)
+            })
+            .collect()
+    };
+    let row_ends = ends(&mut manifest.rows.iter().map(|row| row.length));
+    let segment_ends = ends(&mut manifest.segments.iter().map(|plan| plan.stored.length));
+    let mut rooms = Vec::with_capacity(segment_ends.len());
+    let mut group = Vec::new();
+    for (plan, end) in manifest.segments.iter().zip(&segment_ends) {
+        group.push(plan.stored.length);
+        if encrypted || row_ends.binary_search(end).is_ok() || Some(end) == segment_ends.last() {
+            let bytes = group.iter().fold(0, |sum: u64, length| sum.saturating_add(*length));
+            let mut rest = spare.take(usize::try_from(bytes).unwrap_or(0));
+            rooms.extend(group.drain(..).map(|length| split_room(&mut rest, length)));
         }
     }
+    rooms
 }
 
 /// The first bytes of an empty buffer, still empty; the rest stays. They touch, and can be put together again.
@@ -251,6 +308,11 @@ fn split_room(rest: &mut BytesMut, bytes: u64) -> BytesMut {
     let bytes = usize::try_from(bytes).unwrap_or(0).min(rest.capacity());
     let after = rest.split_off(bytes);
     std::mem::replace(rest, after)
+}
+
+async fn checked(check: JoinHandle<Result<BytesMut, Damage>>) -> Result<BytesMut, NotFetched> {
+    let checked = check.await.map_err(|error| NotFetched::Trouble(Trouble::Failed(error.to_string())))?;
+    checked.map_err(NotFetched::Damaged)
 }
 
 /// What comes through a channel until its senders are gone.
