@@ -6,6 +6,11 @@
 
 #![expect(clippy::indexing_slicing, clippy::panic, clippy::unwrap_used, reason = "a benchmark may stop at once")]
 
+#[path = "device/exactness.rs"]
+mod exactness;
+#[path = "../tests/llama/invariance/table.rs"]
+mod table;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -15,7 +20,7 @@ use poncho_cache::{Cache, CacheConfig, HitKind, Needs, PartKind};
 use poncho_engine::backend::llama::{DeviceSources, LlamaBackend, copy_times, devices, libraries_in, use_devices};
 use poncho_engine::backend::{Backend, Batch, BatchRow, Context, ContextOptions, DecodeOutcome, ModelOptions};
 use poncho_engine::reply::sampler::argmax;
-use poncho_engine::{Mode, Model, ModelConfig, Request, Sampling, StreamEvent};
+use poncho_engine::{Drafts, Mode, Model, ModelConfig, Request, Sampling, StreamEvent};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -42,6 +47,9 @@ fn main() {
     let words: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
     let wanted = |part: &str| words.is_empty() || words.iter().any(|word| word == part);
     let folder = std::env::var_os("PONCHO_BENCH_FOLDER").map_or_else(std::env::temp_dir, PathBuf::from);
+    if wanted("exactness") {
+        exactness::print(&path);
+    }
     if wanted("loop") {
         beside_bare_loop(&path, lengths[0]);
     }
@@ -63,6 +71,8 @@ fn config(path: &Path, length: usize) -> ModelConfig {
     let mut config = ModelConfig {
         context: ContextOptions { n_ctx, n_seq_max: 1, ..ContextOptions::default() },
         prefill_chunk: poncho_engine::PrefillChunk::Unlimited,
+        // The benchmark `drafts` measures those.
+        drafts: Drafts::Off,
         ..ModelConfig::new("bench", path)
     };
     (config.gates.min_tokens, config.gates.cold_min_tokens) = (1, 1);

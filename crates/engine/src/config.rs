@@ -6,7 +6,7 @@ use poncho_cache::Policy;
 
 pub use poncho_api::{Exactness, FingerprintSource, ModelConfig, PrefillChunk, RestoreRule};
 
-use crate::backend::{Backend, FlashAttention, KvLayout};
+use crate::backend::{FlashAttention, KvLayout};
 use crate::error::EngineError;
 use crate::schedule::batch::Budget;
 use crate::schedule::grid::Grid;
@@ -16,8 +16,8 @@ pub(crate) trait Checked {
     /// The checked save gates.
     fn policy(&self) -> Result<Policy, EngineError>;
 
-    /// Settles what exact replies need, or says why this backend cannot promise them.
-    fn settle_exactness(&mut self, backend: &dyn Backend) -> Result<(), EngineError>;
+    /// Settles what exact replies need.
+    fn settle_exactness(&mut self);
 
     /// The grid of exact replies, if they are on.
     fn grid(&self) -> Option<Grid>;
@@ -35,13 +35,9 @@ impl Checked for ModelConfig {
             .map_err(|error| EngineError::Config { setting: "gates".to_owned(), reason: error.to_string() })
     }
 
-    fn settle_exactness(&mut self, backend: &dyn Backend) -> Result<(), EngineError> {
+    fn settle_exactness(&mut self) {
         if self.exactness == Exactness::Off {
-            return Ok(());
-        }
-        if let Some(obstacle) = backend.exactness_obstacle(&self.model) {
-            let reason = format!("{obstacle}; load the model without exact replies, or change that");
-            return Err(EngineError::Config { setting: "exact".to_owned(), reason });
+            return;
         }
         self.context.kv = KvLayout::Split;
         // Sums have one part for each thread.
@@ -49,7 +45,6 @@ impl Checked for ModelConfig {
         if self.context.flash_attention == FlashAttention::Auto {
             self.context.flash_attention = FlashAttention::Off;
         }
-        Ok(())
     }
 
     fn grid(&self) -> Option<Grid> {

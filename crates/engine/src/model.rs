@@ -88,7 +88,7 @@ impl Model {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, EngineError> {
         config.policy()?;
-        config.settle_exactness(&*backend)?;
+        config.settle_exactness();
         let given = config.model.path.clone();
         parts::settle(&mut config.model)
             .map_err(|error| EngineError::Load { path: given, reason: error.to_string() })?;

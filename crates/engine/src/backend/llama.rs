@@ -80,8 +80,8 @@ impl Backend for UncheckedLlamaBackend {
         Ok(Arc::new(model::LlamaModel::load_checked(options, &facts)?))
     }
 
-    fn exactness_obstacle(&self, options: &ModelOptions) -> Option<String> {
-        LlamaBackend.exactness_obstacle(options)
+    fn computing_devices(&self, options: &ModelOptions) -> Option<String> {
+        LlamaBackend.computing_devices(options)
     }
 
     fn drafts_by_itself(&self) -> bool {
@@ -115,12 +115,14 @@ impl Backend for LlamaBackend {
         Ok(Arc::new(model::LlamaModel::load(options)?))
     }
 
-    fn exactness_obstacle(&self, options: &ModelOptions) -> Option<String> {
-        start_library();
-        let offloads = buffer::has_device();
-        let obstacle = "layers may run on a GPU, where nothing is known yet about which sums depend on their neighbours \
-                        (set gpu_layers to 0)";
-        (offloads && options.gpu_layers != Some(0)).then(|| obstacle.to_owned())
+    fn computing_devices(&self, options: &ModelOptions) -> Option<String> {
+        let is_used = |device: &Device| options.devices.is_empty() || options.devices.contains(&device.name);
+        let others = devices().into_iter().filter(|device| device.kind != DeviceKind::Cpu && is_used(device));
+        let named: Vec<String> = others.map(|device| format!("{} {}", device.name, device.description)).collect();
+        let ModelOptions { gpu_layers, n_cpu_moe, split_mode, main_gpu, tensor_split, .. } = options;
+        (!named.is_empty() && *gpu_layers != Some(0)).then(|| {
+            format!("{}; {gpu_layers:?} {n_cpu_moe} {split_mode:?} {main_gpu} {tensor_split:?}", named.join(", "))
+        })
     }
 
     fn drafts_by_itself(&self) -> bool {

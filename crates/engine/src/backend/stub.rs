@@ -56,6 +56,8 @@ pub struct StubBackend {
     /// What the models answer beside the scripts in their prompts; `None` for models that follow no script.
     echo: Option<Arc<[StubLine]>>,
     build: String,
+    /// Bytes of a token, for models that pass for ones on a device.
+    device_bytes: Option<u64>,
 }
 
 impl StubBackend {
@@ -64,7 +66,7 @@ impl StubBackend {
     pub fn new(memory: MemoryKind) -> Self {
         let (replies, metadata, template) = (Vec::new(), BTreeMap::new(), StubTemplate::default());
         let (faults, build) = (StubFaults::new(), "stub 1".to_owned());
-        Self { memory, replies, metadata, faults, fills_gaps: false, template, echo: None, build }
+        Self { memory, replies, metadata, faults, fills_gaps: false, template, echo: None, build, device_bytes: None }
     }
 
     /// Makes `reply` what the models most likely say after `prompt`, one token after the other, as long as no adapter
@@ -110,6 +112,13 @@ impl StubBackend {
         self
     }
 
+    /// Passes for a device, with tokens of this size.
+    #[must_use]
+    pub fn on_device(mut self, bytes_per_token: u64) -> Self {
+        self.device_bytes = Some(bytes_per_token);
+        self
+    }
+
     /// Passes for another build of the library.
     #[must_use]
     pub fn with_build(mut self, build: &str) -> Self {
@@ -150,6 +159,7 @@ impl Backend for StubBackend {
         let model = model::StubModel::new(&options.path, self.memory, options.vocab_only, &self.replies, faults);
         let model =
             model.with_metadata(self.metadata.clone()).with_template(self.template).with_echo(self.echo.clone());
+        let model = model.on_device(self.device_bytes);
         Ok(Arc::new(if self.fills_gaps { model.with_fill_tokens() } else { model }))
     }
 

@@ -6,6 +6,7 @@
 //! once its buffers are warm.
 
 use std::num::NonZeroUsize;
+use std::time::Duration;
 
 use crate::error::EngineError;
 use crate::schedule::pace::{self, SHORT, SHORT_TICKS, SMALLEST_SLICE};
@@ -92,14 +93,21 @@ impl Budget {
     #[must_use]
     pub fn paced(self) -> Self {
         let paced = Self { is_paced: true, ..self };
-        Self { long_rows: pace::long_rows(None, self.n_batch), ..paced }
+        Self { long_rows: pace::long_rows(None, self.n_batch, Duration::ZERO), ..paced }
     }
 
-    /// Adapts the rows of long prompts to the speed of a prefill, in tokens a second.
-    pub fn set_rate(&mut self, rate: Option<f64>) {
+    /// Adapts the rows of long prompts to the speed of a prefill, in tokens a second. Work of the time `lost` may be given up
+    /// if a request arrives.
+    pub fn set_rate(&mut self, rate: Option<f64>, lost: Duration) {
         if self.is_paced {
-            self.long_rows = pace::long_rows(rate, self.n_batch);
+            self.long_rows = pace::long_rows(rate, self.n_batch, lost);
         }
+    }
+
+    /// Whether the rows of long prompts follow the measured speed.
+    #[must_use]
+    pub fn is_paced(&self) -> bool {
+        self.is_paced
     }
 
     /// The chunk for a batch size if none is configured: a quarter of the batch, and enough rows to be efficient.

@@ -5,6 +5,8 @@
 //! before it or ran beside it. States are saved and resumed at those multiples only, and generated tokens are computed again
 //! on the grid before they are saved. Nothing here may ever split a chunk.
 
+pub(crate) mod device;
+
 use std::ops::Range;
 
 use crate::backend::{Batch, BatchRow, Context, DecodeOutcome};
@@ -12,16 +14,26 @@ use crate::error::EngineError;
 use crate::schedule::grid::Grid;
 use crate::state::position::position;
 
+/// Tokens of a long prompt in the tests of a device: its kernels may add in another order beside a longer sequence.
+const LONG: u32 = 600;
+
 /// Tests whether a decode row gives the same bits alone and beside others, for every number of rows. That depends on the
 /// kernels that the weights of this model use on this machine. The context is empty afterwards.
-pub(crate) fn decodes_may_share(context: &mut dyn Context, grid: Grid, n_vocab: u32) -> Result<bool, EngineError> {
-    let is_same = probe_decodes(context, n_vocab)?;
+pub(crate) fn decodes_may_share(
+    context: &mut dyn Context,
+    grid: Grid,
+    n_vocab: u32,
+    on_device: bool,
+) -> Result<bool, EngineError> {
+    let is_same = probe_decodes(context, n_vocab, on_device)?;
     tracing::debug!(grid = grid.0, share_decodes = is_same, "exact replies are on");
     Ok(is_same)
 }
 
-fn probe_decodes(context: &mut dyn Context, n_vocab: u32) -> Result<bool, EngineError> {
-    let count = context.info().n_seq_max;
+fn probe_decodes(context: &mut dyn Context, n_vocab: u32, on_device: bool) -> Result<bool, EngineError> {
+    let info = context.info();
+    let (count, n_batch) = (info.n_seq_max, info.n_batch.max(1));
+    let long = LONG.min(info.n_ctx.saturating_sub(count + 1));
     if count < 2 {
         return Ok(true);
     }
@@ -31,14 +43,17 @@ fn probe_decodes(context: &mut dyn Context, n_vocab: u32) -> Result<bool, Engine
     };
     let token = |seq: u32, position: u32| (seq * 7919 + position * 104_729 + 11) % n_vocab.max(1);
     // Of different lengths, as requests are.
-    let length = |seq: u32| 3 + 2 * (seq % 7);
+    let length = |seq: u32| if on_device && seq == 1 { long } else { 3 + 2 * (seq % 7) };
     let prefill = |context: &mut dyn Context| -> Result<(), EngineError> {
         context.clear();
         for seq in 0..count {
             let rows = (0..length(seq)).map(|pos| BatchRow { token: token(seq, pos), pos, seq, want_logits: false });
-            match context.decode(&Batch { rows: rows.collect() }) {
-                DecodeOutcome::Done => {}
-                outcome => return Err(failed(outcome)),
+            let rows: Vec<BatchRow> = rows.collect();
+            for some in rows.chunks(n_batch as usize) {
+                match context.decode(&Batch { rows: some.to_vec() }) {
+                    DecodeOutcome::Done => {}
+                    outcome => return Err(failed(outcome)),
+                }
             }
         }
         Ok(())
@@ -84,38 +99,42 @@ fn probe_decodes(context: &mut dyn Context, n_vocab: u32) -> Result<bool, Engine
 
 /// The numbers of rows of one sequence that may be computed together, as bits: those that give, for each row and for the
 /// row after them, the bits of rows computed one by one. The context is empty afterwards.
-pub(crate) fn rows_like_one(context: &mut dyn Context, n_vocab: u32) -> Result<u32, EngineError> {
-    const PREFIX: u32 = 9;
+pub(crate) fn rows_like_one(context: &mut dyn Context, n_vocab: u32, on_device: bool) -> Result<u32, EngineError> {
+    const SHORT: u32 = 9;
     const TRIED: [u32; 6] = [2, 3, 4, 5, 6, 8];
     let token = |position: u32| (position * 104_729 + 17) % n_vocab.max(1);
-    let read = |context: &mut dyn Context, range: Range<u32>| -> Result<Vec<Option<Vec<u32>>>, EngineError> {
-        let rows = range.map(|pos| BatchRow { token: token(pos), pos, seq: 0, want_logits: true });
+    let decode = |context: &mut dyn Context, range: Range<u32>, want_logits| {
+        let rows = range.map(|pos| BatchRow { token: token(pos), pos, seq: 0, want_logits });
         let rows: Vec<BatchRow> = rows.collect();
         let count = rows.len();
         match context.decode(&Batch { rows }) {
-            DecodeOutcome::Done => Ok((0..count).map(|row| bits(context.logits(row))).collect()),
+            DecodeOutcome::Done if want_logits => Ok((0..count).map(|row| bits(context.logits(row))).collect()),
+            DecodeOutcome::Done => Ok(Vec::new()),
             outcome => Err(EngineError::Backend {
                 call: "testing exact drafts".to_owned(),
                 reason: format!("a decode call ended with {outcome:?}"),
             }),
         }
     };
+    let read = |context: &mut dyn Context, range: Range<u32>| decode(context, range, true);
     let info = context.info();
-    let fits = |rows: &u32| *rows <= info.n_batch.min(info.n_ubatch) && PREFIX + rows < info.n_ctx;
+    let rows_of_a_call = info.n_batch.min(info.n_ubatch);
+    let prefix = if on_device { LONG.min(rows_of_a_call).min(info.n_ctx.saturating_sub(16)).max(SHORT) } else { SHORT };
+    let fits = |rows: &u32| *rows <= rows_of_a_call && prefix + rows < info.n_ctx;
     let tried: Vec<u32> = TRIED.into_iter().filter(fits).collect();
     let longest = tried.last().copied().unwrap_or(0);
     context.clear();
-    read(context, 0..PREFIX)?;
-    let mut alone = Vec::new();
-    for position in PREFIX..=PREFIX + longest {
+    decode(context, 0..prefix, false)?;
+    let mut alone: Vec<Option<Vec<u32>>> = Vec::new();
+    for position in prefix..=prefix + longest {
         alone.extend(read(context, position..position + 1)?);
     }
     let mut same = 0;
     for rows in tried {
         context.clear();
-        read(context, 0..PREFIX)?;
-        let mut together = read(context, PREFIX..PREFIX + rows)?;
-        together.extend(read(context, PREFIX + rows..PREFIX + rows + 1)?);
+        decode(context, 0..prefix, false)?;
+        let mut together = read(context, prefix..prefix + rows)?;
+        together.extend(read(context, prefix + rows..prefix + rows + 1)?);
         if together.iter().zip(&alone).all(|(one, two)| one.is_some() && one == two) {
             same |= 1 << rows;
         }

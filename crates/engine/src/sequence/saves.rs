@@ -50,7 +50,10 @@ pub(crate) fn save_due(slots: &mut Slots, tasks: &mut Tasks, shared: &Shared) {
         let n_past = task.n_past();
         let since = n_past.saturating_sub(task.last_save.max(task.prompt_len));
         if !task.prompt_saved && n_past >= task.prompt_len {
-            save_prompt(slots, tasks, shared, id);
+            match next_slice(slots, task) {
+                Some(end) => drop(save(slots, tasks.get_mut(id), shared, end, SaveReason::Continued)),
+                None => save_prompt(slots, tasks, shared, id),
+            }
         } else if task.is_prefilling() && task.stops.contains(&n_past) && task.last_save < n_past {
             save(slots, tasks.get_mut(id), shared, n_past, SaveReason::Cold);
         } else if task.end.is_none()
@@ -63,10 +66,27 @@ pub(crate) fn save_due(slots: &mut Slots, tasks: &mut Tasks, shared: &Shared) {
     }
 }
 
+/// Where the next slice of a computed prompt ends, if more than one slice of it is left to save: the rest is saved after the
+/// next ticks, so that no token of the reply waits for all of it.
+fn next_slice(slots: &Slots, task: &Task) -> Option<usize> {
+    let slice = slice_tokens(slots.growing_bytes_per_token())?;
+    let is_wanted = task.prompt_len >= slots.policy().gates().cold_min_tokens as usize;
+    if !is_wanted || task.end.is_some() || task.request.exact {
+        return None;
+    }
+    let end = task.last_save.max(task.read) + slice;
+    (end < task.prompt_len).then_some(end)
+}
+
+/// Tokens of this size that are saved at once; `None` if they may be any number.
+fn slice_tokens(bytes_per_token: u64) -> Option<usize> {
+    usize::try_from(SLICE.div_ceil(bytes_per_token.max(1))).ok().filter(|_| bytes_per_token > 0)
+}
+
 /// Whether tokens of this size are worth a row of their own: what is copied from a device at once delays every reply, so a
 /// long prompt is saved while it is read, and a long reply while it is written.
 fn is_slice(bytes_per_token: u64, tokens: usize) -> bool {
-    bytes_per_token.saturating_mul(u64::try_from(tokens).unwrap_or(u64::MAX)) >= SLICE
+    slice_tokens(bytes_per_token).is_some_and(|slice| tokens >= slice)
 }
 
 /// The prompt is computed: saves its boundaries and its end, with the logits.
@@ -131,5 +151,6 @@ mod tests {
         assert!(is_slice(131_072, 512));
         assert!(!is_slice(0, usize::MAX));
         assert!(is_slice(u64::MAX, usize::MAX));
+        assert_eq!([0, 1, 131_072, u64::MAX].map(slice_tokens), [None, Some(64 << 20), Some(512), Some(1)]);
     }
 }

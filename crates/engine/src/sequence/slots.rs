@@ -7,6 +7,7 @@
 mod fill;
 mod pack;
 mod sessions;
+mod steps;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,6 +24,7 @@ use crate::config::{Checked as _, Exactness};
 use crate::error::EngineError;
 use crate::schedule::admission::{Admission, After, EndedSession, Next, Submitted, Ticket};
 use crate::schedule::grid::Grid;
+use crate::sequence::exact::device::keeps_bits;
 use crate::sequence::exact::{decodes_may_share, rows_like_one};
 use crate::sequence::held::{Held, HeldTable};
 use crate::shared::Shared;
@@ -102,13 +104,17 @@ impl Slots {
         let mut context = shared.model.new_context(options, Arc::clone(&abort)).map_err(|error| {
             EngineError::Backend { call: "creating a context".to_owned(), reason: error.to_string() }
         })?;
+        let devices = shared.backend.computing_devices(&config.model);
+        if let (Some(grid), Some(devices)) = (config.grid(), &devices) {
+            keeps_bits(&mut *context, grid, shared.limits.vocab, devices)?;
+        }
         let shares_decodes = match config.grid() {
-            Some(grid) => decodes_may_share(&mut *context, grid, shared.limits.vocab)?,
+            Some(grid) => decodes_may_share(&mut *context, grid, shared.limits.vocab, devices.is_some())?,
             None => false,
         };
         let can_draft = matches!(context.info().memory, MemoryKind::Attention | MemoryKind::Window { .. });
         let exact_rows = match config.grid().filter(|_| can_draft && config.drafts != Drafts::Off) {
-            Some(_) => rows_like_one(&mut *context, shared.limits.vocab)?,
+            Some(_) => rows_like_one(&mut *context, shared.limits.vocab, devices.is_some())?,
             None => 0,
         };
         let draft_obstacle = if config.drafts == Drafts::Off {
@@ -120,10 +126,14 @@ impl Slots {
         } else {
             (config.exactness == Exactness::Always && exact_rows == 0).then_some(DraftObstacle::Exact)
         };
+        if draft_obstacle.is_none() && devices.is_some() {
+            steps::prepare(&mut *context, shared.limits.vocab);
+        }
         let info = context.info();
         let memory = info.memory;
         let plain = context_hash(options, info, shared.model.info());
         let build = shared.backend.build();
+        let build = devices.map_or_else(|| build.clone(), |devices| format!("{build}; {devices}"));
         let on_grid = |grid| exact_context_hash(options, info, shared.model.info(), grid, &build);
         let hashes = ContextHashes { plain, exact: config.grid().map_or(plain, on_grid) };
         let adapters = Adapters::new(shared.adapters(), &shared.file, hashes)?;
@@ -589,10 +599,21 @@ impl Slots {
 
     // The computation.
 
-    /// Runs one decode call, watched by the watchdog; `alone` is the only request in the batch. Also returns whether the
-    /// watchdog aborted it.
-    pub(crate) fn decode(&mut self, batch: &Batch, shared: &Shared, alone: Option<RequestId>) -> (DecodeOutcome, bool) {
-        shared.running.begin(&self.abort, alone);
+    /// Whether a decode call can be interrupted at the cost of its own work alone: a device does not look at the flag.
+    pub(crate) fn can_yield(&self) -> bool {
+        self.can_cut() && !self.context.info().on_device
+    }
+
+    /// Runs one decode call, watched by the watchdog; `alone` is the only request in the batch, and up to the age `yields`
+    /// the call gives way to a request that arrives. Also returns whether the watchdog aborted it.
+    pub(crate) fn decode(
+        &mut self,
+        batch: &Batch,
+        shared: &Shared,
+        alone: Option<RequestId>,
+        yields: Option<Duration>,
+    ) -> (DecodeOutcome, bool) {
+        shared.running.begin(&self.abort, alone, yields);
         let outcome = self.context.decode(batch);
         if outcome == DecodeOutcome::Done {
             self.context.synchronize();

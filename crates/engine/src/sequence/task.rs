@@ -78,6 +78,8 @@ pub(crate) struct Task {
     logits: Vec<f32>,
     /// How many tokens the sequence held when `logits` came out.
     logits_for: Option<usize>,
+    /// Those after the prompt, if others came before its last save.
+    prompt_logits: Vec<f32>,
     pub(crate) namespace: Namespace,
     pub(crate) adapters: Arc<AdapterSet>,
     pub(crate) hit: HitKind,
@@ -95,6 +97,8 @@ pub(crate) struct Task {
     pub(crate) last_save: usize,
     /// Set once the saves at the end of the prompt were made.
     pub(crate) prompt_saved: bool,
+    /// Time of calls that gave way to other requests.
+    pub(crate) lost: Duration,
     /// The request that computes a prefix of the prompt for this one; nothing is computed meanwhile.
     pub(crate) waits_for: Option<WaitsFor>,
     pub(crate) end: Option<End>,
@@ -138,6 +142,7 @@ impl Task {
             tokens: [&new.request.tokens, resumed].concat(),
             logits: Vec::new(),
             logits_for: None,
+            prompt_logits: Vec::new(),
             namespace: new.namespace,
             adapters: new.adapters,
             hit: HitKind::Cold,
@@ -148,6 +153,7 @@ impl Task {
             stops: Vec::new(),
             last_save: 0,
             prompt_saved: false,
+            lost: Duration::ZERO,
             waits_for: None,
             end: None,
             drafts: new.drafts,
@@ -272,12 +278,16 @@ impl Task {
 
     /// The kept logits, if they belong to the first `count` tokens.
     pub(crate) fn logits_at(&self, count: usize) -> Option<&[f32]> {
-        (self.logits_for == Some(count)).then_some(self.logits.as_slice())
+        if self.logits_for == Some(count) {
+            return Some(&self.logits);
+        }
+        (count == self.prompt_len && !self.prompt_logits.is_empty()).then_some(self.prompt_logits.as_slice())
     }
 
     /// The sequence holds other tokens now than those that the kept logits belong to.
     pub(crate) fn forget_logits(&mut self) {
         self.logits_for = None;
+        self.prompt_logits.clear();
     }
 
     /// Keeps logits that came out after `n_past` tokens.
@@ -288,6 +298,9 @@ impl Task {
 
     /// The same, from the context's own buffer.
     pub(crate) fn copy_logits(&mut self, logits: &[f32]) {
+        if !self.prompt_saved && self.logits_for == Some(self.prompt_len) && self.n_past() > self.prompt_len {
+            self.prompt_logits = std::mem::take(&mut self.logits);
+        }
         self.logits.clear();
         self.logits.extend_from_slice(logits);
         self.logits_for = Some(self.n_past());

@@ -1,7 +1,7 @@
 //! The decode call that runs at the moment, and the right to abort it.
 //!
-//! The worker begins and ends calls, the watchdog looks at their age, and the cancellation of a request may abort a call that
-//! computes nothing else. All of it happens under one lock: an abort can only be meant for the call that runs, and never
+//! The worker begins and ends calls, the watchdog looks at their age, the cancellation of a request may abort a call that
+//! computes nothing else, and a request that arrives may abort a long one that was begun on this condition. All of it happens under one lock: an abort can only be meant for the call that runs, and never
 //! reaches the next one. Every worker has a flag of its own, so that an abort of a stuck worker cannot stop its successor.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,6 +29,10 @@ struct Call {
     alone: Option<RequestId>,
     /// Whether the watchdog aborted the call.
     is_overdue: bool,
+    /// Up to this age a request that arrives aborts the call.
+    yields: Option<Duration>,
+    /// The last request that has arrived since the worker looked.
+    newcomer: Option<RequestId>,
 }
 
 /// How a call looks to the watchdog.
@@ -50,12 +54,36 @@ impl Running {
         Arc::clone(&call.abort)
     }
 
-    /// The worker with this flag begins a call, for one request or for several.
-    pub(crate) fn begin(&self, flag: &AbortFlag, alone: Option<RequestId>) {
+    /// The worker with this flag begins a call, for one request or for several. A call that yields is aborted by a request
+    /// that arrives before it has this age, or that arrived since the worker looked.
+    pub(crate) fn begin(&self, flag: &AbortFlag, alone: Option<RequestId>, yields: Option<Duration>) {
         let mut call = self.lock();
         if Arc::ptr_eq(&call.abort, flag) {
             call.since = Some(Instant::now());
             call.alone = alone;
+            call.yields = yields;
+            // The worker may have taken a request before its arrival was noted.
+            if call.newcomer.is_some() && call.newcomer != alone && yields.is_some() {
+                flag.store(true, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// The worker is about to look for requests that have arrived.
+    pub(crate) fn look(&self) {
+        self.lock().newcomer = None;
+    }
+
+    /// A request has arrived, and the worker finds it when it looks.
+    pub(crate) fn arrived(&self, id: RequestId) {
+        let mut call = self.lock();
+        if call.alone == Some(id) {
+            return;
+        }
+        call.newcomer = Some(id);
+        let is_young = |since: Instant, limit: Duration| since.elapsed() <= limit;
+        if call.since.zip(call.yields).is_some_and(|(since, limit)| is_young(since, limit)) {
+            call.abort.store(true, Ordering::Relaxed);
         }
     }
 
@@ -68,6 +96,7 @@ impl Running {
         flag.store(false, Ordering::Relaxed);
         call.since = None;
         call.alone = None;
+        call.yields = None;
         std::mem::take(&mut call.is_overdue)
     }
 
@@ -112,7 +141,7 @@ mod tests {
     fn an_abort_that_comes_too_late_never_reaches_the_next_call() {
         let running = Running::default();
         let flag = running.new_worker();
-        running.begin(&flag, Some(RequestId(1)));
+        running.begin(&flag, Some(RequestId(1)), None);
         running.cancel(RequestId(2));
         assert!(!is_set(&flag), "another request");
         running.cancel(RequestId(1));
@@ -121,9 +150,42 @@ mod tests {
         assert!(!is_set(&flag), "it went with its call");
         running.cancel(RequestId(1));
         assert!(!is_set(&flag), "no call runs");
-        running.begin(&flag, None);
+        running.begin(&flag, None, None);
         running.cancel(RequestId(1));
         assert!(!is_set(&flag), "the call is for several requests");
+    }
+
+    #[test]
+    fn a_call_yields_to_a_request_that_arrives_before_it_is_too_old() {
+        let running = Running::default();
+        let flag = running.new_worker();
+        let long = Some(Duration::from_secs(3600));
+        let aborted_by = |before: bool, yields, during: bool| {
+            running.look();
+            if before {
+                running.arrived(RequestId(2));
+            }
+            running.begin(&flag, Some(RequestId(1)), yields);
+            if during {
+                running.arrived(RequestId(3));
+            }
+            let is_aborted = is_set(&flag);
+            assert!(!running.end(&flag), "not the watchdog's doing");
+            assert!(!is_set(&flag), "the next call is not aborted");
+            is_aborted
+        };
+        assert!(aborted_by(false, long, true));
+        assert!(aborted_by(true, long, false), "it came after the worker looked");
+        assert!(!aborted_by(false, long, false));
+        assert!(!aborted_by(true, None, true), "a call that does not yield");
+        assert!(!aborted_by(false, Some(Duration::ZERO), true), "too much would be lost");
+        // The note of an arrival may come after the worker has taken the request.
+        running.look();
+        running.arrived(RequestId(1));
+        running.begin(&flag, Some(RequestId(1)), long);
+        running.arrived(RequestId(1));
+        assert!(!is_set(&flag), "no request gives way to itself");
+        running.end(&flag);
     }
 
     #[test]
@@ -131,7 +193,7 @@ mod tests {
         let running = Running::default();
         let flag = running.new_worker();
         assert_eq!(running.watch(Duration::ZERO), Age::Fine, "no call");
-        running.begin(&flag, None);
+        running.begin(&flag, None, None);
         let hour = Duration::from_secs(3600);
         assert_eq!(running.watch(hour), Age::Fine);
         let long_ago = Instant::now().checked_sub(Duration::from_secs(60)).unwrap();
@@ -144,7 +206,7 @@ mod tests {
         assert_eq!(running.watch(hour), Age::Fine, "told once");
         assert!(running.end(&flag), "the worker learns of it");
         assert!(!is_set(&flag));
-        running.begin(&flag, None);
+        running.begin(&flag, None, None);
         assert!(!running.end(&flag), "the next call is not overdue");
     }
 
@@ -152,13 +214,13 @@ mod tests {
     fn a_worker_that_was_given_up_cannot_touch_its_successors_call() {
         let running = Running::default();
         let old = running.new_worker();
-        running.begin(&old, Some(RequestId(1)));
+        running.begin(&old, Some(RequestId(1)), None);
         running.cancel(RequestId(1));
         let new = running.new_worker();
         assert!(!is_set(&new), "a fresh flag");
-        running.begin(&new, Some(RequestId(2)));
+        running.begin(&new, Some(RequestId(2)), None);
         assert!(!running.end(&old));
-        running.begin(&old, Some(RequestId(3)));
+        running.begin(&old, Some(RequestId(3)), None);
         running.cancel(RequestId(2));
         assert!(is_set(&new), "its call runs on");
     }

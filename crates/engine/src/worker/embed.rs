@@ -119,7 +119,7 @@ impl Embeds {
         let rows = (0_u32..).zip(input).map(|(pos, token)| BatchRow { token: *token, pos, seq: 0, want_logits: true });
         let batch = Batch { rows: rows.collect() };
         let began = Instant::now();
-        shared.running.begin(&self.abort, Some(id));
+        shared.running.begin(&self.abort, Some(id), None);
         let outcome = context.decode(&batch);
         if outcome == DecodeOutcome::Done {
             context.synchronize();

@@ -107,7 +107,7 @@ fn read_tokens(slots: &mut Slots, lease: &mut Lease, shared: &Shared, tokens: &[
             want_logits: place + 1 == end,
         });
         let batch = Batch { rows: rows.collect() };
-        match slots.decode(&batch, shared, None).0 {
+        match slots.decode(&batch, shared, None, None).0 {
             DecodeOutcome::Done => {}
             DecodeOutcome::NoRoom => return Err(EngineError::NoRoom { needed: batch.rows.len(), free: 0 }),
             DecodeOutcome::Aborted | DecodeOutcome::Invalid => return Err(EngineError::Decode { code: -1 }),

@@ -72,8 +72,13 @@ impl Supervisor {
 
     /// Sends a command to the worker.
     pub(crate) fn send(&self, command: Command) -> Result<(), EngineError> {
-        let model = || self.link.shared.config.id.clone();
-        self.link.commands.send(command).map_err(|_| EngineError::ShuttingDown { model: model() })
+        let Link { shared, commands, .. } = &*self.link;
+        let newcomer = if let Command::Submit { id, .. } = &command { Some(*id) } else { None };
+        commands.send(command).map_err(|_| EngineError::ShuttingDown { model: shared.config.id.clone() })?;
+        if let Some(id) = newcomer {
+            shared.running.arrived(id);
+        }
+        Ok(())
     }
 }
 

@@ -12,6 +12,7 @@ use poncho_cache::Tier;
 use crate::backend::{Batch, BatchRow, DecodeOutcome, SeqId};
 use crate::error::EngineError;
 use crate::schedule::batch::{Budget, Plan, Work, plan_into};
+use crate::schedule::pace::{QUIET, loss_left};
 use crate::sequence::followers;
 use crate::sequence::idle;
 use crate::sequence::lifecycle::end_all;
@@ -60,6 +61,10 @@ pub(crate) struct Ticker {
     failures: u32,
     /// When the last decode call was over, unless the worker has been idle since.
     decoded_at: Option<Instant>,
+    /// When several requests were there last.
+    crowded_at: Option<Instant>,
+    /// Up to which age the next call gives way to a request that arrives.
+    yields: Option<Duration>,
 }
 
 impl Ticker {
@@ -77,6 +82,8 @@ impl Ticker {
             was_short: false,
             failures: 0,
             decoded_at: None,
+            crowded_at: None,
+            yields: None,
         }
     }
 
@@ -107,7 +114,7 @@ impl Ticker {
                 self.work.push(task.work(shared.grid_of(&task.request)));
             }
         }
-        self.budget.set_rate(slots.restorer().estimates.prefill_rate());
+        self.pace(slots, tasks);
         plan_into(&self.work, &self.budget, &mut self.plan);
         if self.plan.is_empty() {
             // Prefills only, and room for none of them.
@@ -140,10 +147,39 @@ impl Ticker {
             }
             DecodeOutcome::Aborted => {
                 self.roll_back_members(slots, tasks, shared);
+                self.note_loss(tasks, began.elapsed());
                 Ok(())
             }
             DecodeOutcome::Invalid => self.decode_failed(slots, tasks, shared, -1),
             DecodeOutcome::Fatal(code) => self.decode_failed(slots, tasks, shared, code),
+        }
+    }
+
+    /// Decides how many rows long prompts get, and whether the call gives way to a request that arrives.
+    fn pace(&mut self, slots: &mut Slots, tasks: &Tasks) {
+        let rate = slots.restorer().estimates.prefill_rate();
+        let now = Instant::now();
+        if tasks.len() > 1 || !tasks.reading.is_empty() {
+            self.crowded_at = Some(now);
+        }
+        let is_quiet = self.crowded_at.is_none_or(|at| now.duration_since(at) >= QUIET);
+        let can_yield = self.budget.is_paced() && is_quiet && slots.can_yield();
+        self.yields = match self.members.as_slice() {
+            [id] if can_yield => {
+                let task = tasks.get(*id);
+                let is_long = task.is_prefilling() && !task.is_short() && !task.request.exact;
+                loss_left(task.prompt_len, rate, task.lost).filter(|_| is_long)
+            }
+            _ => None,
+        };
+        self.budget.set_rate(rate, self.yields.unwrap_or_default());
+    }
+
+    /// After a call that was aborted: if it gave way, its request has lost that time, and others are there.
+    fn note_loss(&mut self, tasks: &mut Tasks, took: Duration) {
+        if let ([id], Some(_)) = (self.members.as_slice(), self.yields) {
+            tasks.get_mut(*id).lost += took;
+            self.crowded_at = Some(Instant::now());
         }
     }
 
@@ -204,7 +240,7 @@ impl Ticker {
         if let Some(decoded_at) = self.decoded_at {
             add(&status.overhead_nanos, nanos(began.duration_since(decoded_at)));
         }
-        let (outcome, is_overdue) = slots.decode(&self.batch, shared, alone);
+        let (outcome, is_overdue) = slots.decode(&self.batch, shared, alone, self.yields);
         if given_up.load(Ordering::SeqCst) {
             return Err(Exit::GivenUp);
         }

@@ -2,13 +2,16 @@
 //! counted in decode calls, so that no clock decides.
 
 use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::Duration;
 
+use poncho_cache::{HitKind, Needs};
 use poncho_engine::backend::stub::{DecodeFault, StubBackend};
 use poncho_engine::backend::{Batch, ContextOptions, MemoryKind};
-use poncho_engine::{Exactness, ModelConfig, PrefillChunk, Request};
+use poncho_engine::{Exactness, Model, ModelConfig, PrefillChunk, Request, RestoreRule};
 
 use crate::stub::{Bench, KINDS, LONG, assert_idle, bench_with, roomy, submit_together};
-use crate::support::{greedy, memory_cache, prompt};
+use crate::support::{greedy, memory_cache, prompt, stub_config};
 
 /// The last token of a short request; no other prompt has it.
 const LAST: u32 = 251;
@@ -149,4 +152,60 @@ fn exact_prompts_keep_their_chunks_and_short_ones_get_every_other_tick() {
             assert!((last.pos as usize + 1).is_multiple_of(grid) || last.want_logits, "{kind:?}: {last:?}");
         }
     }
+}
+
+/// The state of a long prompt on a device was copied at once after the first token, and the second one waited for it.
+#[test]
+fn a_prompt_on_a_device_is_saved_in_slices_between_the_tokens_of_its_reply() {
+    const SLICE: u32 = 8;
+    for reply in [1, 2, 40] {
+        let cache = memory_cache();
+        let backend = StubBackend::new(MemoryKind::Attention).on_device((64 << 20) / u64::from(SLICE));
+        let config = ModelConfig { chain_limit: 0, restore_rule: RestoreRule::Always, ..stub_config("stub") };
+        let model = Model::load(config, Arc::new(backend), Arc::clone(&cache)).unwrap();
+        let tokens = prompt(1, 100);
+        let first = model.submit(greedy(&tokens, reply)).unwrap().wait().unwrap();
+        cache.flush();
+        let plan = cache.lookup(&model.namespace(), &tokens, Needs::ATTENTION).unwrap();
+        assert_eq!((plan.reach(), plan.has_logits()), (100, true), "a reply of {reply}");
+        let longest = plan.rows().iter().map(|row| row.range().len()).max();
+        if reply == 40 {
+            assert!(longest.is_some_and(|longest| longest <= SLICE as usize), "rows of up to {longest:?} tokens");
+        }
+        drop(plan);
+        // Others take the sequences.
+        for other in 2..8 {
+            model.submit(greedy(&prompt(other, 60), 1)).unwrap().wait().unwrap();
+        }
+        let again = model.submit(greedy(&tokens, reply)).unwrap().wait().unwrap();
+        assert_eq!((again.hit, again.reply), (HitKind::Exact, first.reply), "a reply of {reply}");
+    }
+}
+
+/// A prompt that is alone is read in large slices, and a request that arrives does not wait for the end of one.
+#[test]
+fn a_prompt_that_is_alone_gives_way_to_a_request_that_arrives() {
+    let config = ModelConfig { prefill_chunk: PrefillChunk::Default, ..config() };
+    let context = ContextOptions { n_batch: 2048, n_ubatch: 2048, ..config.context.clone() };
+    let bench = model(ModelConfig { context, ..config }, MemoryKind::Attention);
+    bench.faults.busy_decodes(Duration::from_millis(60));
+    // Two smallest slices: a thousand tokens a second, or fewer on a busy machine.
+    bench.model.submit(greedy(&prompt(1, 128), 1)).unwrap().wait().unwrap();
+    bench.faults.record_batches();
+    let (long, short) = (greedy(&prompt(2, 7000), 1), short(3, 20));
+    bench.faults.on_decode(2, DecodeFault::Block);
+    let reader = bench.model.submit(long.clone()).unwrap();
+    assert!(bench.faults.wait_until_held(LONG));
+    let alone: Vec<usize> = bench.faults.take_batches().iter().map(|batch| batch.rows.len()).collect();
+    assert!(alone.iter().all(|rows| *rows >= 256), "{alone:?} rows");
+    // The held call is never released: it ends because the request arrives.
+    let newcomer = bench.model.submit(short.clone()).unwrap().wait().unwrap();
+    let next = bench.faults.take_batches();
+    let has_short = |batch: &Batch| batch.rows.iter().any(|row| row.token == LAST);
+    assert!(next.first().is_some_and(has_short), "it is in the very next call");
+    bench.faults.busy_decodes(Duration::ZERO);
+    let undisturbed = model(self::config(), MemoryKind::Attention);
+    let alone = |request: &Request| undisturbed.model.submit(request.clone()).unwrap().wait().unwrap().generated;
+    assert_eq!(newcomer.generated, alone(&short));
+    assert_eq!(reader.wait().unwrap().generated, alone(&long), "the slice was computed again");
 }

@@ -13,6 +13,7 @@ use poncho_cache::SystemSource;
 use llama_cpp_sys_4 as sys;
 
 use crate::backend::host_buffer::{HostBuffer, HostMemory};
+use crate::backend::llama::state::io::LockedSpan;
 
 use self::arena::Arena;
 
@@ -32,6 +33,11 @@ pub(super) fn prepare() {
     if has_device() {
         arena().prepare();
     }
+}
+
+/// The memory that a device can read by itself.
+pub(super) fn locked_spans() -> Vec<LockedSpan> {
+    if has_device() { arena().spans() } else { Vec::new() }
 }
 
 fn arena() -> &'static Arc<Arena> {

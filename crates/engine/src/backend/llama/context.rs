@@ -21,7 +21,7 @@ use super::handle::ModelHandle;
 use super::log;
 use super::params::{context_params, window_ring};
 use super::threads::Threads;
-use crate::backend::llama::state::io;
+use crate::backend::llama::state::io::{self, LockedSpan};
 use crate::backend::llama::state::layout::{StateSamples, StateShape};
 use crate::backend::{
     Adapter, AdapterError, AdapterUse, Batch, BatchRow, Context, ContextError, ContextInfo, ContextOptions,
@@ -45,6 +45,8 @@ pub(super) struct LlamaContext {
     pub(super) restoring: Option<RestoreInProgress>,
     /// Page-locked memory by way of which rows reach a device, once they did; `None` without one.
     pub(super) device_scratch: Option<HostBuffer>,
+    /// Memory that a device can read; tests name their own.
+    pub(super) locked_spans: fn() -> Vec<LockedSpan>,
     /// For each row of the last decoded batch, whether it has a result; empty after a failed decode.
     outputs: Vec<bool>,
     rows: RowArrays,
@@ -128,6 +130,7 @@ impl LlamaContext {
             window_floor: vec![0; options.n_seq_max as usize],
             restoring: None,
             device_scratch: None,
+            locked_spans: buffer::locked_spans,
             outputs: Vec::new(),
             rows: RowArrays::default(),
             adapters: Vec::new(),

@@ -51,10 +51,11 @@ impl Threads {
         Self { pool, now: most, most, neighbours }
     }
 
-    /// Threads that copy states: more than a few are not faster than the memory.
-    pub(super) fn copying(&self) -> usize {
+    /// Threads that copy states: more than a few are not faster than the memory, or than the way to a device.
+    pub(super) fn copying(&self, on_device: bool) -> usize {
         const MOST: i32 = 4;
-        usize::try_from(self.now.clamp(1, MOST)).unwrap_or(1)
+        const MOST_ON_DEVICE: i32 = 8;
+        usize::try_from(self.now.clamp(1, if on_device { MOST_ON_DEVICE } else { MOST })).unwrap_or(1)
     }
 
     /// Adapts the number of threads to what other programs leave.

@@ -55,6 +55,7 @@ pub(super) struct StubModel {
     facts: Arc<ModelFacts>,
     template: StubTemplate,
     echo: Option<Arc<[StubLine]>>,
+    device_bytes: Option<u64>,
 }
 
 /// An adapter of the stub.
@@ -98,7 +99,15 @@ impl StubModel {
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         let facts = ModelFacts { id, replies: learn_replies(replies, layers), faults };
         let template = StubTemplate::default();
-        Self { info, layers, metadata: BTreeMap::new(), facts: Arc::new(facts), template, echo: None }
+        Self {
+            info,
+            layers,
+            metadata: BTreeMap::new(),
+            facts: Arc::new(facts),
+            template,
+            echo: None,
+            device_bytes: None,
+        }
     }
 
     /// The same model with more in its file.
@@ -117,6 +126,10 @@ impl StubModel {
 
     pub(super) fn with_echo(self, echo: Option<Arc<[StubLine]>>) -> Self {
         Self { echo, ..self }
+    }
+
+    pub(super) fn on_device(self, device_bytes: Option<u64>) -> Self {
+        Self { device_bytes, ..self }
     }
 }
 
@@ -217,8 +230,12 @@ impl Model for StubModel {
             kv: options.kv,
             memory: kind,
             flash_attention: kind.has_segments().then_some(options.flash_attention != FlashAttention::Off),
-            segment_bytes_per_token: if kind.has_segments() { state::CELL as u64 } else { 0 },
-            on_device: false,
+            segment_bytes_per_token: match self.device_bytes {
+                Some(bytes) if kind.has_segments() => bytes,
+                None if kind.has_segments() => state::CELL as u64,
+                _ => 0,
+            },
+            on_device: self.device_bytes.is_some(),
             state_layout: format!("stub-state 1 {kind:?}").into_bytes(),
         };
         let pooling = match options.pooling {

@@ -92,9 +92,9 @@ fn a_paced_budget_follows_the_speed_and_takes_short_ends_along() {
     assert_eq!(slices(&plan(&[prefill(5000)], &budget)), [(0, 64)], "no speed is known yet");
     assert_eq!(slices(&plan(&[prefill(127)], &budget)), [(0, 127)], "63 tokens would be left");
     assert_eq!(slices(&plan(&[prefill(128)], &budget)), [(0, 64)]);
-    budget.set_rate(Some(600.0));
+    budget.set_rate(Some(600.0), Duration::ZERO);
     assert_eq!(slices(&plan(&[prefill(5000)], &budget)), [(0, 128)]);
-    budget.set_rate(Some(1e6));
+    budget.set_rate(Some(1e6), Duration::ZERO);
     let whole = plan(&[prefill(5000), prefill(5001), prefill(5002), prefill(5003), prefill(5004)], &budget);
     assert_eq!(whole.rows(), 2048, "a fast model fills its batches");
     assert_eq!(slices(&whole)[0], (0, 512), "in chunks");
@@ -153,7 +153,7 @@ proptest! {
     ) {
         let budget = Budget::new(n_batch, NonZeroUsize::new(chunk), 8, NonZeroUsize::new(24)).unwrap();
         let mut paced = budget.paced();
-        paced.set_rate(rate);
+        paced.set_rate(rate, Duration::ZERO);
         for (budget, more) in [(budget, 0), (paced, SHORT - 1)] {
             let plan = plan(&work, &budget);
             prop_assert!(plan.rows() <= n_batch);
@@ -226,7 +226,7 @@ proptest! {
         let n_batch = n_seq * (2 * SHORT / SHORT_TICKS + 1) + 128 + more;
         let chunk = Some(Budget::default_chunk(n_batch));
         let mut budget = Budget::new(n_batch, chunk, n_seq, None).unwrap().paced();
-        budget.set_rate(Some(rate));
+        budget.set_rate(Some(rate), Duration::ZERO);
         let mut plan = Plan::default();
         let mut alone = 0;
         let mut work = vec![prefill(long)];

@@ -61,7 +61,7 @@ fn admit(slots: &mut Slots, request: u64) -> Lease {
 fn compute(slots: &mut Slots, shared: &Shared, lease: &mut Lease, count: u32) {
     let row = |pos| BatchRow { token: pos, pos, seq: lease.seq(), want_logits: false };
     let batch = Batch { rows: (0..count).map(row).collect() };
-    assert_eq!(slots.decode(&batch, shared, None).0, DecodeOutcome::Done);
+    assert_eq!(slots.decode(&batch, shared, None, None).0, DecodeOutcome::Done);
     lease.advance(count as usize);
 }
 

@@ -7,13 +7,20 @@
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use crate::backend::host_buffer::HostMemory;
+use crate::backend::llama::state::io::LockedSpan;
 
-/// Slabs are made in this size, or in that of a larger piece.
-const SLAB: usize = 1 << 30;
-/// With less left a thread makes the next slab: rows come faster than memory is locked.
-const RESERVE: usize = SLAB / 2;
+/// Slabs are made in this size at least. While the driver locks memory it starts no kernels: a token waits for half a second
+/// if a gigabyte is locked at once.
+const SLAB: usize = 256 << 20;
+/// With room for fewer bytes in pieces of the last size a thread makes slabs: rows come faster than memory is locked.
+const RESERVE: usize = 3 * SLAB;
+/// Slabs that are made while a model is loaded.
+const FIRST_SLABS: usize = 4;
+/// Between two slabs, for the kernels that wait.
+const PAUSE: Duration = Duration::from_millis(20);
 /// Pieces begin at multiples of a page.
 const PAGE: usize = 4096;
 
@@ -35,6 +42,7 @@ struct Inner {
 
 struct Slab {
     base: NonNull<u8>,
+    len: usize,
     /// Free ranges: where each begins, and its length. No two of them touch.
     free: BTreeMap<usize, usize>,
     /// Kept because it owns what `base` points to.
@@ -45,8 +53,16 @@ struct Slab {
 unsafe impl Send for Slab {}
 
 impl Inner {
-    fn free(&self) -> usize {
-        self.slabs.iter().flat_map(|slab| slab.free.values()).sum()
+    /// Bytes that are free for pieces of this size. What is left at the end of a slab and too short for one does not count:
+    /// otherwise such ends would look like a reserve, and the next piece would find no memory.
+    fn free_for(&self, size: usize) -> usize {
+        self.slabs.iter().flat_map(|slab| slab.free.values()).map(|free| free - free % size).sum()
+    }
+
+    /// The length of a slab for pieces of this size: whole pieces, at least [`SLAB`], or what the budget leaves.
+    fn slab_for(&self, size: usize) -> usize {
+        let whole = SLAB.checked_next_multiple_of(size).unwrap_or(size);
+        if whole <= self.left { whole } else { self.left - self.left % size }
     }
 }
 
@@ -69,8 +85,8 @@ impl Arena {
             // SAFETY: `at + size` is at most the length of the slab, as the free ranges are.
             let base = unsafe { slab.base.add(at) };
             // The next slab is made before this one is used up.
-            if inner.free() < RESERVE {
-                self.grow(inner, PAGE);
+            if inner.free_for(size) < RESERVE {
+                self.grow(inner, size);
             }
             return Some(Piece { arena: Arc::clone(self), slab: number, at, size, base, len });
         }
@@ -78,45 +94,63 @@ impl Arena {
         None
     }
 
-    /// Adds the first slab, while nobody waits for more than a model that is being loaded.
-    pub(super) fn prepare(&self) {
-        let mut inner = self.inner();
-        let size = SLAB.min(inner.left);
-        if inner.slabs.is_empty() && !inner.is_growing && size > 0 {
-            inner.is_growing = true;
-            drop(inner);
-            self.add_slab(size);
-        }
+    /// The memory of all slabs.
+    pub(super) fn spans(&self) -> Vec<LockedSpan> {
+        let inner = self.inner();
+        inner.slabs.iter().map(|slab| LockedSpan { from: slab.base.as_ptr(), size: slab.len }).collect()
     }
 
-    /// Adds a slab in a thread of its own, unless one is being added or the budget is spent.
+    /// Adds the first slabs, while nobody waits for more than a model that is being loaded.
+    pub(super) fn prepare(&self) {
+        let mut inner = self.inner();
+        if !inner.slabs.is_empty() || inner.is_growing {
+            return;
+        }
+        inner.is_growing = true;
+        drop(inner);
+        for _ in 0..FIRST_SLABS {
+            self.add_slab(PAGE);
+        }
+        self.inner().is_growing = false;
+    }
+
+    /// Adds slabs in a thread of its own until there is a reserve, unless one does so already.
     fn grow(self: &Arc<Self>, mut inner: MutexGuard<'_, Inner>, size: usize) {
-        let wanted = size.max(SLAB.min(inner.left));
-        if inner.is_growing || wanted > inner.left {
+        if inner.is_growing || inner.slab_for(size) == 0 {
             return;
         }
         inner.is_growing = true;
         drop(inner);
         let arena = Arc::clone(self);
-        let grown = std::thread::Builder::new().name("page-lock".to_owned()).spawn(move || arena.add_slab(wanted));
+        let grown = std::thread::Builder::new().name("page-lock".to_owned()).spawn(move || {
+            while arena.add_slab(size) && arena.inner().free_for(size) < RESERVE {
+                std::thread::sleep(PAUSE);
+            }
+            arena.inner().is_growing = false;
+        });
         if grown.is_err() {
             self.inner().is_growing = false;
         }
     }
 
-    fn add_slab(&self, size: usize) {
-        let memory = (self.lock)(size);
+    /// Adds a slab for pieces of this size. Returns whether there may be more.
+    fn add_slab(&self, size: usize) -> bool {
+        let wanted = self.inner().slab_for(size);
+        if wanted == 0 {
+            return false;
+        }
+        let memory = (self.lock)(wanted);
         let mut inner = self.inner();
-        inner.is_growing = false;
         let Some(mut memory) = memory else {
             // A device without such memory has none later either.
             inner.left = 0;
-            return;
+            return false;
         };
         let bytes = AsMut::<[u8]>::as_mut(&mut *memory);
         let (len, base) = (bytes.len(), NonNull::from(bytes).cast::<u8>());
         inner.left = inner.left.saturating_sub(len);
-        inner.slabs.push(Slab { base, free: BTreeMap::from([(0, len - len % PAGE)]), _memory: memory });
+        inner.slabs.push(Slab { base, len, free: BTreeMap::from([(0, len - len % PAGE)]), _memory: memory });
+        true
     }
 
     fn give_back(&self, slab: usize, at: usize, size: usize) {
@@ -207,6 +241,7 @@ mod tests {
         }
     }
 
+    /// Pages that nobody writes to are not made.
     fn plain(len: usize) -> Option<Box<dyn HostMemory>> {
         Some(Box::new(Plain(vec![0; len])))
     }
@@ -214,7 +249,7 @@ mod tests {
     /// An arena with one slab of this size.
     fn arena(size: usize) -> Arc<Arena> {
         let arena = Arena::new(size, plain);
-        arena.add_slab(size);
+        assert!(arena.add_slab(size));
         arena
     }
 
@@ -233,9 +268,38 @@ mod tests {
     #[test]
     fn a_device_without_such_memory_is_not_asked_again() {
         let arena = Arena::new(64 * PAGE, |_| None);
-        arena.add_slab(PAGE);
+        assert!(!arena.add_slab(PAGE));
         assert!(arena.take(PAGE).is_none());
         assert!(!arena.inner().is_growing);
+    }
+
+    /// Ends of slabs that are too short for a row counted as a reserve, so every fourth row of a long prompt lay in plain memory.
+    #[test]
+    fn ends_of_slabs_are_no_reserve_and_slabs_hold_whole_pieces() {
+        // Nothing is written to these pages, so they take no memory.
+        for row in [SLAB / 4 + PAGE, SLAB + PAGE] {
+            let arena = Arena::new(64 * SLAB, plain);
+            arena.prepare();
+            let mut held = Vec::new();
+            for number in 0..30 {
+                while arena.inner().is_growing {
+                    std::thread::yield_now();
+                }
+                match arena.take(row) {
+                    Some(piece) => held.push(piece),
+                    // The first slabs are too short for the larger rows.
+                    None => assert!(row > SLAB && number == 0, "slabs are made before the last one is used up"),
+                }
+            }
+            let inner = arena.inner();
+            let made = inner.slabs.iter().skip(FIRST_SLABS);
+            let left: usize =
+                made.flat_map(|slab| slab.free.values()).map(|free| free % row.next_multiple_of(PAGE)).sum();
+            assert_eq!(left, 0, "all later slabs hold whole rows");
+        }
+        let small = Arena::new(5 * PAGE, plain);
+        let inner = small.inner();
+        assert_eq!((inner.slab_for(2 * PAGE), inner.slab_for(6 * PAGE)), (4 * PAGE, 0));
     }
 
     proptest! {

@@ -20,8 +20,8 @@ use crate::backend::llama::state::partial;
 use crate::backend::llama::state::segment::{self, SEGMENT_HEADER, Segment};
 use crate::backend::{Context, MemoryKind, SegmentJoiner, SeqId, StateError, StatePart, StoredSegment};
 
-/// The most bytes of one copy of rows to a device.
-const DEVICE_COPY: usize = 8 << 20;
+/// Memory by way of which rows reach a device; each thread that copies has a part of it.
+const DEVICE_COPY: usize = 32 << 20;
 
 /// A sequence that is being put back.
 pub(in crate::backend::llama) struct RestoreInProgress {
@@ -275,7 +275,7 @@ impl LlamaContext {
             }
             _ => None,
         };
-        if let Some(blob) = whole.filter(|blob| self.info.on_device || blob.is_empty()) {
+        if let Some(blob) = whole.filter(|blob| blob.is_empty()) {
             return self.set_data(target, 0, blob);
         }
         let chain = Chain::new(attention(self.shape.as_ref())?, rows);
@@ -285,8 +285,11 @@ impl LlamaContext {
             self.device_scratch = buffer::page_locked(DEVICE_COPY);
         }
         let scratch = self.device_scratch.as_mut().map_or(&mut [][..], |buffer| buffer.as_mut());
+        let locked = if scratch.is_empty() { Vec::new() } else { (self.locked_spans)() };
+        let threads = self.threads.copying(self.info.on_device);
+        let mut way = io::Way { scratch, locked: &locked, threads };
         // SAFETY: the context is alive and `&mut self` keeps others away, the sequence exists, and the rows were checked.
-        let set = unsafe { io::set_pieces(self.context, target, &pieces, scratch, self.threads.copying()) };
+        let set = unsafe { io::set_pieces(self.context, target, &pieces, &mut way) };
         match set {
             Ok(read) => self.set_whole(target, read == len, log::NO_REASON.to_owned()),
             Err(reason) => self.set_whole(target, false, reason),
@@ -513,6 +516,7 @@ mod tests {
 
     use super::*;
     use crate::backend::llama::model::LlamaModel;
+    use crate::backend::llama::state::io::LockedSpan;
     use crate::backend::{
         Batch, BatchRow, ContextOptions, DecodeOutcome, FlashAttention, HostBuffer, KvLayout, ModelOptions, Restore,
     };
@@ -561,12 +565,17 @@ mod tests {
                 });
                 let rows: Vec<StoredSegment<'_>> =
                     packed.iter().map(|(bytes, end)| StoredSegment { bytes, end: *end }).collect();
-                for scratch in [0, 100, 1 << 20] {
+                // As if the device could read none of the rows' memory, or all of it.
+                let everything = || vec![LockedSpan { from: std::ptr::null(), size: usize::MAX }];
+                let spans: [fn() -> Vec<LockedSpan>; 2] = [Vec::new, everything];
+                for (scratch, locked) in [0, 100, 1 << 20].into_iter().flat_map(|size| spans.map(|span| (size, span))) {
                     context.device_scratch = Some(HostBuffer::plain(scratch));
+                    context.locked_spans = locked;
                     context.restore_begin(1, LENGTH, None).unwrap();
                     context.restore_segments(&rows).unwrap();
                     context.restore_finish().unwrap();
-                    assert!(whole(&mut context, 1) == expected, "{kv:?}, {flash_attention:?}, scratch of {scratch}");
+                    let (same, locked) = (whole(&mut context, 1) == expected, !locked().is_empty());
+                    assert!(same, "{kv:?}, {flash_attention:?}, scratch of {scratch}, locked: {locked}");
                 }
                 context.device_scratch = None;
                 let joined = {

@@ -37,6 +37,22 @@ struct poncho_range {
     size_t to;
 };
 
+// Memory that a device reads by itself.
+struct poncho_span {
+    const uint8_t * from;
+    size_t          size;
+};
+
+// How bytes reach a device: by way of `scratch`, which may be empty, or from where they lie if that is locked. At most
+// `threads` threads copy.
+struct poncho_way {
+    uint8_t *           scratch;
+    size_t              scratch_size;
+    const poncho_span * locked;
+    size_t              n_locked;
+    size_t              threads;
+};
+
 // Receives the reason for a refusal: text that ends with a zero, cut to the size.
 struct poncho_reason {
     char * text;
@@ -51,8 +67,9 @@ namespace {
 constexpr size_t   HEADER_SIZE = 8;
 constexpr uint32_t MAGIC       = 0xaf143cd8;
 
-// Larger pieces are copied to a device from where they lie.
-constexpr size_t WORTH_A_COPY = 128 * 1024;
+// Larger pieces are copied to a device one by one. Handing over a copy takes some microseconds, and within them a thread
+// brings as many bytes to where many pieces become one copy.
+constexpr size_t WORTH_A_COPY = 192 * 1024;
 
 // Copies between tensors and one block of memory, made in one go: a device waits once for all of them.
 struct copies {
@@ -74,11 +91,10 @@ struct copies {
         places.push_back(place);
     }
 
-    void set(const uint8_t * from) {
+    void set(const uint8_t * from) const {
         if (!tensors.empty()) {
             ggml_backend_tensor_set_n(tensors.data(), from, offsets.data(), sizes.data(), places.data(), tensors.size());
         }
-        *this = {};
     }
 
     void get(uint8_t * to) const {
@@ -101,26 +117,105 @@ constexpr size_t WORTH_THREADS = 8 * 1024 * 1024;
 // What a thread takes at a time.
 constexpr size_t THREAD_SHARE = 512 * 1024;
 
-// One core copies at a fraction of what the memory can do. Threads that cannot be started are done without.
-void copy_side_by_side(const std::vector<host_copy> & list, size_t threads) {
+// Calls `work` with every number below `count`, and with the number of the thread. One core copies at a fraction of what the
+// memory can do. Threads that cannot be started are done without.
+template <typename F> void side_by_side(size_t count, size_t threads, F && work) {
     std::atomic<size_t> next{ 0 };
-    const auto          work = [&]() {
-        for (size_t at = next++; at < list.size(); at = next++) {
-            memcpy(list[at].to, list[at].from, list[at].size);
+    std::atomic<bool>   failed{ false };
+    const auto          run = [&](size_t thread) {
+        try {
+            for (size_t at = next++; at < count; at = next++) {
+                work(at, thread);
+            }
+        } catch (...) {
+            failed = true;
         }
     };
     std::vector<std::thread> helpers;
     helpers.reserve(threads);
     try {
         while (helpers.size() + 1 < threads) {
-            helpers.emplace_back(work);
+            helpers.emplace_back(run, helpers.size() + 1);
         }
     } catch (const std::system_error &) {
     }
-    work();
+    run(0);
     for (std::thread & helper : helpers) {
         helper.join();
     }
+    if (failed) {
+        throw std::runtime_error("a thread that copies has failed");
+    }
+}
+
+// Bytes on their way to a tensor.
+struct transfer {
+    ggml_tensor *   tensor;
+    size_t          offset;
+    const uint8_t * from;
+    size_t          size;
+};
+
+ggml_backend_buffer_t buffer_of(const ggml_tensor * tensor) {
+    return (tensor->view_src ? tensor->view_src : tensor)->buffer;
+}
+
+// Whether several threads may set a tensor. Of the devices, those of CUDA have a queue for each thread.
+bool takes_threads(const ggml_tensor * tensor) {
+    ggml_backend_buffer_t buffer = buffer_of(tensor);
+    const char *          name   = buffer == nullptr ? "" : ggml_backend_buffer_name(buffer);
+    return (buffer != nullptr && ggml_backend_buffer_is_host(buffer)) || strncmp(name, "CUDA", 4) == 0 ||
+           strncmp(name, "ROCm", 4) == 0;
+}
+
+// A device reads plain memory at a fraction of its speed, and many small pieces too. So several threads bring such bytes
+// to the scratch memory, each to a part of its own, where pieces that belong side by side become one copy.
+void copy_by_way(const std::vector<transfer> & list, const poncho_way & way) {
+    size_t bytes   = 0;
+    bool   can_run = true;
+    for (const transfer & here : list) {
+        bytes += here.size;
+        can_run &= takes_threads(here.tensor);
+    }
+    const bool   is_much = bytes >= way.scratch_size / 4;
+    const size_t lanes   = std::max<size_t>(1, can_run && is_much ? std::min(way.threads, way.scratch_size / 32) : 1);
+    const size_t lane    = way.scratch_size / lanes;
+    if (lane == 0) {
+        for (const transfer & here : list) {
+            ggml_backend_tensor_set(here.tensor, here.from, here.offset, here.size);
+        }
+        return;
+    }
+    // Pieces that fill a lane; longer ones are cut.
+    std::vector<transfer> pieces;
+    std::vector<size_t>   begins;
+    size_t                filled = lane;
+    pieces.reserve(list.size() + bytes / lane);
+    for (const transfer & here : list) {
+        for (size_t done = 0; done < here.size;) {
+            if (filled == lane) {
+                begins.push_back(pieces.size());
+                filled = 0;
+            }
+            const size_t some = std::min(lane - filled, here.size - done);
+            pieces.push_back({ here.tensor, here.offset + done, here.from + done, some });
+            filled += some;
+            done += some;
+        }
+    }
+    begins.push_back(pieces.size());
+    side_by_side(begins.size() - 1, lanes, [&](size_t at, size_t thread) {
+        uint8_t * part = way.scratch + thread * lane;
+        copies    gathered;
+        size_t    used = 0;
+        for (size_t number = begins[at]; number < begins[at + 1]; number++) {
+            const transfer & here = pieces[number];
+            memcpy(part + used, here.from, here.size);
+            gathered.add(here.tensor, here.offset, here.size, used);
+            used += here.size;
+        }
+        gathered.set(part);
+    });
 }
 
 // A place in a state that lies in pieces.
@@ -170,33 +265,30 @@ struct pieces_reader final : llama_io_read_i {
 
     size_t n_bytes() override { return taken; }
 
-    // With scratch memory small pieces go through it, as many at a time as it holds. Without it, much is copied by several
-    // threads, if all of it stays in host memory.
-    void apply(uint8_t * scratch, size_t scratch_size, size_t threads) {
-        if (scratch_size == 0 && threads > 1 && taken >= WORTH_THREADS && all_on_host()) {
-            copy_side_by_side(host_copies(), threads);
+    // Without scratch memory much is copied by several threads, if all of it stays in host memory.
+    void apply(const poncho_way & way) {
+        if (way.scratch_size == 0 && way.threads > 1 && taken >= WORTH_THREADS && all_on_host()) {
+            const std::vector<host_copy> list = host_copies();
+            side_by_side(list.size(), way.threads,
+                         [&](size_t at, size_t) { memcpy(list[at].to, list[at].from, list[at].size); });
             return;
         }
-        copies gathered;
-        size_t filled = 0;
+        copies                direct;
+        std::vector<transfer> others;
         for (stretch & here : stretches) {
             size_t offset = here.offset;
             here.from.take(here.size, [&](const uint8_t * from, size_t size) {
-                if (size >= std::min(WORTH_A_COPY, scratch_size)) {
-                    ggml_backend_tensor_set(here.tensor, from, offset, size);
+                if (size >= std::min(WORTH_A_COPY, way.scratch_size) && is_locked(way, from)) {
+                    direct.add(here.tensor, offset, size, reinterpret_cast<uintptr_t>(from));
                 } else {
-                    if (size > scratch_size - filled) {
-                        gathered.set(scratch);
-                        filled = 0;
-                    }
-                    memcpy(scratch + filled, from, size);
-                    gathered.add(here.tensor, offset, size, filled);
-                    filled += size;
+                    others.push_back({ here.tensor, offset, from, size });
                 }
                 offset += size;
             });
         }
-        gathered.set(scratch);
+        // Places are whole addresses here.
+        direct.set(nullptr);
+        copy_by_way(others, way);
     }
 
   private:
@@ -208,10 +300,15 @@ struct pieces_reader final : llama_io_read_i {
         cursor        from;
     };
 
+    static bool is_locked(const poncho_way & way, const uint8_t * from) {
+        return std::any_of(way.locked, way.locked + way.n_locked, [from](const poncho_span & span) {
+            return from >= span.from && from < span.from + span.size;
+        });
+    }
+
     bool all_on_host() const {
         return std::all_of(stretches.begin(), stretches.end(), [](const stretch & here) {
-            const ggml_tensor *   owner  = here.tensor->view_src ? here.tensor->view_src : here.tensor;
-            ggml_backend_buffer_t buffer = owner->buffer;
+            ggml_backend_buffer_t buffer = buffer_of(here.tensor);
             return buffer != nullptr && ggml_backend_buffer_is_host(buffer) && here.tensor->data != nullptr;
         });
     }
@@ -319,10 +416,9 @@ struct poncho_state final : llama_io_write_i {
 extern "C" {
 
 // Sets a sequence to the state that the pieces, none of them empty, are one after the other. Returns the bytes that were
-// read; 0 if the state was refused. `scratch` may be empty. At most `threads` threads copy.
+// read; 0 if the state was refused. A piece lies in locked memory wholly or not at all.
 size_t poncho_state_set_pieces(llama_context * context, llama_seq_id seq, llama_state_seq_flags flags,
-                               const iovec * pieces, size_t count, uint8_t * scratch, size_t scratch_size,
-                               size_t threads, poncho_reason reason) {
+                               const iovec * pieces, size_t count, poncho_way way, poncho_reason reason) {
     return caught(reason, size_t(0), [&]() -> size_t {
         llama_synchronize(context);
         pieces_reader io(pieces, count);
@@ -333,7 +429,7 @@ size_t poncho_state_set_pieces(llama_context * context, llama_seq_id seq, llama_
             throw std::runtime_error("the context has no memory");
         }
         memory->state_read(io, seq, flags);
-        io.apply(scratch, scratch_size, threads);
+        io.apply(way);
         return io.n_bytes();
     });
 }

@@ -30,6 +30,36 @@ struct OpenState {
     _opaque: [u8; 0],
 }
 
+/// Memory that a device reads by itself: where it begins, and its length.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(in crate::backend::llama) struct LockedSpan {
+    /// Where it begins.
+    pub(in crate::backend::llama) from: *const u8,
+    /// Bytes.
+    pub(in crate::backend::llama) size: usize,
+}
+
+/// How bytes reach a context.
+pub(in crate::backend::llama) struct Way<'a> {
+    /// Small pieces, and plain memory, reach a device by way of this; empty for a context in host memory.
+    pub(in crate::backend::llama) scratch: &'a mut [u8],
+    /// Memory that a device can read. A piece lies in it wholly or not at all.
+    pub(in crate::backend::llama) locked: &'a [LockedSpan],
+    /// At most this many threads copy.
+    pub(in crate::backend::llama) threads: usize,
+}
+
+/// The same for the other side.
+#[repr(C)]
+struct RawWay {
+    scratch: *mut u8,
+    scratch_size: usize,
+    locked: *const LockedSpan,
+    n_locked: usize,
+    threads: usize,
+}
+
 /// Where the other side writes why it refused.
 #[repr(C)]
 struct Reason {
@@ -51,9 +81,7 @@ unsafe extern "C" {
         flags: sys::llama_state_seq_flags,
         pieces: *const IoSlice<'_>,
         count: usize,
-        scratch: *mut u8,
-        scratch_size: usize,
-        threads: usize,
+        way: RawWay,
         reason: Reason,
     ) -> usize;
 
@@ -80,7 +108,7 @@ unsafe extern "C" {
 }
 
 /// Sets a sequence to the state that the pieces are, one after the other. Returns the bytes that were read, or why they were
-/// refused. Small pieces reach a device by way of `scratch`; in host memory at most `threads` threads copy.
+/// refused.
 ///
 /// # Safety
 /// The context is alive, nobody else uses it meanwhile, and the sequence exists in it. Every count in the pieces was checked.
@@ -88,17 +116,23 @@ pub(in crate::backend::llama) unsafe fn set_pieces(
     context: NonNull<sys::llama_context>,
     seq: sys::llama_seq_id,
     pieces: &[IoSlice<'_>],
-    scratch: &mut [u8],
-    threads: usize,
+    way: &mut Way<'_>,
 ) -> Result<usize, String> {
     debug_assert!(pieces.iter().all(|piece| !piece.is_empty()), "the other side counts on it");
-    let (room, size) = (scratch.as_mut_ptr(), scratch.len());
+    let way = RawWay {
+        scratch: way.scratch.as_mut_ptr(),
+        scratch_size: way.scratch.len(),
+        locked: way.locked.as_ptr(),
+        n_locked: way.locked.len(),
+        threads: way.threads,
+    };
     let (read, reason) = with_reason(|reason| {
         // SAFETY: the caller vouches for the context and the sequence; a slice of `IoSlice` is one of `iovec`, the pieces borrow their
-        // bytes for the call, the scratch memory has the given length, and exceptions are caught on the other side.
+        // bytes for the call, the scratch memory and the spans have the given lengths and are borrowed for the call too, and
+        // exceptions are caught on the other side.
         unsafe {
             let (all, count) = (pieces.as_ptr(), pieces.len());
-            poncho_state_set_pieces(context.as_ptr(), seq, 0, all, count, room, size, threads, reason)
+            poncho_state_set_pieces(context.as_ptr(), seq, 0, all, count, way, reason)
         }
     });
     if read == 0 { Err(reason) } else { Ok(read) }
