@@ -93,7 +93,7 @@ peer: bootstrap ## Build llama-server with the same flags, to compare with (docs
 	$(STEP) 'llama-server' scripts/build_peer.sh
 
 gpu-bundle: build ## Pack binaries, ggml's sources and scripts for a machine with a GPU (docs/benchmarks-gpu.md)
-	$(STEP) 'benchmark' cargo build -p poncho-engine --bench device --release
+	$(STEP) 'benchmarks' cargo build -p poncho-engine --bench device --bench drafts --release
 	$(STEP) 'bundle' scripts/gpu/bundle.py
 
 newcomer: ## Do what the README says, in a fresh clone with an empty home (takes a first build)

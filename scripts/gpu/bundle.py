@@ -13,15 +13,16 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "scripts/gpu"))
 from build_backend import sources  # noqa: E402
 
-SCRIPTS = ("scripts/gpu/build_backend.py", "scripts/gpu/run.py", "scripts/gpu/model.py", "scripts/gpu/serve.py")
+SCRIPTS = ("build_backend.py", "run.py", "model.py", "serve.py", "fit.py")
+BENCHMARKS = ("device", "drafts")
 # Backends that are not built there.
 LEFT_OUT = ("ggml-sycl", "ggml-opencl", "ggml-vulkan", "ggml-webgpu", "ggml-hexagon", "ggml-cann", "ggml-metal",
             "ggml-openvino", "ggml-virtgpu", "ggml-et", "ggml-zdnn", "ggml-zendnn", "ggml-rpc", "ggml-blas", "ggml-musa")
 
 
-def benchmark(release):
-    """The newest build of the benchmark."""
-    found = [path for path in (release / "deps").glob("device-*") if not path.suffix]
+def benchmark(release, name):
+    """The newest build of a benchmark."""
+    found = [path for path in (release / "deps").glob(f"{name}-*") if not path.suffix]
     return max(found, key=lambda path: path.stat().st_mtime)
 
 
@@ -30,12 +31,13 @@ def main():
     out = ROOT / "target/gpu"
     out.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, tarfile.open(out / "poncho-gpu.tar.gz", "w:gz", compresslevel=6) as archive:
-        for path, name in ((release / "poncho", "poncho"), (benchmark(release), "device-bench")):
+        programs = [(benchmark(release, name), f"{name}-bench") for name in BENCHMARKS]
+        for path, name in [(release / "poncho", "poncho"), *programs]:
             stripped = pathlib.Path(folder, name)
             subprocess.run(["strip", "-o", str(stripped), str(path)], check=True)
             archive.add(stripped, f"poncho-gpu/{name}")
         for script in SCRIPTS:
-            archive.add(ROOT / script, f"poncho-gpu/{pathlib.Path(script).name}")
+            archive.add(ROOT / "scripts/gpu" / script, f"poncho-gpu/{script}")
         keep = lambda entry: None if any(f"/src/{name}/" in f"{entry.name}/" for name in LEFT_OUT) else entry
         archive.add(sources(), "poncho-gpu/ggml", filter=keep)
     print(f"gpu: {out / 'poncho-gpu.tar.gz'} ({(out / 'poncho-gpu.tar.gz').stat().st_size / 1e6:.1f} MB)")

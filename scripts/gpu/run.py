@@ -23,10 +23,14 @@ def step(name, *command, **more):
 
 def main():
     parser = argparse.ArgumentParser(description="Measure Poncho on a GPU")
-    parser.add_argument("steps", nargs="*", default=["build", "model", "serve", "bench"])
+    parser.add_argument("steps", nargs="*", default=["build", "model", "serve", "bench", "fit"])
     parser.add_argument("--backend", default="cuda")
     parser.add_argument("--arch", default="native", help="CMAKE_CUDA_ARCHITECTURES")
     parser.add_argument("--shape", default="8b")
+    parser.add_argument("--parts", default="", help="parts of the benchmark (exactness, loop, rows, turns, pauses)")
+    parser.add_argument("--drafts", help="recorded conversations, or their tokens: measures drafts on them")
+    parser.add_argument("--streams", default="1,4,16")
+    parser.add_argument("--every", default="8", help="plays one exchange of this many")
     args = parser.parse_args()
     backends, model = HERE / "backends", HERE / f"shape-{args.shape}.gguf"
     variables = {**os.environ, "PONCHO_BENCH_MODEL": str(model), "PONCHO_BACKENDS": str(backends),
@@ -42,7 +46,12 @@ def main():
     if "serve" in args.steps:
         failed |= step("serve", sys.executable, "serve.py", model, env=variables)
     if "bench" in args.steps:
-        failed |= step("bench", HERE / "device-bench", env=variables)
+        failed |= step("bench", HERE / "device-bench", *args.parts.split(), env=variables)
+    if "fit" in args.steps:
+        failed |= step("fit", sys.executable, "fit.py", model, env=variables)
+    if args.drafts:
+        failed |= step("drafts", HERE / "drafts-bench", model, pathlib.Path(args.drafts).resolve(), "speed", args.streams,
+                       args.every, env=variables)
     sys.exit(failed)
 
 

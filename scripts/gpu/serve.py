@@ -16,12 +16,14 @@ PORT = 18080
 TEXT = "The quick brown fox jumps over the lazy dog and runs away from the cat. "
 
 
-def serve(model, cache):
+def serve(model, cache, lines=None):
     command = [str(HERE / "poncho"), "serve", "--model", str(model), "--port", str(PORT), "--cache-dir", str(cache)]
     started = time.monotonic()
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     for line in server.stdout:
         print("  |", line.rstrip(), flush=True)
+        if lines is not None:
+            lines.append(line)
         if "Ctrl-C" in line:
             print(f"  started in {time.monotonic() - started:.1f} s", flush=True)
             return server
