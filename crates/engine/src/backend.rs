@@ -54,9 +54,9 @@ pub trait Backend: Send + Sync {
     /// [`LoadError`] for a missing, truncated or malformed file, a wrong option, or a refusal of the library.
     fn load_model(&self, options: &ModelOptions) -> Result<Arc<dyn Model>, LoadError>;
 
-    /// Why replies of a model with these options could differ from those of a cold, idle server, whatever the engine
-    /// does; `None` if they need not.
-    fn exactness_obstacle(&self, _options: &ModelOptions) -> Option<String> {
+    /// What computes for a model with these options beside the processor, and which part of it; `None` if nothing does.
+    /// Whether such a device keeps the bits of exact replies is tested when the model is loaded.
+    fn computing_devices(&self, _options: &ModelOptions) -> Option<String> {
         None
     }
 

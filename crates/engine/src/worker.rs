@@ -112,6 +112,7 @@ impl Worker {
                     Err(TryRecvError::Disconnected) => return Exit::Done,
                 }
             }
+            self.shared.running.look();
             loop {
                 match inbox.poll(&self.given_up) {
                     Ok(command) => {
