@@ -31,8 +31,17 @@ struct Call {
     is_overdue: bool,
     /// Up to this age a request that arrives aborts the call.
     yields: Option<Duration>,
-    /// The last request that has arrived since the worker looked.
-    newcomer: Option<RequestId>,
+    /// The last one that has arrived since the worker looked.
+    newcomer: Option<Newcomer>,
+}
+
+/// What waits for the end of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Newcomer {
+    /// A request.
+    Request(RequestId),
+    /// Any other command.
+    Command,
 }
 
 /// How a call looks to the watchdog.
@@ -63,24 +72,24 @@ impl Running {
             call.alone = alone;
             call.yields = yields;
             // The worker may have taken a request before its arrival was noted.
-            if call.newcomer.is_some() && call.newcomer != alone && yields.is_some() {
+            if call.newcomer.is_some() && call.newcomer != alone.map(Newcomer::Request) && yields.is_some() {
                 flag.store(true, Ordering::Relaxed);
             }
         }
     }
 
-    /// The worker is about to look for requests that have arrived.
+    /// The worker is about to look for what has arrived.
     pub(crate) fn look(&self) {
         self.lock().newcomer = None;
     }
 
-    /// A request has arrived, and the worker finds it when it looks.
-    pub(crate) fn arrived(&self, id: RequestId) {
+    /// A request or another command has arrived, and the worker finds it when it looks.
+    pub(crate) fn arrived(&self, newcomer: Newcomer) {
         let mut call = self.lock();
-        if call.alone == Some(id) {
+        if call.alone.map(Newcomer::Request) == Some(newcomer) {
             return;
         }
-        call.newcomer = Some(id);
+        call.newcomer = Some(newcomer);
         let is_young = |since: Instant, limit: Duration| since.elapsed() <= limit;
         if call.since.zip(call.yields).is_some_and(|(since, limit)| is_young(since, limit)) {
             call.abort.store(true, Ordering::Relaxed);
@@ -163,11 +172,11 @@ mod tests {
         let aborted_by = |before: bool, yields, during: bool| {
             running.look();
             if before {
-                running.arrived(RequestId(2));
+                running.arrived(Newcomer::Command);
             }
             running.begin(&flag, Some(RequestId(1)), yields);
             if during {
-                running.arrived(RequestId(3));
+                running.arrived(Newcomer::Request(RequestId(3)));
             }
             let is_aborted = is_set(&flag);
             assert!(!running.end(&flag), "not the watchdog's doing");
@@ -181,9 +190,9 @@ mod tests {
         assert!(!aborted_by(false, Some(Duration::ZERO), true), "too much would be lost");
         // The note of an arrival may come after the worker has taken the request.
         running.look();
-        running.arrived(RequestId(1));
+        running.arrived(Newcomer::Request(RequestId(1)));
         running.begin(&flag, Some(RequestId(1)), long);
-        running.arrived(RequestId(1));
+        running.arrived(Newcomer::Request(RequestId(1)));
         assert!(!is_set(&flag), "no request gives way to itself");
         running.end(&flag);
     }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::EngineError;
 use crate::shared::Shared;
-use crate::shared::running::Age;
+use crate::shared::running::{Age, Newcomer};
 use crate::shared::status::{Phase, add};
 use crate::worker::Worker;
 use crate::worker::command::Command;
@@ -73,10 +73,14 @@ impl Supervisor {
     /// Sends a command to the worker.
     pub(crate) fn send(&self, command: Command) -> Result<(), EngineError> {
         let Link { shared, commands, .. } = &*self.link;
-        let newcomer = if let Command::Submit { id, .. } = &command { Some(*id) } else { None };
+        let newcomer = match &command {
+            Command::Submit { id, .. } | Command::Embed { id, .. } => Some(Newcomer::Request(*id)),
+            Command::Wake => None,
+            _ => Some(Newcomer::Command),
+        };
         commands.send(command).map_err(|_| EngineError::ShuttingDown { model: shared.config.id.clone() })?;
-        if let Some(id) = newcomer {
-            shared.running.arrived(id);
+        if let Some(newcomer) = newcomer {
+            shared.running.arrived(newcomer);
         }
         Ok(())
     }
