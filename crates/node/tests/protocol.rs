@@ -1,5 +1,7 @@
 //! A child and a node on the network answer as an engine in this process does.
 
+use std::time::Duration;
+
 use poncho_api::{EngineError, EvictionCause, Node, OwnerId, PeerState, PinOutcome, SpecialText, TokenizeMode};
 
 use crate::machines::{Machine, fleet};
@@ -81,8 +83,18 @@ async fn works_on_rows(node: &dyn Node) {
     let read = node.row_tokens(None, row.key).await.unwrap();
     assert_eq!((read.tokens.len(), read.fingerprint), (row.tokens as usize, row.fingerprint));
     assert_eq!(node.row_tokens(stranger, row.key).await, None);
-    let checked = node.verify_row(None, row.key).await.unwrap();
-    assert!(checked.iter().all(|copy| copy.checked_bytes > 0 && copy.problem.is_none()), "{checked:?}");
+    // Until its file is written, a row is in memory alone, and nothing is read.
+    let written = async {
+        loop {
+            let checked = node.verify_row(None, row.key).await.unwrap();
+            if checked.iter().any(|copy| copy.checked_bytes > 0) {
+                return checked;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let checked = tokio::time::timeout(crate::support::PATIENCE, written).await.unwrap();
+    assert!(checked.iter().all(|copy| copy.problem.is_none()), "{checked:?}");
     assert_eq!(node.verify_row(stranger, row.key).await, None);
     assert!(node.unpin_row(None, row.key).await && !node.unpin_row(None, row.key).await);
     node.clear_cache().await;

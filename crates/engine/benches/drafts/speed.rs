@@ -119,7 +119,7 @@ pub(crate) fn print(path: &Path, traces: Vec<Trace>, plan: &Plan) {
         );
         println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |");
         // Several rounds: what a model that was just loaded tries first must not be all that is seen.
-        let generated = u32::try_from(8 * streams.max(4)).unwrap();
+        let generated = u32::try_from(4 * streams.max(4)).unwrap();
         for (name, make) in [("nothing repeats", noise as fn(u32) -> Exchange), ("always wrong", wrong)] {
             let exchanges: Vec<Exchange> = (0..generated).map(make).collect();
             let mut models = Models::load(path, context, streams);
