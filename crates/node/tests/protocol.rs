@@ -134,7 +134,7 @@ async fn cancels_what_nobody_reads(node: &dyn Node) {
     let started = std::time::Instant::now();
     while model.status().queue_depth > 0 || model.status().ticks == 0 {
         assert!(started.elapsed() < crate::support::PATIENCE);
-        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
     // Those of the first call were never claimed by anybody.
     assert!(model.status().generated_tokens < 3 * 1900, "they were cancelled: {:?}", model.status());
@@ -152,7 +152,7 @@ async fn a_child_that_is_stopped_ends_and_calls_say_so() {
     let started = std::time::Instant::now();
     while std::path::Path::new(&format!("/proc/{process}/exe")).exists() {
         assert!(started.elapsed() < crate::support::PATIENCE, "the process is gone");
-        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
 
