@@ -188,8 +188,9 @@ fn a_prompt_that_is_alone_gives_way_to_a_request_that_arrives() {
     let config = ModelConfig { prefill_chunk: PrefillChunk::Default, ..config() };
     let context = ContextOptions { n_batch: 2048, n_ubatch: 2048, ..config.context.clone() };
     let bench = model(ModelConfig { context, ..config }, MemoryKind::Attention);
-    bench.faults.busy_decodes(Duration::from_millis(60));
-    // Two smallest slices: a thousand tokens a second, or fewer on a busy machine.
+    bench.faults.busy_decodes(Duration::from_millis(200));
+    // Two smallest slices: 320 tokens a second, or fewer on a busy machine. So the call gives way for more than a second, and a
+    // test that is held up meanwhile does not miss that.
     bench.model.submit(greedy(&prompt(1, 128), 1)).unwrap().wait().unwrap();
     bench.faults.record_batches();
     let (long, short) = (greedy(&prompt(2, 7000), 1), short(3, 20));
