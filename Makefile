@@ -23,7 +23,7 @@ run: NEEDS := $(if $(MODEL)$(wildcard $(DEFAULT_MODEL)),,pip)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run build cpu-builds dist test check bench doc fuzz model newcomer deployment boundary drafts-peer turmoil fit-matrix agents open-webui peer gpu-bundle bootstrap shared-figures cluster-figures
+.PHONY: help run build cpu-builds dist test test-vulkan check bench doc fuzz model newcomer deployment boundary drafts-peer turmoil fit-matrix agents open-webui peer gpu-bundle bootstrap shared-figures cluster-figures
 
 # What needs no compiled llama.cpp comes first: a stray space must not cost a build.
 define CHECKS
@@ -72,6 +72,15 @@ test: bootstrap ## Everything that CI checks: format, lints, docs, all tests, a 
 	$(STEP) 'examples in the documentation' cargo test --doc --workspace --release
 	$(STEP) 'schedules of the cache (shuttle)' cargo nextest run -p poncho-cache --features shuttle --release -E 'test(shuttle)'
 	$(STEP) 'fuzz, $(FUZZ_SECONDS) s each at most' env FUZZ_RUNS=20000 fuzz/run.sh $(FUZZ_SECONDS)
+
+# Beside the binary every other test would find the library.
+VULKAN_BACKENDS := $(abspath $(CARGO_TARGET_DIR))/test-vulkan
+
+test-vulkan: bootstrap ## Test states on a Vulkan device in software, on Debian (docs/devices.md; a quarter of an hour to compile shaders, once)
+	$(STEP) 'Vulkan: headers, glslc, lavapipe' scripts/fetch/vulkan.py
+	$(STEP) 'build' cargo build -p poncho --release
+	$(STEP) 'backend vulkan' scripts/gpu/build_backend.py vulkan --poncho $(PONCHO) --out $(VULKAN_BACKENDS) --jobs $$(nproc)
+	$(STEP) 'states on lavapipe' .tools/vulkan/run env PONCHO_TEST_DEVICE=Vulkan0 PONCHO_BACKENDS=$(VULKAN_BACKENDS) cargo nextest run --release -p poncho --retries 0 -E 'test(states_pass_through_a_device_that_is_not_the_host)'
 
 check: bootstrap ## Static checks only: format, tidy, clippy, docs
 	$(CHECKS)

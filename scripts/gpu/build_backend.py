@@ -6,6 +6,7 @@
 # is one registry of devices and one version. It must never touch the build of llama.cpp in the target folder.
 import argparse
 import json
+import os
 import pathlib
 import re
 import shutil
@@ -18,8 +19,11 @@ BACKENDS = {"cuda": "GGML_CUDA", "hip": "GGML_HIP", "vulkan": "GGML_VULKAN"}
 NEEDS = {
     "cuda": "the CUDA toolkit (nvcc)",
     "hip": "ROCm with hipcc",
-    "vulkan": "the Vulkan headers (1.3.283 or newer), a loader and glslc",
+    "vulkan": "the Vulkan headers (1.3.283 or newer), SPIRV-Headers, a loader and glslc; on Debian, scripts/fetch/vulkan.py "
+              "fetches them into .tools/vulkan",
 }
+# Where scripts/fetch/vulkan.py says what it fetched.
+FETCHED = ROOT / ".tools" / "vulkan" / "build.cmake"
 OPTIONS = ["-DGGML_BACKEND_DL=ON", "-DBUILD_SHARED_LIBS=ON", "-DGGML_CPU=OFF", "-DGGML_NATIVE=ON", "-DGGML_OPENMP=OFF",
            "-DGGML_BUILD_TESTS=OFF", "-DGGML_BUILD_EXAMPLES=OFF", "-DCMAKE_BUILD_TYPE=Release", "-DGGML_CCACHE=OFF",
            "-DCMAKE_BUILD_WITH_INSTALL_RPATH=ON", "-DCMAKE_INSTALL_RPATH=$ORIGIN"]
@@ -45,6 +49,11 @@ def version(poncho):
     return found.group(1) if found else sys.exit(f"backend: {poncho} --version does not name its llama.cpp")
 
 
+def fetched(backend):
+    """What was fetched for this backend, as options of cmake. An SDK that the user named wins."""
+    return ["-C", str(FETCHED)] if backend == "vulkan" and FETCHED.is_file() and "VULKAN_SDK" not in os.environ else []
+
+
 def build(backend, ggml, folder, more, jobs):
     """Compiles the library, and says how the file is called that it wants beside it."""
     # Not as a project of its own: then it wants files that the package does not carry.
@@ -52,7 +61,8 @@ def build(backend, ggml, folder, more, jobs):
     around.mkdir(parents=True, exist_ok=True)
     (around / "CMakeLists.txt").write_text(AROUND.format(ggml=ggml.resolve()))
     generator = ["-G", "Ninja"] if shutil.which("ninja") else []
-    configure = ["cmake", "-S", str(around), "-B", str(folder), *generator, *OPTIONS, f"-D{BACKENDS[backend]}=ON", *more]
+    configure = ["cmake", *fetched(backend), "-S", str(around), "-B", str(folder), *generator, *OPTIONS,
+                 f"-D{BACKENDS[backend]}=ON", *more]
     if subprocess.run(configure).returncode != 0:
         sys.exit(f"backend: cmake cannot configure {backend}; it needs {NEEDS[backend]}")
     command = ["cmake", "--build", str(folder), "--target", f"ggml-{backend}", "-j", str(jobs)]

@@ -38,6 +38,15 @@ pub type Token = u32;
 /// A sequence of a context: a slot number below [`ContextInfo::n_seq_max`].
 pub type SeqId = u32;
 
+/// The devices that compute for a model beside the processor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ComputingDevices {
+    /// Their names, for people.
+    pub names: String,
+    /// What each of them computes, for a hash: another placement may compute other bits.
+    pub placement: String,
+}
+
 /// Loads models. One value per process is enough; implementations start their library at the first load.
 pub trait Backend: Send + Sync {
     /// A short name for logs and for `info`, such as `llama.cpp`.
@@ -54,9 +63,9 @@ pub trait Backend: Send + Sync {
     /// [`LoadError`] for a missing, truncated or malformed file, a wrong option, or a refusal of the library.
     fn load_model(&self, options: &ModelOptions) -> Result<Arc<dyn Model>, LoadError>;
 
-    /// What computes for a model with these options beside the processor, and which part of it; `None` if nothing does.
-    /// Whether such a device keeps the bits of exact replies is tested when the model is loaded.
-    fn computing_devices(&self, _options: &ModelOptions) -> Option<String> {
+    /// What computes for a model with these options beside the processor; `None` if nothing does. Whether such a device
+    /// keeps the bits of exact replies is tested when the model is loaded.
+    fn computing_devices(&self, _options: &ModelOptions) -> Option<ComputingDevices> {
         None
     }
 

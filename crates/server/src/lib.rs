@@ -25,6 +25,7 @@
 //! | `HEAD`, `POST /api/blobs/{digest}` | files that clients bring for `/api/create` |
 //! | `POST /api/models/load`, `/api/models/unload` | a model into memory and out of it, by hand |
 //! | `POST /tokenize`, `/detokenize`, `/apply-template` | tokens, texts, and a conversation as the model reads it |
+//! | `POST /api/verify`, `/api/draft`, `/api/speculate` | greedy tokens for programs that speculate, and a reply that another model drafts |
 //! | `POST /api/cache/explain` | what differs between a prompt and the most similar cached one, and what to do about it |
 //! | `GET /api/cache/rows`, `POST /api/cache/evict`, `/api/cache/clear`, `/api/cache/gc` | the rows page by page; giving bytes back |
 //! | `GET /api/sessions`, `DELETE /api/sessions/{id}` | idle sessions and unfinished requests with their progress; the end of a session |

@@ -60,6 +60,7 @@ pub(crate) fn router(app: &SharedApp) -> Router {
         .route("/apply-template", post(poncho::apply_template))
         .route("/api/verify", post(speculation::verify))
         .route("/api/draft", post(speculation::draft))
+        .route("/api/speculate", post(speculation::speculate))
         .route("/api/adapters", get(adapters::list).post(adapters::load))
         .route("/api/adapters/{id}", patch(adapters::scale).delete(adapters::unload))
         .route("/api/cache/explain", post(explain::explain_miss))

@@ -2,6 +2,7 @@
 //!
 //! The library is `disguise.cpp` beside this file, the processor under another name: it shows that a library gets its ggml
 //! from the program. The worker is `poncho rpc-worker` on loopback: its memory is not that of the engine, as with a GPU.
+//! `make test-vulkan` has the states pass through a device of a real library instead.
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -12,7 +13,13 @@ use poncho_testkit::{ModelKind, model_path};
 use serde_json::{Value, json};
 
 use crate::served::{Served, serve_without_model};
+use crate::serving::surviving::engine_of;
 use crate::support::poncho;
+
+/// Names a device that states pass through instead of a worker, such as `Vulkan0`.
+const TEST_DEVICE: &str = "PONCHO_TEST_DEVICE";
+/// The folder with the library that brings this device.
+const TEST_BACKENDS: &str = "PONCHO_BACKENDS";
 
 /// Builds the library, with the stamp that the binary wants to see.
 fn library(folder: &Path, flags: &[&str]) -> PathBuf {
@@ -156,29 +163,92 @@ impl Drop for Worker {
     }
 }
 
+/// A device with memory of its own.
+struct Lent {
+    name: String,
+    flags: [String; 2],
+    /// `None` if a library brings the device.
+    worker: Option<Worker>,
+}
+
+impl Lent {
+    /// The device that the variables name, or else a worker.
+    fn find() -> Self {
+        let Some(name) = std::env::var_os(TEST_DEVICE) else {
+            let worker = Worker::start();
+            let flags = ["--rpc".to_owned(), worker.address.clone()];
+            return Self { name: "RPC0".to_owned(), flags, worker: Some(worker) };
+        };
+        let name = name.into_string().unwrap();
+        let backends = std::env::var(TEST_BACKENDS).unwrap_or_default();
+        assert!(!name.is_empty() && !backends.is_empty(), "{TEST_DEVICE} names a device, {TEST_BACKENDS} its folder");
+        Self { name, flags: ["--backends".to_owned(), backends], worker: None }
+    }
+
+    /// A server with all layers on the device; fails if the device is not there.
+    fn serve(&self, folder: &Path, kind: ModelKind) -> Served {
+        let server = serve(folder, kind, &self.flags.each_ref().map(String::as_str));
+        let wanted = format!("all layers on {}", self.name);
+        assert!(server.greeting.contains(&wanted), "no {}: {}{}", self.name, server.greeting, server.messages());
+        server
+    }
+
+    /// What a server on the device has to reply to each of these prompts, one after the other.
+    ///
+    /// A worker computes with the kernels of the host, so that their replies agree. A GPU rounds in another way; it has to
+    /// agree with itself without any stored state.
+    fn expected(&self, kind: ModelKind, prompts: &[String]) -> Vec<String> {
+        if self.worker.is_some() {
+            let folder = tempfile::tempdir().unwrap();
+            let server = serve(folder.path(), kind, &[]);
+            let replies = prompts.iter().map(|prompt| reply(&server, prompt).0).collect();
+            server.stop();
+            return replies;
+        }
+        let cold = |prompt: &String| {
+            let folder = tempfile::tempdir().unwrap();
+            let server = self.serve(folder.path(), kind);
+            let (text, cached) = reply(&server, prompt);
+            assert_eq!(cached, 0, "{kind:?}");
+            self.check_engine(&server);
+            server.stop();
+            text
+        };
+        prompts.iter().map(cold).collect()
+    }
+
+    /// The greeting names what passed its trial; this looks at what the engine's process has loaded.
+    fn check_engine(&self, server: &Served) {
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", engine_of(server).unwrap())).unwrap();
+        assert!(maps.contains("/libggml-"), "the engine did not load the library of {}", self.name);
+    }
+}
+
 /// Save, restore, continue and chains on a device with memory of its own, for every memory kind.
 #[test]
 fn states_pass_through_a_device_that_is_not_the_host() {
     for kind in ModelKind::ALL {
-        let (here, local) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let longer = format!("{}And then it slept.", prompt());
-        let server = serve(local.path(), kind, &[]);
-        let expected = (reply(&server, &prompt()).0, reply(&server, &longer).0);
-        server.stop();
-        let worker = Worker::start();
-        let flags = ["--rpc", worker.address.as_str()];
-        let server = serve(here.path(), kind, &flags);
-        assert!(server.greeting.contains("all layers on RPC0"), "{}", server.greeting);
-        let first = reply(&server, &prompt());
-        assert_eq!(first, (expected.0.clone(), 0), "{kind:?}");
-        let (_, live) = reply(&server, &prompt());
+        let here = tempfile::tempdir().unwrap();
+        let turn = "And then it slept. ";
+        let prompts = [prompt(), format!("{}{turn}", prompt()), format!("{}{turn}{turn}", prompt())];
+        let lent = Lent::find();
+        let expected = lent.expected(kind, &prompts);
+        let server = lent.serve(here.path(), kind);
+        let first = reply(&server, &prompts[0]);
+        assert_eq!(first, (expected[0].clone(), 0), "{kind:?}");
+        let (_, live) = reply(&server, &prompts[0]);
         assert!(live > 100, "{kind:?}: {live}");
         server.stop();
-        let server = serve(here.path(), kind, &flags);
-        let (text, cached) = reply(&server, &longer);
-        assert!(cached > 100, "{kind:?}: {cached} tokens after a restart");
-        assert_eq!(text, expected.1, "{kind:?}");
-        server.stop();
+        // Each turn adds a row to the chain that the next one is restored from.
+        let mut before = 100;
+        for (prompt, expected) in prompts.iter().zip(&expected).skip(1) {
+            let server = lent.serve(here.path(), kind);
+            let (text, cached) = reply(&server, prompt);
+            assert!(cached > before, "{kind:?}: {cached} tokens after a restart, {before} before it");
+            assert_eq!(&text, expected, "{kind:?}");
+            before = cached;
+            server.stop();
+        }
     }
 }
 

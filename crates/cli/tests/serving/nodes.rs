@@ -1,6 +1,7 @@
 //! Nodes in processes of their own and a server in front of them, all of them the real binary with real models.
 
 mod cluster;
+mod drafting;
 mod figures;
 mod pulls;
 

@@ -10,8 +10,9 @@ use std::sync::{Arc, Mutex};
 use poncho_engine::backend::double::ModelDouble;
 use poncho_engine::backend::llama::LlamaBackend;
 use poncho_engine::backend::{
-    AdapterError, AdapterUse, Backend, Batch, Context, ContextError, ContextInfo, ContextOptions, DecodeOutcome,
-    HostBuffer, LoadError, Model, ModelOptions, SegmentJoiner, SeqId, StateError, StatePart, StoredSegment, Token,
+    AdapterError, AdapterUse, Backend, Batch, ComputingDevices, Context, ContextError, ContextInfo, ContextOptions,
+    DecodeOutcome, HostBuffer, LoadError, Model, ModelOptions, SegmentJoiner, SeqId, StateError, StatePart,
+    StoredSegment, Token,
 };
 
 use crate::traces::Exchange;
@@ -44,6 +45,10 @@ impl Backend for ForcedBackend {
 
     fn load_model(&self, options: &ModelOptions) -> Result<Arc<dyn Model>, LoadError> {
         Ok(Arc::new(ForcedModel { model: LlamaBackend.load_model(options)?, playing: Arc::clone(&self.playing) }))
+    }
+
+    fn computing_devices(&self, options: &ModelOptions) -> Option<ComputingDevices> {
+        LlamaBackend.computing_devices(options)
     }
 
     fn host_buffer(&self, len: usize) -> HostBuffer {
@@ -83,8 +88,10 @@ impl ForcedContext {
         let mut playing = self.playing.lock().unwrap();
         let known = playing.iter().position(|(_, _, taken)| *taken == Some(seq));
         let found = known.or_else(|| {
+            // The first row is the last token of the prompt, or the one after it if the logits of the prompt are stored.
             playing.iter().position(|(whole, prompt, taken)| {
-                taken.is_none() && place + 1 >= *prompt && whole.get(place) == Some(&token)
+                let is_first = (place..=place + 1).contains(prompt);
+                taken.is_none() && is_first && whole.get(place) == Some(&token)
             })
         })?;
         playing[found].2 = Some(seq);

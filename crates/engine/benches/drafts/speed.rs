@@ -18,6 +18,8 @@ use crate::traces::{Exchange, Trace};
 const CONTEXT: usize = 16384;
 const SHORTEST: usize = 1024;
 const REPLY: usize = 512;
+/// Lengths that cut prompts have.
+const DISTINCT: usize = 128;
 const SOURCES: [Drafts; 3] = [Drafts::Off, Drafts::Context, Drafts::Stored];
 
 /// What is played.
@@ -107,10 +109,13 @@ impl Sums {
 pub(crate) fn print(path: &Path, traces: Vec<Trace>, plan: &Plan) {
     let context = plan.prompt.map_or(CONTEXT, |prompt| (prompt + REPLY).max(SHORTEST));
     let mut chosen: Vec<(String, Vec<Exchange>)> = Vec::new();
+    let mut played = 0;
     for Trace { name, exchanges } in traces {
-        let fitting = exchanges.into_iter().map(|exchange| cut(exchange, plan.prompt));
+        let numbered = exchanges.into_iter().zip(played..);
+        let fitting = numbered.map(|(exchange, number)| cut(exchange, plan.prompt, number));
         let fitting = fitting.filter(|exchange| exchange.prompt.len() + exchange.reply.len() < context);
         chosen.push((name, fitting.step_by(plan.share).collect()));
+        played += 1 + chosen.last().map_or(0, |(_, exchanges)| exchanges.len() * plan.share);
     }
     for &streams in &plan.streams {
         println!(
@@ -197,9 +202,10 @@ fn load(
     Model::load(config, Arc::new(backend.clone()), Arc::clone(cache)).unwrap()
 }
 
-/// An exchange with the last tokens of its prompt.
-fn cut(mut exchange: Exchange, prompt: Option<usize>) -> Exchange {
-    let surplus = prompt.map_or(0, |prompt| exchange.prompt.len().saturating_sub(prompt));
+/// An exchange with the last tokens of its prompt. Prompts of one group have other lengths, by which they are told apart.
+fn cut(mut exchange: Exchange, prompt: Option<usize>, number: usize) -> Exchange {
+    let most = |prompt: usize| prompt.saturating_sub(2 * (number % DISTINCT));
+    let surplus = prompt.map_or(0, |prompt| exchange.prompt.len().saturating_sub(most(prompt)));
     exchange.prompt.drain(..surplus);
     exchange
 }

@@ -28,7 +28,7 @@
 use std::ffi::CStr;
 use std::sync::{Arc, OnceLock};
 
-use super::{Backend, HostBuffer, LoadError, Model, ModelOptions};
+use super::{Backend, ComputingDevices, HostBuffer, LoadError, Model, ModelOptions};
 
 mod adapter;
 mod buffer;
@@ -80,7 +80,7 @@ impl Backend for UncheckedLlamaBackend {
         Ok(Arc::new(model::LlamaModel::load_checked(options, &facts)?))
     }
 
-    fn computing_devices(&self, options: &ModelOptions) -> Option<String> {
+    fn computing_devices(&self, options: &ModelOptions) -> Option<ComputingDevices> {
         LlamaBackend.computing_devices(options)
     }
 
@@ -115,13 +115,14 @@ impl Backend for LlamaBackend {
         Ok(Arc::new(model::LlamaModel::load(options)?))
     }
 
-    fn computing_devices(&self, options: &ModelOptions) -> Option<String> {
+    fn computing_devices(&self, options: &ModelOptions) -> Option<ComputingDevices> {
         let is_used = |device: &Device| options.devices.is_empty() || options.devices.contains(&device.name);
         let others = devices().into_iter().filter(|device| device.kind != DeviceKind::Cpu && is_used(device));
         let named: Vec<String> = others.map(|device| format!("{} {}", device.name, device.description)).collect();
         let ModelOptions { gpu_layers, n_cpu_moe, split_mode, main_gpu, tensor_split, .. } = options;
-        (!named.is_empty() && *gpu_layers != Some(0)).then(|| {
-            format!("{}; {gpu_layers:?} {n_cpu_moe} {split_mode:?} {main_gpu} {tensor_split:?}", named.join(", "))
+        (!named.is_empty() && *gpu_layers != Some(0)).then(|| ComputingDevices {
+            names: named.join(", "),
+            placement: format!("{gpu_layers:?} {n_cpu_moe} {split_mode:?} {main_gpu} {tensor_split:?}"),
         })
     }
 

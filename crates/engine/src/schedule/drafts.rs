@@ -3,7 +3,7 @@
 //! Pure: the worker brings measured step times and outcomes, and asks before each tick. A row more makes the step longer for
 //! every request in it, so the choice maximises the product of all requests' expected speeds: a request gets rows only if they
 //! help it more than they cost the others. What drafts cost and bring is counted; where they lose, they stop, and are tried
-//! again with one part in a hundred of the time. It must never let drafts cost more than that for long.
+//! again with less than one part in a hundred of the time. It must never let drafts cost more than that for long.
 
 mod search;
 
@@ -30,10 +30,10 @@ const IN_A_ROW: u8 = 3;
 /// Measurements of which the shortest counts: the first one may be of a call that was held up.
 const FIRST_FEW: u8 = 3;
 /// Steps that drafts may lose at first, and the part of all steps that they may lose later.
-const FIRST_LOSS: f64 = 4.0;
-const LOSS: f64 = 0.01;
+const FIRST_LOSS: f64 = 1.0;
+const LOSS: f64 = 0.006;
 /// Bounds of what is counted.
-const MOST_CREDIT: f64 = 8.0;
+const MOST_CREDIT: f64 = 5.0;
 const MOST_DEBT: f64 = -8.0;
 /// The gain that a draft must promise, as a factor of the speed.
 const WORTHWHILE: f64 = 1.02;
@@ -347,6 +347,17 @@ impl Tick {
         self.joining == Joining::Together || self.decodes == 1 || drafts.rows == 0 || is_equal
     }
 
+    /// The drafts that cost least: one row for the best request, or for all of them if they are computed in one pass then.
+    fn try_one(&self, candidates: &[Candidate], best: usize, lengths: &mut [usize]) {
+        let is_alone = self.joining == Joining::Together || self.decodes == 1;
+        let all = candidates.len() == self.decodes && candidates.iter().all(|candidate| candidate.available > 0);
+        if !is_alone && all && self.decodes <= self.room {
+            lengths.fill(1);
+        } else if let Some(length) = lengths.get_mut(best) {
+            *length = 1;
+        }
+    }
+
     /// The expected seconds with these draft rows.
     fn seconds(&self, times: &StepTimes, drafts: Shape) -> Option<f64> {
         let decode = if self.is_one_pass(drafts) {
@@ -367,6 +378,8 @@ pub struct DraftPlanner {
     pub acceptance: Acceptance,
     /// Steps that drafts have brought, less those that they have cost.
     credit: f64,
+    /// Whether the last call had drafts: the library then prepares a plain one again, which is a cost of the drafts.
+    has_drafted: bool,
     /// Ticks since a draft was last computed.
     idle: u32,
     /// Ticks with drafts of no clear gain since the last plain one.
@@ -383,6 +396,7 @@ impl Default for DraftPlanner {
             times: StepTimes::default(),
             acceptance: Acceptance::default(),
             credit: FIRST_LOSS,
+            has_drafted: false,
             idle: 0,
             unclear: 0,
             try_after: FIRST_TRY,
@@ -444,22 +458,22 @@ impl DraftPlanner {
             .filter(|place| candidates.get(*place).is_some_and(|candidate| candidate.available > 0))
             .max_by(|one, two| rate(candidates, *one).total_cmp(&rate(candidates, *two)));
         let Some(best) = best.filter(|_| !self.times.is_uncertain(tick.decodes)) else { return };
-        let base = tick.seconds(&self.times, Shape::default());
-        let next = tick.seconds(&self.times, Shape::equal(1, 1));
+        let Some(base) = tick.seconds(&self.times, Shape::default()) else { return };
         let is_try = self.is_try_due();
-        let (Some(base), Some(_)) = (base, next) else {
-            // Nothing is known of longer calls: measures one, as soon as the plain one is known.
-            if base.is_some()
-                && let Some(length) = lengths.get_mut(best)
-            {
-                *length = 1;
-            }
-            return;
-        };
         let mut trial = std::mem::take(&mut self.trial);
         trial.clear();
         trial.resize(candidates.len(), 0);
-        let search = Search { tick, times: &self.times, base, trial: &mut trial, best: lengths, most: WORTHWHILE.ln() };
+        tick.try_one(candidates, best, &mut trial);
+        let Some(tried) = tick.seconds(&self.times, Shape::of(&trial)) else {
+            // Nothing is known of longer calls: measures one, as soon as the plain one is known.
+            lengths.copy_from_slice(&trial);
+            self.trial = trial;
+            return;
+        };
+        trial.fill(0);
+        let longest = base * (1.0 + self.credit);
+        let (times, most) = (&self.times, WORTHWHILE.ln());
+        let search = Search { tick, times, base, longest, trial: &mut trial, best: lengths, most };
         let gain = match tick.joining {
             Joining::ByLength if tick.decodes > 1 => search.equal(candidates),
             _ => search.each(candidates),
@@ -471,13 +485,11 @@ impl DraftPlanner {
             return;
         }
         let is_new = candidates.get(best).is_some_and(|candidate| candidate.is_new) && self.credit > MOST_CREDIT / 2.0;
-        if (is_try || is_new) && lengths.iter().all(|length| *length == 0) {
+        if (is_try || is_new) && tried <= longest && lengths.iter().all(|length| *length == 0) {
             if is_try {
                 self.try_after = self.try_after.saturating_mul(2).min(LAST_TRY);
             }
-            if let Some(length) = lengths.get_mut(best) {
-                *length = 1;
-            }
+            tick.try_one(candidates, best, lengths);
         }
     }
 
@@ -502,14 +514,18 @@ impl DraftPlanner {
         } else if let Some(first) = self.times.seconds(tick.decodes) {
             self.times.record(drafts, (seconds - first).max(first / 4.0));
         }
+        let Some(base) = base else { return };
+        let returns = std::mem::replace(&mut self.has_drafted, drafts > 0) && drafts == 0;
         if drafts == 0 {
+            if returns && !is_held_up {
+                self.credit = (self.credit - (seconds / base - 1.0).clamp(0.0, 1.0)).max(MOST_DEBT);
+            }
             return;
         }
-        let Some(base) = base else { return };
         let requests = tick.decodes.max(1) as f64;
         // A call that something else held up costs what was expected: a row never costs more than a step. Nor does the first
-        // call of its kind count as more than one, because it is needed once.
-        let most = if is_first { 1.0 } else { drafts as f64 };
+        // call of its kind count as more than half of one, because it is needed once.
+        let most = if is_first { 0.5 } else { drafts as f64 };
         let seconds = expected.filter(|_| is_held_up).unwrap_or(seconds);
         let cost = (seconds / base - 1.0).clamp(0.0, most);
         let worth = accepted as f64 / requests - cost;

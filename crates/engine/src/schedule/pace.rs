@@ -17,7 +17,7 @@ pub(crate) const SMALLEST_SLICE: usize = 64;
 const TICK_SECONDS: f64 = 0.25;
 
 /// The share of the time of a prompt that may be lost to interruptions.
-const LOST_SHARE: f64 = 0.06;
+const LOST_SHARE: f64 = 0.08;
 /// An interruption that may lose less than this is not worth its chance.
 const LEAST_LOSS: Duration = Duration::from_millis(50);
 /// A prompt is alone if nobody else was there for this long: requests come in groups.
@@ -47,9 +47,9 @@ mod tests {
     #[test]
     fn a_prompt_loses_a_small_share_of_its_time_and_no_more() {
         let seconds = Duration::from_secs;
-        assert_eq!(loss_left(8_000, Some(100.0), Duration::ZERO), Some(Duration::from_millis(4_800)));
-        assert_eq!(loss_left(8_000, Some(100.0), seconds(4)), Some(Duration::from_millis(800)));
-        assert_eq!(loss_left(8_000, Some(100.0), seconds(5)), None);
+        assert_eq!(loss_left(8_000, Some(100.0), Duration::ZERO), Some(Duration::from_millis(6_400)));
+        assert_eq!(loss_left(8_000, Some(100.0), seconds(6)), Some(Duration::from_millis(400)));
+        assert_eq!(loss_left(8_000, Some(100.0), seconds(7)), None);
         assert_eq!(loss_left(8_000, Some(1e6), Duration::ZERO), None, "a call is over soon enough");
         assert_eq!(loss_left(8_000, None, Duration::ZERO), None, "nothing is known");
         assert_eq!(loss_left(8_000, Some(0.0), Duration::ZERO), None);

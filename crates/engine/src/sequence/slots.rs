@@ -16,7 +16,8 @@ use poncho_api::{DraftObstacle, Drafts};
 use poncho_cache::{Key, Policy, RestorePlan, SaveReason};
 
 use crate::backend::{
-    Batch, Context, ContextError, ContextInfo, DecodeOutcome, KvLayout, MemoryKind, Restore, SeqId, StateError,
+    Batch, ComputingDevices, Context, ContextError, ContextInfo, DecodeOutcome, KvLayout, MemoryKind, Restore, SeqId,
+    StateError,
 };
 use crate::calls::request::RequestId;
 use crate::calls::tenant::Tenant;
@@ -106,7 +107,7 @@ impl Slots {
         })?;
         let devices = shared.backend.computing_devices(&config.model);
         if let (Some(grid), Some(devices)) = (config.grid(), &devices) {
-            keeps_bits(&mut *context, grid, shared.limits.vocab, devices)?;
+            keeps_bits(&mut *context, grid, shared.limits.vocab, &devices.names)?;
         }
         let shares_decodes = match config.grid() {
             Some(grid) => decodes_may_share(&mut *context, grid, shared.limits.vocab, devices.is_some())?,
@@ -133,7 +134,10 @@ impl Slots {
         let memory = info.memory;
         let plain = context_hash(options, info, shared.model.info());
         let build = shared.backend.build();
-        let build = devices.map_or_else(|| build.clone(), |devices| format!("{build}; {devices}"));
+        let build = match devices {
+            Some(ComputingDevices { names, placement }) => format!("{build}; {names}; {placement}"),
+            None => build,
+        };
         let on_grid = |grid| exact_context_hash(options, info, shared.model.info(), grid, &build);
         let hashes = ContextHashes { plain, exact: config.grid().map_or(plain, on_grid) };
         let adapters = Adapters::new(shared.adapters(), &shared.file, hashes)?;

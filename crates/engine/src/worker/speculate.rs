@@ -16,7 +16,8 @@ use crate::state::restore::Wanted;
 use crate::worker::command::Verified;
 
 /// How many draft tokens the model would have drawn itself after the prefix, and its own next token after those. `running`
-/// is the number of requests that run.
+/// is the number of requests that run. The draft is read in one call, which may round differently than generation does;
+/// where replies are exact it is read token by token.
 pub(crate) fn verify(
     slots: &mut Slots,
     shared: &Shared,
@@ -28,13 +29,18 @@ pub(crate) fn verify(
     with_scratch(slots, shared, running, |slots, lease| {
         let mut next = read_prefix(slots, lease, shared, prefix)?;
         let mut accepted = 0;
-        for token in draft {
-            // One row at a time, as in generation: a wider batch uses other kernels and may round differently.
-            if next != *token {
+        let most = if shared.config.grid().is_some() { 1 } else { slots.info().n_batch as usize };
+        for part in draft.chunks(most.max(1)) {
+            if part.first() != Some(&next) {
                 break;
             }
-            accepted += 1;
-            next = read_tokens(slots, lease, shared, &[*token])?;
+            let drawn = read_drafted(slots, lease, shared, part)?;
+            let agreed = 1 + part.iter().skip(1).zip(&drawn).take_while(|(token, drawn)| token == drawn).count();
+            accepted += agreed;
+            next = *drawn.get(agreed - 1).ok_or(EngineError::Decode { code: -1 })?;
+            if agreed < part.len() {
+                break;
+            }
         }
         Ok(Verified { accepted, next })
     })
@@ -98,23 +104,48 @@ fn read_prefix(slots: &mut Slots, lease: &mut Lease, shared: &Shared, prefix: &[
 fn read_tokens(slots: &mut Slots, lease: &mut Lease, shared: &Shared, tokens: &[u32]) -> Result<u32, EngineError> {
     let n_batch = slots.info().n_batch as usize;
     let end = lease.n_past() + tokens.len();
-    let mut next = None;
     for chunk in tokens.chunks(n_batch.max(1)) {
-        let rows = (lease.n_past()..).zip(chunk).map(|(place, token)| BatchRow {
-            token: *token,
-            pos: position(place),
-            seq: lease.seq(),
-            want_logits: place + 1 == end,
-        });
-        let batch = Batch { rows: rows.collect() };
-        match slots.decode(&batch, shared, None, None).0 {
-            DecodeOutcome::Done => {}
-            DecodeOutcome::NoRoom => return Err(EngineError::NoRoom { needed: batch.rows.len(), free: 0 }),
-            DecodeOutcome::Aborted | DecodeOutcome::Invalid => return Err(EngineError::Decode { code: -1 }),
-            DecodeOutcome::Fatal(code) => return Err(EngineError::Decode { code }),
-        }
-        lease.advance(chunk.len());
-        next = slots.logits(chunk.len() - 1).and_then(|logits| argmax(logits).ok());
+        decode(slots, lease, shared, chunk, |place| place + 1 == end)?;
     }
-    next.ok_or(EngineError::Decode { code: -1 })
+    drawn(slots, (tokens.len().saturating_sub(1)) % n_batch.max(1))
+}
+
+/// Reads tokens in one call and returns the most likely next one after each of them.
+fn read_drafted(
+    slots: &mut Slots,
+    lease: &mut Lease,
+    shared: &Shared,
+    tokens: &[u32],
+) -> Result<Vec<u32>, EngineError> {
+    decode(slots, lease, shared, tokens, |_| true)?;
+    (0..tokens.len()).map(|row| drawn(slots, row)).collect()
+}
+
+fn drawn(slots: &Slots, row: usize) -> Result<u32, EngineError> {
+    slots.logits(row).and_then(|logits| argmax(logits).ok()).ok_or(EngineError::Decode { code: -1 })
+}
+
+/// One call with the tokens of a chunk.
+fn decode(
+    slots: &mut Slots,
+    lease: &mut Lease,
+    shared: &Shared,
+    chunk: &[u32],
+    want_logits: impl Fn(usize) -> bool,
+) -> Result<(), EngineError> {
+    let rows = (lease.n_past()..).zip(chunk).map(|(place, token)| BatchRow {
+        token: *token,
+        pos: position(place),
+        seq: lease.seq(),
+        want_logits: want_logits(place),
+    });
+    let batch = Batch { rows: rows.collect() };
+    match slots.decode(&batch, shared, None, None).0 {
+        DecodeOutcome::Done => {}
+        DecodeOutcome::NoRoom => return Err(EngineError::NoRoom { needed: batch.rows.len(), free: 0 }),
+        DecodeOutcome::Aborted | DecodeOutcome::Invalid => return Err(EngineError::Decode { code: -1 }),
+        DecodeOutcome::Fatal(code) => return Err(EngineError::Decode { code }),
+    }
+    lease.advance(chunk.len());
+    Ok(())
 }

@@ -88,6 +88,7 @@ fn good(path: &str) -> Value {
         "/api/cache/gc" | "/api/cache/clear" => json!({}),
         "/api/verify" => json!({"prompt": "a", "draft": "b"}),
         "/api/draft" => json!({"prompt": "a", "count": 1}),
+        "/api/speculate" => json!({"draft_model": "stub", "prompt": "a", "max_tokens": 4}),
         "/api/adapters" => json!({"digest": format!("sha256:{}", "0".repeat(64))}),
         "/api/adapters/{id}" => json!({"scale": 1}),
         "/api/cache/rows/{id}/verify" => json!({}),
@@ -419,7 +420,7 @@ async fn a_name_that_no_model_has_is_reported_where_another_model_answers() {
     let found = warnings(&server.get("/props?model=gpt-99").await);
     assert_eq!(found[0]["code"], "unknown_model", "{found:?}");
     assert_eq!(server.get("/slots?model=gpt-99").await.status, 404, "a list has no place for a warning");
-    for path in ["/api/models/load", "/api/models/unload", "/api/verify", "/api/draft"] {
+    for path in ["/api/models/load", "/api/models/unload", "/api/verify", "/api/draft", "/api/speculate"] {
         let mut body = good(path);
         merge(&mut body, &json!({"model": "gpt-99"}));
         let answer = server.post(path, &body).await;

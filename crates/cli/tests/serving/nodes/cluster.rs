@@ -1,7 +1,7 @@
 //! A cluster of the real binary: two nodes with a real model, a router and a NATS server.
 
 use std::io::BufReader;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command};
 
 use poncho_testkit::NatsServer;
@@ -13,7 +13,7 @@ use crate::served::Served;
 use crate::serving::stopping::until;
 use crate::support::{poncho, run};
 
-struct Node {
+pub(super) struct Node {
     child: Child,
     /// Kept open: the node writes its last lines there.
     _stdout: BufReader<ChildStdout>,
@@ -21,9 +21,16 @@ struct Node {
 
 impl Node {
     fn start(folder: &Path, name: &str, server: &NatsServer) -> Self {
+        Self::with_models(folder, name, server, &[model_path(ModelKind::Attention)])
+    }
+
+    pub(super) fn with_models(folder: &Path, name: &str, server: &NatsServer, models: &[PathBuf]) -> Self {
         let mut command = poncho();
         command.args(["node", "--listen", "127.0.0.1:0", "--ctx-size", "4096", "--threads", "1"]);
-        command.args(["--save-min-tokens", "16", "--parallel", "2", "--model"]).arg(model_path(ModelKind::Attention));
+        command.args(["--save-min-tokens", "16", "--parallel", "2"]);
+        for model in models {
+            command.arg("--model").arg(model);
+        }
         command.arg("--cache-dir").arg(folder.join(name)).args(["--node-name", name]);
         in_cluster(&mut command, folder, server);
         let (child, stdout, said) = super::started(&mut command, folder, name);
@@ -31,7 +38,7 @@ impl Node {
         Self { child, _stdout: stdout }
     }
 
-    fn stop(mut self) -> Option<i32> {
+    pub(super) fn stop(mut self) -> Option<i32> {
         kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
         self.child.wait().unwrap().code()
     }
@@ -45,7 +52,7 @@ impl Drop for Node {
     }
 }
 
-fn in_cluster(command: &mut Command, folder: &Path, server: &NatsServer) {
+pub(super) fn in_cluster(command: &mut Command, folder: &Path, server: &NatsServer) {
     let key = folder.join("cluster.key");
     if !key.exists() {
         std::fs::write(&key, "a secret of at least thirty-two bytes\n").unwrap();

@@ -10,6 +10,8 @@ pub(super) struct Search<'a> {
     pub(super) times: &'a StepTimes,
     /// Seconds of the call without drafts.
     pub(super) base: f64,
+    /// The most seconds of a call: what drafts lose if all of them are wrong must be there to be lost.
+    pub(super) longest: f64,
     /// By candidate; all 0 before the search.
     pub(super) trial: &'a mut [usize],
     pub(super) best: &'a mut [usize],
@@ -59,9 +61,8 @@ impl Search<'_> {
                 if let Some(length) = self.trial.get_mut(*place) {
                     *length = rows;
                 }
-                if self.compare(gain).is_none() {
-                    break;
-                }
+                // Two passes may have no known time where one pass for all has one.
+                let _ = self.compare(gain);
             }
         }
         self.most
@@ -73,7 +74,7 @@ impl Search<'_> {
         let seconds = self.tick.seconds(self.times, Shape::of(self.trial))?;
         let requests = self.tick.decodes.max(1) as f64;
         let worth = gain - requests * (seconds / self.base).ln();
-        if worth > self.most {
+        if worth > self.most && seconds <= self.longest {
             self.most = worth;
             self.best.copy_from_slice(self.trial);
         }

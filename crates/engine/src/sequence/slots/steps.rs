@@ -6,22 +6,26 @@
 
 use std::time::{Duration, Instant};
 
-use crate::backend::{Batch, BatchRow, Context, DecodeOutcome};
+use crate::backend::{Batch, BatchRow, Context, ContextInfo, DecodeOutcome};
 use crate::schedule::drafts::LONGEST;
 use crate::state::position::position;
 
 /// More time is not spent: a model with layers on the processor takes long for each call.
-const MOST: Duration = Duration::from_secs(1);
+const MOST: Duration = Duration::from_millis(1500);
 
-/// Makes a call with each number of rows up to that of the longest draft.
+/// Makes a call with each number of rows up to that of the longest draft: of one sequence, then of all of them at once.
+/// Calls of some sequences have kernels in common with these.
 pub(super) fn prepare(context: &mut dyn Context, n_vocab: u32) {
     let began = Instant::now();
-    let info = context.info();
-    let most = position(LONGEST + 1).min(info.n_batch).min(info.n_ctx);
-    for rows in 1..=most {
+    let ContextInfo { n_ctx, n_batch, n_seq_max, .. } = *context.info();
+    let most = position(LONGEST + 1).min(n_ctx);
+    let shapes = [1, n_seq_max].into_iter().skip(usize::from(n_seq_max == 1));
+    let shapes = shapes.flat_map(|sequences| (1..=most).map(move |rows| (sequences, rows)));
+    for (sequences, rows) in shapes.filter(|(sequences, rows)| sequences.saturating_mul(*rows) <= n_batch) {
         context.clear();
-        let row = |pos| BatchRow { token: pos % n_vocab.max(1), pos, seq: 0, want_logits: true };
-        if context.decode(&Batch { rows: (0..rows).map(row).collect() }) != DecodeOutcome::Done {
+        let row = |seq| (0..rows).map(move |pos| BatchRow { token: pos % n_vocab.max(1), pos, seq, want_logits: true });
+        let batch = Batch { rows: (0..sequences).flat_map(row).collect() };
+        if context.decode(&batch) != DecodeOutcome::Done {
             break;
         }
         context.synchronize();
@@ -46,11 +50,13 @@ mod tests {
         let backend = StubBackend::new(MemoryKind::Attention);
         backend.faults().record_batches();
         let model = backend.load_model(&ModelOptions::new("stub")).unwrap();
-        let options = ContextOptions { n_ctx: 64, n_batch: 32, n_ubatch: 32, ..ContextOptions::default() };
+        let options =
+            ContextOptions { n_ctx: 64, n_batch: 32, n_ubatch: 32, n_seq_max: 4, ..ContextOptions::default() };
         let mut context = model.new_context(&options, Arc::new(AtomicBool::new(false))).unwrap();
         prepare(&mut *context, model.info().n_vocab);
         let rows: Vec<usize> = backend.faults().take_batches().iter().map(|batch| batch.rows.len()).collect();
-        assert_eq!((rows, context.pos_max(0)), ((1..=LONGEST + 1).collect(), None));
+        let expected = (1..=LONGEST + 1).chain([4, 8, 12, 16, 20, 24, 28, 32]).collect();
+        assert_eq!((rows, context.pos_max(0)), (expected, None));
         backend.faults().on_decode(1, DecodeFault::Fatal(-3));
         prepare(&mut *context, model.info().n_vocab);
         assert_eq!(context.pos_max(0), None, "a failure is nobody's problem");

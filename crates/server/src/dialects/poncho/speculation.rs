@@ -1,15 +1,20 @@
-//! `POST /api/verify` and `POST /api/draft`: the model's own greedy tokens, for programs that speculate.
+//! `POST /api/verify`, `POST /api/draft` and `POST /api/speculate`: a model's own greedy tokens, for programs that
+//! speculate, and a whole reply that another model drafts.
 //!
-//! Texts are tokenized as for `/v1/completions`; a draft goes on from the prompt and gets no mark of its own. The model
-//! answers each call between two of its batches and nobody else meanwhile, so the number of tokens is bounded. Errors have
-//! OpenAI's shape.
+//! Called by the router. Texts are tokenized as for `/v1/completions`; a draft goes on from the prompt and gets no mark
+//! of its own. The model answers each call between two of its batches and nobody else meanwhile, so a call must never
+//! be for an unbounded number of tokens. Errors have OpenAI's shape.
+
+mod rounds;
 
 use std::future::Future;
 
 use axum::extract::State;
-use poncho_api::{EngineError, SpecialText, TokenizeMode, Verified};
-use serde::Deserialize;
+use poncho_api::{EngineError, Mode, SpecialText, TokenizeMode, Verified};
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+
+use self::rounds::{DRAFT_WAIT, Speculated, Speculation};
 
 use crate::error::ApiError;
 use crate::http::app::SharedApp;
@@ -19,6 +24,13 @@ use crate::models::served::ServedModel;
 
 /// The most tokens of a draft, asked for or verified.
 const MOST_DRAFTED: usize = 256;
+
+/// Tokens of a reply with drafts: the most, and how many there are if nobody says.
+const MOST_REPLIED: usize = 4096;
+const USUAL_REPLY: usize = 256;
+/// Tokens of one of its drafts, likewise.
+const MOST_IN_ROUND: usize = 64;
+const USUAL_ROUND: usize = 8;
 
 /// A whole prompt has its marks in it.
 const PROMPT: TokenizeMode = TokenizeMode { add_special: true, parse_special: true };
@@ -73,16 +85,92 @@ pub(crate) struct DraftBody {
 
 /// The model's own next tokens. There are fewer than asked for if the model ends its text.
 pub(crate) async fn draft(State(app): State<SharedApp>, Json(body): Json<DraftBody>) -> Result<Json<Value>, ApiError> {
-    if !(1..=MOST_DRAFTED).contains(&body.count) {
-        let reason = format!("it is {} and must be from 1 to {MOST_DRAFTED}", body.count);
-        return Err(ApiError::field("count", reason));
-    }
+    let count = from_one("count", body.count, MOST_DRAFTED)?;
     let model = app.models.resolve_known_or_only(body.model.as_deref()).await?;
     let prefix = Either { text: ("prompt", body.prompt), tokens: ("tokens", body.tokens), mode: PROMPT };
     let prefix = prefix.read(&model).await?;
-    let tokens = within(&app, model.draft(prefix, body.count)).await?;
+    let tokens = within(&app, model.draft(prefix, count)).await?;
     let text = model.detokenize(tokens.clone(), SpecialText::Render).await?;
     Ok(Json(json!({"model": model.id(), "tokens": tokens, "text": text})))
+}
+
+/// `POST /api/speculate`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SpeculateBody {
+    model: Option<String>,
+    draft_model: String,
+    prompt: Option<String>,
+    /// Instead of `prompt`.
+    tokens: Option<TokenList>,
+    max_tokens: Option<usize>,
+    /// Tokens of one draft.
+    count: Option<usize>,
+}
+
+/// A reply and the models that made it.
+#[derive(Serialize)]
+pub(crate) struct SpeculateAnswer {
+    model: String,
+    draft_model: String,
+    text: String,
+    #[serde(flatten)]
+    reply: Speculated,
+}
+
+/// The model's greedy reply, drafted by another model.
+pub(crate) async fn speculate(
+    State(app): State<SharedApp>,
+    Json(body): Json<SpeculateBody>,
+) -> Result<Json<SpeculateAnswer>, ApiError> {
+    let max_tokens = from_one("max_tokens", body.max_tokens.unwrap_or(USUAL_REPLY), MOST_REPLIED)?;
+    let count = from_one("count", body.count.unwrap_or(USUAL_ROUND), MOST_IN_ROUND)?;
+    let model = app.models.resolve_known_or_only(body.model.as_deref()).await?;
+    let drafter = find_drafter(&app, &body.draft_model).await?;
+    if let Ok(drafter) = &drafter {
+        check_vocabularies((model.id(), model.limits().vocab), (drafter.id(), drafter.limits().vocab))?;
+    }
+    let prompt = Either { text: ("prompt", body.prompt), tokens: ("tokens", body.tokens), mode: PROMPT };
+    let prompt = prompt.read(&model).await?;
+    let limit = model.limits().longest_prompt(Mode::Complete);
+    if prompt.len() > limit {
+        return Err(EngineError::PromptTooLong { tokens: prompt.len(), limit }.into());
+    }
+    let draft_model = drafter.as_ref().map_or(body.draft_model, |drafter| drafter.id().to_owned());
+    let reply = within(&app, Speculation::new(&model, drafter, prompt, count).run(max_tokens)).await?;
+    let text = model.detokenize(reply.tokens.clone(), SpecialText::Hide).await?;
+    Ok(Json(SpeculateAnswer { model: model.id().to_owned(), draft_model, text, reply }))
+}
+
+/// The model that drafts, or why it cannot be used now. A name that no model has is an error.
+async fn find_drafter(app: &SharedApp, name: &str) -> Result<Result<ServedModel, String>, ApiError> {
+    match tokio::time::timeout(DRAFT_WAIT, app.models.resolve_known_or_only(Some(name))).await {
+        Ok(found) => found.map(Ok),
+        Err(_) => {
+            let seconds = DRAFT_WAIT.as_secs();
+            Ok(Err(format!("{name} was not ready within {seconds} s; check its node, or load it before")))
+        }
+    }
+}
+
+/// Tokens of another vocabulary are other words. Each model comes with its name and the size of its vocabulary.
+fn check_vocabularies(target: (&str, u32), drafter: (&str, u32)) -> Result<(), ApiError> {
+    if target.1 == drafter.1 {
+        return Ok(());
+    }
+    let reason = format!(
+        "the vocabulary of {} has {} tokens and that of {} has {}; name a draft model with the vocabulary of {}",
+        drafter.0, drafter.1, target.0, target.1, target.0
+    );
+    Err(ApiError::field("draft_model", reason))
+}
+
+/// The number, if it is from 1 to `most`.
+fn from_one(field: &str, number: usize, most: usize) -> Result<usize, ApiError> {
+    if (1..=most).contains(&number) {
+        return Ok(number);
+    }
+    Err(ApiError::field(field, format!("it is {number} and must be from 1 to {most}")))
 }
 
 /// A text or its tokens, each with the name of its field.
@@ -124,4 +212,21 @@ async fn within<T>(app: &SharedApp, call: impl Future<Output = Result<T, EngineE
     let Some(limit) = app.config.request_timeout else { return Ok(call.await?) };
     let ended = tokio::time::timeout(limit, call).await.map_err(|_| ApiError::Timeout { limit })?;
     Ok(ended?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_draft_model_with_another_vocabulary_is_refused_with_both_sizes() {
+        assert!(check_vocabularies(("large", 128), ("small", 128)).is_ok());
+        let Err(ApiError::Field { field, reason }) = check_vocabularies(("large", 128), ("small", 96)) else {
+            panic!("other sizes are refused by field");
+        };
+        assert_eq!(field, "draft_model");
+        for part in ["small has 96", "large has 128", "name a draft model"] {
+            assert!(reason.contains(part), "{reason}");
+        }
+    }
 }
