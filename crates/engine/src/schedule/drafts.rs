@@ -173,6 +173,11 @@ impl StepTimes {
         }
         let before = self.known.get(place).copied().flatten();
         let is_few = self.measured.get(place).is_some_and(|count| *count < FIRST_FEW);
+        let is_steady = self.repeated.get(place).is_some_and(|repeated| *repeated);
+        if let Some(steady) = before.map(f64::exp).filter(|_| is_steady && !is_repeated) {
+            let more = (seconds - steady).clamp(0.0, steady);
+            self.change += WEIGHT * (more - self.change);
+        }
         if self.is_held_up(rows, seconds) {
             self.far_off = self.far_off.saturating_add(1);
             if self.far_off < IN_A_ROW {
@@ -180,11 +185,6 @@ impl StepTimes {
             }
         } else {
             self.far_off = 0;
-        }
-        let is_steady = self.repeated.get(place).is_some_and(|repeated| *repeated);
-        if let Some(steady) = before.map(f64::exp).filter(|_| is_steady && !is_repeated) {
-            let more = (seconds - steady).clamp(0.0, steady);
-            self.change += WEIGHT * (more - self.change);
         }
         if let Some(repeated) = self.repeated.get_mut(place).filter(|_| is_repeated) {
             *repeated = true;
@@ -517,16 +517,16 @@ impl DraftPlanner {
         let Some(base) = base else { return };
         let returns = std::mem::replace(&mut self.has_drafted, drafts > 0) && drafts == 0;
         if drafts == 0 {
-            if returns && !is_held_up {
-                self.credit = (self.credit - (seconds / base - 1.0).clamp(0.0, 1.0)).max(MOST_DEBT);
+            if returns {
+                self.credit = (self.credit - (seconds / base - 1.0).clamp(0.0, FARTHEST)).max(MOST_DEBT);
             }
             return;
         }
         let requests = tick.decodes.max(1) as f64;
         // A call that something else held up costs what was expected: a row never costs more than a step. Nor does the first
-        // call of its kind count as more than half of one, because it is needed once.
-        let most = if is_first { 0.5 } else { drafts as f64 };
-        let seconds = expected.filter(|_| is_held_up).unwrap_or(seconds);
+        // call of its kind count as more than one, because it is needed once.
+        let most = if is_first { 1.0 } else { drafts as f64 };
+        let seconds = expected.filter(|_| is_held_up).map_or(seconds, |expected| seconds.min(FARTHEST * expected));
         let cost = (seconds / base - 1.0).clamp(0.0, most);
         let worth = accepted as f64 / requests - cost;
         self.credit = (self.credit + worth).clamp(MOST_DEBT, MOST_CREDIT);

@@ -248,8 +248,10 @@ fn few_calls_do_not_show_what_many_rows_cost() {
 type Outcome = fn(usize, usize, usize) -> bool;
 
 /// Plays ticks with several streams and returns the time for a token, as a factor of that without drafts.
-fn play_streams(streams: usize, joining: Joining, seconds: fn(f64) -> f64, ticks: usize, is_right: Outcome) -> f64 {
+fn play_streams(streams: usize, joining: Joining, machine: Machine, ticks: usize, is_right: Outcome) -> f64 {
+    let Machine { seconds, change, .. } = machine;
     let tick = tick(streams, joining);
+    let mut last = Shape::default();
     let mut planner = DraftPlanner::default();
     let mut own = vec![Acceptance::NONE; streams];
     let (mut time, mut tokens) = (0.0, 0);
@@ -272,11 +274,14 @@ fn play_streams(streams: usize, joining: Joining, seconds: fn(f64) -> f64, ticks
             sum += accepted;
         }
         let shape = Shape::of(&lengths);
-        let took = if tick.is_one_pass(shape) {
+        let mut took = if tick.is_one_pass(shape) {
             seconds((streams + shape.rows) as f64)
         } else {
             seconds(streams as f64) + seconds(shape.rows as f64)
         };
+        if std::mem::replace(&mut last, shape) != shape {
+            took += change * seconds(streams as f64);
+        }
         // Times vary by a tenth, and now and then something else holds a call up, with or without drafts.
         let varied = took * (0.9 + 0.2 * ((number * 7919 % 101) as f64 / 100.0));
         let held_up = if number % 97 == 96 { 100.0 * took } else { 0.0 };
@@ -287,8 +292,14 @@ fn play_streams(streams: usize, joining: Joining, seconds: fn(f64) -> f64, ticks
     time * streams as f64 / (tokens as f64 * seconds(streams as f64))
 }
 
-/// Seconds of a call with that many rows.
-type Machine = fn(f64) -> f64;
+#[derive(Clone, Copy)]
+struct Machine {
+    name: &'static str,
+    /// Seconds of a call with that many rows.
+    seconds: fn(f64) -> f64,
+    /// What a call takes longer after one with other rows, in plain steps.
+    change: f64,
+}
 
 #[test]
 fn drafts_cost_at_most_two_parts_in_a_hundred_whatever_turns_out() {
@@ -300,22 +311,26 @@ fn drafts_cost_at_most_two_parts_in_a_hundred_whatever_turns_out() {
         ("right for short whiles", |number, _, _| (number / 20).is_multiple_of(4)),
         ("right for one stream", |_, stream, _| stream == 0),
     ];
-    let machines: [(&str, Machine); 4] = [
-        ("flat", flat),
-        ("steep", steep),
-        ("half a step", |rows| 0.01 * (1.0 + 0.5 * (rows - 1.0))),
+    let machines = [
+        Machine { name: "flat", seconds: flat, change: 0.0 },
+        Machine { name: "flat, with changes that cost a step and a half", seconds: flat, change: 1.5 },
+        Machine { name: "steep", seconds: steep, change: 0.0 },
+        Machine { name: "half a step", seconds: |rows| 0.01 * (1.0 + 0.5 * (rows - 1.0)), change: 0.0 },
         // As a graphics card with kernels that take eight rows at a time.
-        ("stairs", |rows| 0.004 * (0.7 + 0.3 * (rows / 8.0).ceil())),
+        Machine { name: "stairs", seconds: |rows| 0.004 * (0.7 + 0.3 * (rows / 8.0).ceil()), change: 0.1 },
     ];
     let mut worst = Vec::new();
-    for (machine, seconds) in machines {
+    for machine in machines {
         for (outcome, is_right) in outcomes {
             for streams in [1, 4, 16] {
                 for joining in [Joining::Together, Joining::ByLength] {
                     for ticks in [250, 500] {
-                        let factor = play_streams(streams, joining, seconds, ticks, is_right);
-                        if factor > 1.02 {
-                            let what = format!("{machine}, {outcome}, {streams} streams, {joining:?}, {ticks} steps");
+                        let factor = play_streams(streams, joining, machine, ticks, is_right);
+                        // Where a single try costs three steps, two of them are seen in 250.
+                        let most = if machine.change > 1.0 && ticks == 250 { 1.03 } else { 1.02 };
+                        if factor > most {
+                            let name = machine.name;
+                            let what = format!("{name}, {outcome}, {streams} streams, {joining:?}, {ticks} steps");
                             worst.push(format!("{what}: {factor:.3}"));
                         }
                     }
