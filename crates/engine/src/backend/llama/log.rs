@@ -55,6 +55,7 @@ unsafe extern "C" fn on_line(level: sys::ggml_log_level, text: *const c_char, _u
         return;
     }
     match level {
+        sys::GGML_LOG_LEVEL_ERROR if is_interruption(line) => tracing::debug!(target: "llama", "{line}"),
         sys::GGML_LOG_LEVEL_ERROR => {
             // A thread that is ending no longer has a collector; the line still reaches the log.
             let _ = COLLECTOR.try_with(|collector| keep(collector, line));
@@ -63,6 +64,12 @@ unsafe extern "C" fn on_line(level: sys::ggml_log_level, text: *const c_char, _u
         sys::GGML_LOG_LEVEL_WARN => tracing::debug!(target: "llama", level = "warn", "{line}"),
         _ => tracing::trace!(target: "llama", "{line}"),
     }
+}
+
+/// Whether a line says that a call was interrupted: only the engine does that, on purpose.
+fn is_interruption(line: &str) -> bool {
+    let ends = ["graph_compute_async failed with error 1", "compute status: 1", "failed to decode, ret = 2"];
+    ends.into_iter().any(|end| line.ends_with(end))
 }
 
 fn keep(collector: &RefCell<Option<Vec<String>>>, line: &str) {
@@ -99,6 +106,18 @@ mod tests {
             assert_eq!(run(c"from this\n"), "from this");
             assert_eq!(other.join().unwrap(), "from the other");
         });
+    }
+
+    #[test]
+    fn a_call_that_was_interrupted_on_purpose_is_no_error() {
+        let ((), reason) = collect(|| {
+            log_error(c"graph_compute: ggml_backend_sched_graph_compute_async failed with error 1\n");
+            log_error(c"process_ubatch: failed to compute graph, compute status: 1\n");
+            log_error(c"llama_decode: failed to decode, ret = 2\n");
+        });
+        assert_eq!(reason, NO_REASON);
+        let ((), reason) = collect(|| log_error(c"llama_decode: failed to decode, ret = -3\n"));
+        assert!(reason.ends_with("ret = -3"), "{reason}");
     }
 
     #[test]

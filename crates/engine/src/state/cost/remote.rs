@@ -17,7 +17,7 @@ const ASSUMED_ROUND_TRIP: Duration = Duration::from_millis(20);
 /// Rounds of a fetch: one for the description, one for the bytes.
 const ROUNDS: f64 = 2.0;
 /// The share of the time for computing that a request waits before it computes beside the fetch.
-const WAIT_SHARE: f64 = 0.04;
+const WAIT_SHARE: f64 = 0.02;
 /// A fetch that takes more than this share of the time for computing would come late.
 const DEADLINE_SHARE: f64 = 0.5;
 
@@ -103,9 +103,9 @@ mod tests {
     }
 
     #[test]
-    fn waiting_costs_at_most_a_twentieth_of_computing() {
+    fn waiting_costs_at_most_a_fortieth_of_computing() {
         let cost = at(200);
-        assert!(cost.wait(2000).as_secs_f64() <= 0.05 * 10.5);
+        assert!(cost.wait(2000).as_secs_f64() <= 0.025 * 10.5);
         assert!(cost.deadline(2000).as_secs_f64() <= 0.5 * 10.5);
         let always = Estimates::new(RestoreRule::Always).fetch_cost();
         assert_eq!(always.wait(1), LONGEST_READ);
