@@ -202,7 +202,7 @@ fn load(
     Model::load(config, Arc::new(backend.clone()), Arc::clone(cache)).unwrap()
 }
 
-/// An exchange with the last tokens of its prompt. Prompts of one group have other lengths, by which they are told apart.
+/// An exchange with the last tokens of its prompt. Prompts of one group have different lengths, so that each finds its reply.
 fn cut(mut exchange: Exchange, prompt: Option<usize>, number: usize) -> Exchange {
     let most = |prompt: usize| prompt.saturating_sub(2 * (number % DISTINCT));
     let surplus = prompt.map_or(0, |prompt| exchange.prompt.len().saturating_sub(most(prompt)));
