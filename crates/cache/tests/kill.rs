@@ -70,8 +70,9 @@ fn kill_again_and_again(tier: Tier, writers: usize) {
             assert!(oracle.hear(line), "{context}: the child failed: {}", shown(&lines));
         }
         assert_eq!(status.signal(), Some(9), "{context}: {}", shown(&lines));
-        oracle.certain = check_folder(&orders, &oracle.certain, &context);
+        oracle.certain = check_folder(&orders, &oracle, &context);
         oracle.evicting.clear();
+        oracle.announced.clear();
     }
     assert!(announced > kills, "the children published {announced} rows in {kills} kills; the test shows too little");
 }
@@ -100,6 +101,8 @@ struct Oracle {
     certain: HashSet<Key>,
     /// Rows that the child may be evicting.
     evicting: HashSet<Key>,
+    /// Rows that it has said it would evict.
+    announced: HashSet<Key>,
 }
 
 impl Oracle {
@@ -112,6 +115,7 @@ impl Oracle {
             (Some("P"), Some(keys)) => self.certain.extend(keys.difference(&self.evicting)),
             (Some("E"), Some(keys)) => {
                 self.certain.retain(|key| !keys.contains(key));
+                self.announced.extend(&keys);
                 self.evicting = keys;
             }
             (Some("D"), Some(keys)) => {
@@ -180,11 +184,12 @@ fn hear_line(report: &Receiver<String>, child: &mut Child, lines: &mut Vec<Strin
 }
 
 /// Opens the folder and holds it against what must be there. Returns the rows that are.
-fn check_folder(orders: &Orders, certain: &HashSet<Key>, context: &str) -> HashSet<Key> {
+fn check_folder(orders: &Orders, oracle: &Oracle, context: &str) -> HashSet<Key> {
+    let named = row_files(&orders.folder).into_iter().filter_map(|path| Key::from_hex(path.file_stem()?.to_str()?));
+    let named: HashSet<Key> = named.collect();
     let cache = Cache::open(orders.config()).unwrap();
     let counters = cache.counters();
     assert_eq!(counters.corrupt_files, 0, "{context}: a kill damaged a file");
-    assert_eq!(counters.orphans_dropped, 0, "{context}: a row was there without its parent");
     assert_eq!(counters.unknown_files, 0, "{context}");
     assert_eq!(counters.evictions, 0, "{context}: more was in the folder than its quota");
     let files = row_files(&orders.folder);
@@ -195,8 +200,11 @@ fn check_folder(orders: &Orders, certain: &HashSet<Key>, context: &str) -> HashS
     assert!(bytes <= orders.quota(), "{context}: {bytes} bytes in a quota of {}", orders.quota());
 
     let present: HashSet<Key> = cache.rows().into_iter().map(|row| row.key).collect();
-    let lost: Vec<&Key> = certain.difference(&present).collect();
+    let lost: Vec<&Key> = oracle.certain.difference(&present).collect();
     assert!(lost.is_empty(), "{context}: lost {lost:?}");
+    // Two threads may remove the files of a row and of its parent at once, if both are evicted.
+    let orphans: Vec<&Key> = named.difference(&present).filter(|key| !oracle.announced.contains(key)).collect();
+    assert!(counters.orphans_dropped == 0 || orphans.is_empty(), "{context}: {orphans:?} had no parent");
     for key in &present {
         check_row(&cache, key, context);
     }

@@ -87,11 +87,10 @@ async fn a_running_request_shows_the_reports_of_its_model_and_can_be_cancelled()
     let body = with(asking(&"long ".repeat(250)), &json!({"max_tokens": 50, "ignore_eos": true}));
     let headers = [("content-type", "application/json")];
     let (answer, ()) = tokio::join!(server.send(Method::POST, CHAT, &headers, body.to_string().into()), async {
-        let [running] =
-            &until(&server, "", |all| all.iter().any(|one| one["processed_tokens"] != Value::Null)).await[..]
-        else {
-            panic!("one request runs")
-        };
+        until(&server, "", |all| all.iter().any(|one| one["processed_tokens"] != Value::Null)).await;
+        // Before that, the numbers grow between two answers.
+        assert!(server.faults.wait_until_held(PATIENCE), "the third call is made");
+        let [running] = &until(&server, "", |_| true).await[..] else { panic!("one request runs") };
         let sessions = server.get("/api/sessions").await.json();
         let reported = &sessions["requests"][0];
         for field in ["prompt_tokens", "cached_tokens", "new_tokens", "processed_tokens", "generated_tokens"] {
