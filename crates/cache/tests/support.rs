@@ -121,5 +121,6 @@ pub(crate) fn reach(cache: &Cache, namespace: Namespace, tokens: &[u32]) -> usiz
 
 /// `count` tokens that begin a conversation of their own.
 pub(crate) fn conversation(number: u32, count: usize) -> Vec<u32> {
-    (0..u32::try_from(count).unwrap()).map(|position| number * 1_000_003 + position * 17 + 1).collect()
+    let first = number.wrapping_mul(1_000_003);
+    (0..u32::try_from(count).unwrap()).map(|position| first.wrapping_add(position * 17 + 1)).collect()
 }

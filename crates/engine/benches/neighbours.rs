@@ -2,7 +2,8 @@
 //!
 //! `cargo bench -p poncho-engine --bench neighbours --profile release` runs it on the default model. The neighbours are
 //! processes that do nothing but count. Rounds alternate between the numbers of neighbours, and inside a round every
-//! setting has its turn, in another order each time. Quartiles of the time of a request are printed.
+//! setting has its turn, in another order each time. Quartiles of the time of a request are printed. `-- 2` makes two
+//! rounds, of some minutes each, instead of six.
 
 #![expect(clippy::indexing_slicing, clippy::unwrap_used, reason = "a benchmark may stop at once")]
 
@@ -67,7 +68,8 @@ fn main() {
     let mut contexts = settings.map(|(_, threads, poll)| context(&model, threads, poll));
     let neighbours = [0, 1, cpus];
     let mut times = vec![vec![Vec::new(); settings.len()]; neighbours.len()];
-    for round in 0..ROUNDS {
+    let rounds = std::env::args().find_map(|word| word.parse().ok()).unwrap_or(ROUNDS);
+    for round in 0..rounds {
         for (place, count) in neighbours.iter().enumerate() {
             let busy: Vec<Busy> = (0..*count).map(|_| Busy::start()).collect();
             for turn in 0..settings.len() {
