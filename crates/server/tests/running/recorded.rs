@@ -6,7 +6,7 @@ use poncho_engine::backend::stub::DecodeFault;
 use poncho_server::ServerConfig;
 use serde_json::{Value, json};
 
-use crate::support::{PATIENCE, Server, Setup, asking, eventually, with};
+use crate::support::{PATIENCE, Server, Setup, asking, eventually, wait_until_held, with};
 
 const PATH: &str = "/api/requests";
 const CHAT: &str = "/v1/chat/completions";
@@ -89,7 +89,7 @@ async fn a_running_request_shows_the_reports_of_its_model_and_can_be_cancelled()
     let (answer, ()) = tokio::join!(server.send(Method::POST, CHAT, &headers, body.to_string().into()), async {
         until(&server, "", |all| all.iter().any(|one| one["processed_tokens"] != Value::Null)).await;
         // Before that, the numbers grow between two answers.
-        assert!(server.faults.wait_until_held(PATIENCE), "the third call is made");
+        wait_until_held(&server).await;
         let [running] = &until(&server, "", |_| true).await[..] else { panic!("one request runs") };
         let sessions = server.get("/api/sessions").await.json();
         let reported = &sessions["requests"][0];
