@@ -69,16 +69,19 @@ impl Drafting {
         let rate = slots.restorer().estimates.prefill_rate();
         #[expect(clippy::cast_precision_loss, reason = "a batch has few rows")]
         let prefill_seconds = rate.map_or(0.0, |rate| prefill_rows as f64 / rate);
-        let joining = if slots.info().kv == KvLayout::Split { Joining::ByLength } else { Joining::Together };
+        let joining = match slots.info().kv {
+            KvLayout::Split => Joining::Neighbours(decodes.clone().map(|id| tasks.get(id).seq()).collect()),
+            KvLayout::Unified => Joining::Together,
+        };
         let tick = Tick { decodes: count, prefill_seconds, room, joining };
         // Prompts at a speed that is not known say nothing about the time of decode rows.
         if prefill_rows > 0 && rate.is_none() {
             return;
         }
-        self.tick = Some(tick);
         let always = shared.config.draft_rule == DraftRule::Always;
         if !always && !self.planner.is_worth_looking(&tick) {
             self.planner.plan(&tick, &[]);
+            self.tick = Some(tick);
             return;
         }
         self.candidates.clear();
@@ -97,6 +100,7 @@ impl Drafting {
         } else {
             self.lengths.extend_from_slice(self.planner.plan(&tick, &self.candidates));
         }
+        self.tick = Some(tick);
         for (id, rows) in decodes.zip(&mut self.lengths) {
             let task = tasks.get_mut(id);
             if task.request.exact {

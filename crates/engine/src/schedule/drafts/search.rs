@@ -2,7 +2,7 @@
 //!
 //! Made by the planner for a tick with known times; pure. It must never use more rows than the call has room for.
 
-use super::{Candidate, LONGEST, Shape, StepTimes, Tick, rate};
+use super::{Candidate, LONGEST, StepTimes, Tick, rate};
 
 /// Numbers of rows that are tried, and the best of them so far.
 pub(super) struct Search<'a> {
@@ -71,7 +71,7 @@ impl Search<'_> {
     /// Keeps the trial if it is worth more than the best; `gain` is what its tokens are. `None`: nothing is known of the
     /// time of such a call.
     fn compare(&mut self, gain: f64) -> Option<()> {
-        let seconds = self.tick.seconds(self.times, Shape::of(self.trial))?;
+        let seconds = self.tick.seconds(self.times, self.trial)?;
         let requests = self.tick.decodes.max(1) as f64;
         let worth = gain - requests * (seconds / self.base).ln();
         if worth > self.most && seconds <= self.longest {

@@ -1,6 +1,12 @@
 //! What the planner chooses for given times and outcomes, and what that costs in the worst case.
 
+use super::times::FIRST_FEW;
 use super::*;
+
+/// Sequences with cells of their own, side by side.
+fn neighbours(count: u32) -> Joining {
+    Joining::Neighbours((0..count).collect())
+}
 
 fn tick(decodes: usize, joining: Joining) -> Tick {
     Tick { decodes, prefill_seconds: 0.0, room: 64, joining }
@@ -61,11 +67,61 @@ fn a_request_gets_rows_only_if_they_help_it_more_than_they_cost_its_neighbours()
 fn sequences_with_cells_of_their_own_get_equal_numbers_of_rows() {
     let mut planner = measured(flat);
     let all = [candidate(0.9), candidate(0.8), candidate(0.85), candidate(0.9)];
-    let lengths = planner.plan(&tick(4, Joining::ByLength), &all).to_vec();
+    let lengths = planner.plan(&tick(4, neighbours(4)), &all).to_vec();
     assert!(lengths[0] > 0 && lengths.iter().all(|length| *length == lengths[0]), "{lengths:?}");
     let mut one = all.map(|_| Candidate::NONE);
     one[1] = candidate(0.5);
-    assert_eq!(planner.plan(&tick(4, Joining::ByLength), &one), [0; 4], "a second pass does not pay for one of four");
+    assert_eq!(planner.plan(&tick(4, neighbours(4)), &one), [0; 4], "a second pass does not pay for one of four");
+}
+
+#[test]
+fn only_sequences_that_follow_each_other_are_computed_together() {
+    let tick = |sequences: &[u32]| tick(sequences.len(), Joining::Neighbours(sequences.to_vec()));
+    assert_eq!(tick(&[0, 1, 2, 3]).passes(&[]), [4]);
+    assert_eq!(tick(&[0, 1, 2, 3]).passes(&[3, 3, 3, 3]), [16]);
+    assert_eq!(tick(&[0, 2]).passes(&[]), [1, 1]);
+    assert_eq!(tick(&[0, 2]).passes(&[7, 7]), [8, 8]);
+    assert_eq!(tick(&[1, 2, 3]).passes(&[0, 4, 4]), [3, 8]);
+    assert_eq!(tick(&[1, 2, 3]).passes(&[4, 0, 4]), [3, 4, 4], "the second one has no row left between them");
+    assert_eq!(tick(&[0, 1, 5]).passes(&[2, 1, 0]), [4, 1, 1]);
+    assert_eq!(tick(&[6]).passes(&[5]), [6]);
+}
+
+/// Two requests are neighbours or not, from one tick to the next; each must be judged by the time of its passes.
+#[test]
+fn passes_are_told_apart() {
+    let mut planner = DraftPlanner::default();
+    let (together, apart) = (tick(2, neighbours(2)), tick(2, Joining::Neighbours(vec![0, 2])));
+    for _ in 0..40 {
+        planner.record(&together, &[0, 0], 0, flat(2.0));
+        planner.record(&apart, &[0, 0], 0, 2.0 * flat(1.0));
+        planner.record(&together, &[1, 1], 0, flat(4.0));
+    }
+    let near = |seconds: Option<f64>, expected: f64| {
+        let seconds = seconds.unwrap();
+        assert!((seconds / expected - 1.0).abs() < 0.03, "{seconds} instead of {expected}");
+    };
+    near(together.plain_seconds(&planner.times), flat(2.0));
+    near(apart.plain_seconds(&planner.times), 2.0 * flat(1.0));
+}
+
+#[test]
+fn drafts_pay_for_their_rows_and_not_for_accidents() {
+    let tick = tick(1, Joining::Together);
+    let mut planner = measured(flat);
+    let mut costs = |rows: usize, seconds: f64| {
+        let before = planner.credit;
+        planner.record(&tick, &[rows], 0, seconds);
+        before - planner.credit
+    };
+    // First calls of their kind count otherwise.
+    let _ = [costs(0, flat(1.0)), costs(4, flat(5.0)), costs(0, flat(1.0))];
+    let near = |cost: f64, expected: f64| assert!((cost - expected).abs() < 0.05, "{cost} instead of {expected}");
+    near(costs(4, flat(5.0)), 0.24);
+    near(costs(0, 1.2 * flat(1.0)), 0.2);
+    near(costs(0, 10.0 * flat(1.0)), 0.0);
+    near(costs(4, 10.0 * flat(5.0)), 1.25 * 1.24 - 1.0);
+    assert!(costs(0, 10.0 * flat(1.0)) < 1.0, "what changes take was measured by accidents too");
 }
 
 #[test]
@@ -201,10 +257,10 @@ fn a_call_with_other_rows_than_the_last_one_is_expected_to_take_longer() {
         assert!((seconds / expected - 1.0).abs() < 0.02, "{seconds} instead of {expected}");
     };
     near(times.seconds(1), flat(1.0));
-    near(times.next_seconds(5), flat(5.0));
-    near(times.next_seconds(1), flat(1.0) + 0.0004);
+    near(times.seconds_after(times.last(), 5), flat(5.0));
+    near(times.seconds_after(times.last(), 1), flat(1.0) + 0.0004);
     times.interrupt();
-    near(times.next_seconds(5), flat(5.0) + 0.0004);
+    near(times.seconds_after(times.last(), 5), flat(5.0) + 0.0004);
 }
 
 #[test]
@@ -251,7 +307,7 @@ type Outcome = fn(usize, usize, usize) -> bool;
 fn play_streams(streams: usize, joining: Joining, machine: Machine, ticks: usize, is_right: Outcome) -> f64 {
     let Machine { seconds, change, .. } = machine;
     let tick = tick(streams, joining);
-    let mut last = Shape::default();
+    let mut last = Vec::new();
     let mut planner = DraftPlanner::default();
     let mut own = vec![Acceptance::NONE; streams];
     let (mut time, mut tokens) = (0.0, 0);
@@ -273,15 +329,12 @@ fn play_streams(streams: usize, joining: Joining, machine: Machine, ticks: usize
             }
             sum += accepted;
         }
-        let shape = Shape::of(&lengths);
-        let mut took = if tick.is_one_pass(shape) {
-            seconds((streams + shape.rows) as f64)
-        } else {
-            seconds(streams as f64) + seconds(shape.rows as f64)
-        };
-        if std::mem::replace(&mut last, shape) != shape {
+        let passes = tick.passes(&lengths);
+        let mut took: f64 = passes.iter().map(|rows| seconds(*rows as f64)).sum();
+        if last != passes {
             took += change * seconds(streams as f64);
         }
+        last = passes;
         // Times vary by a tenth, and now and then something else holds a call up, with or without drafts.
         let varied = took * (0.9 + 0.2 * ((number * 7919 % 101) as f64 / 100.0));
         let held_up = if number % 97 == 96 { 100.0 * took } else { 0.0 };
@@ -313,7 +366,8 @@ fn drafts_cost_at_most_two_parts_in_a_hundred_whatever_turns_out() {
     ];
     let machines = [
         Machine { name: "flat", seconds: flat, change: 0.0 },
-        Machine { name: "flat, with changes that cost a step and a half", seconds: flat, change: 1.5 },
+        // Three times what was measured on a graphics card.
+        Machine { name: "flat, with changes that cost a third of a step", seconds: flat, change: 0.33 },
         Machine { name: "steep", seconds: steep, change: 0.0 },
         Machine { name: "half a step", seconds: |rows| 0.01 * (1.0 + 0.5 * (rows - 1.0)), change: 0.0 },
         // As a graphics card with kernels that take eight rows at a time.
@@ -322,13 +376,11 @@ fn drafts_cost_at_most_two_parts_in_a_hundred_whatever_turns_out() {
     let mut worst = Vec::new();
     for machine in machines {
         for (outcome, is_right) in outcomes {
-            for streams in [1, 4, 16] {
-                for joining in [Joining::Together, Joining::ByLength] {
+            for streams in [1_u32, 4, 16] {
+                for joining in [Joining::Together, neighbours(streams)] {
                     for ticks in [250, 500] {
-                        let factor = play_streams(streams, joining, machine, ticks, is_right);
-                        // Where a single try costs three steps, two of them are seen in 250.
-                        let most = if machine.change > 1.0 && ticks == 250 { 1.03 } else { 1.02 };
-                        if factor > most {
+                        let factor = play_streams(streams as usize, joining.clone(), machine, ticks, is_right);
+                        if factor > 1.02 {
                             let name = machine.name;
                             let what = format!("{name}, {outcome}, {streams} streams, {joining:?}, {ticks} steps");
                             worst.push(format!("{what}: {factor:.3}"));
