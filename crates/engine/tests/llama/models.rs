@@ -122,6 +122,30 @@ fn a_schema_constrains_random_weights_to_json() {
 }
 
 #[test]
+fn a_draft_longer_than_a_batch_is_verified_in_parts() {
+    for kind in KINDS {
+        let mut config = config(kind, KvLayout::Unified, 1);
+        config.context.n_batch = 8;
+        config.context.n_ubatch = 8;
+        let model = load(config, &memory_cache());
+        let reply = model.complete(greedy(&prompt(2, 50), 30)).unwrap().generated;
+        let verify = |draft: &[u32]| {
+            let verified = model.verify(prompt(2, 50), draft.to_vec()).unwrap();
+            (verified.accepted, verified.next)
+        };
+        // The ends of parts, and places before and after them.
+        for wrong in [0, 7, 8, 9, 15, 16, 23] {
+            let mut draft = reply[..24].to_vec();
+            draft[wrong] = (draft[wrong] + 1) % 200;
+            assert_eq!(verify(&draft), (wrong, reply[wrong]), "{kind:?}");
+        }
+        for len in [8, 16, 17, 24] {
+            assert_eq!(verify(&reply[..len]), (len, reply[len]), "{kind:?}");
+        }
+    }
+}
+
+#[test]
 fn verifying_agrees_with_generating_and_leaves_sequences_as_they_were() {
     for kind in KINDS {
         let model = load(config(kind, KvLayout::Split, 3), &memory_cache());

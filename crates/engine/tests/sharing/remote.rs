@@ -152,10 +152,14 @@ fn whatever_the_store_does_the_reply_is_the_same() {
             let two = machine(kind, &tier, RestoreRule::Faster);
             two.faults.record_batches();
             let done = two.model.complete(request.clone()).unwrap();
-            assert_eq!((done.hit, &done.generated), (HitKind::Cold, &expected), "{kind:?} {fault:?}");
+            assert_eq!(done.generated, expected, "{kind:?} {fault:?}");
+            // The other row may be a checkpoint of this very prompt, which is right to take.
+            let is_prefix = fault == StoreFault::OtherRow && done.hit == HitKind::Partial;
+            assert!(done.hit == HitKind::Cold || is_prefix, "{:?} ({kind:?} {fault:?})", done.hit);
             let rows = two.faults.take_batches().iter().map(|batch| batch.rows.len()).sum::<usize>();
-            assert_eq!(rows, 300 + 5, "nothing is computed twice ({kind:?} {fault:?})");
-            if matches!(fault, StoreFault::WrongBytes | StoreFault::Truncated | StoreFault::OtherRow) {
+            assert!(rows == 300 + 5 || is_prefix, "{rows} rows: nothing is computed twice ({kind:?} {fault:?})");
+            let is_refused = matches!(fault, StoreFault::WrongBytes | StoreFault::Truncated | StoreFault::OtherRow);
+            if is_refused && !is_prefix {
                 eventually("a refused row", || tier.distrusted.swap(0, Ordering::SeqCst) > 0);
             }
             assert_serves_alone(&two, kind, &tier);
