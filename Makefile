@@ -76,7 +76,7 @@ test: bootstrap ## Everything that CI checks: format, lints, docs, all tests, a 
 # Beside the binary every other test would find the library.
 VULKAN_BACKENDS := $(abspath $(CARGO_TARGET_DIR))/test-vulkan
 
-test-vulkan: bootstrap ## Test states on a Vulkan device in software, on Debian (docs/devices.md; a quarter of an hour to compile shaders, once)
+test-vulkan: bootstrap ## Test states on a Vulkan device in software, on Debian (docs/devices.md; three minutes to compile shaders, once)
 	$(STEP) 'Vulkan: headers, glslc, lavapipe' scripts/fetch/vulkan.py
 	$(STEP) 'build' cargo build -p poncho --release
 	$(STEP) 'backend vulkan' scripts/gpu/build_backend.py vulkan --poncho $(PONCHO) --out $(VULKAN_BACKENDS) --jobs $$(nproc)

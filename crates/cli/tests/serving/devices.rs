@@ -20,6 +20,8 @@ use crate::support::poncho;
 const TEST_DEVICE: &str = "PONCHO_TEST_DEVICE";
 /// The folder with the library that brings this device.
 const TEST_BACKENDS: &str = "PONCHO_BACKENDS";
+/// More flags for servers on that device, for what its driver cannot do.
+const TEST_FLAGS: &str = "PONCHO_TEST_FLAGS";
 
 /// Builds the library, with the stamp that the binary wants to see.
 fn library(folder: &Path, flags: &[&str]) -> PathBuf {
@@ -166,7 +168,7 @@ impl Drop for Worker {
 /// A device with memory of its own.
 struct Lent {
     name: String,
-    flags: [String; 2],
+    flags: Vec<String>,
     /// `None` if a library brings the device.
     worker: Option<Worker>,
 }
@@ -176,18 +178,21 @@ impl Lent {
     fn find() -> Self {
         let Some(name) = std::env::var_os(TEST_DEVICE) else {
             let worker = Worker::start();
-            let flags = ["--rpc".to_owned(), worker.address.clone()];
+            let flags = vec!["--rpc".to_owned(), worker.address.clone()];
             return Self { name: "RPC0".to_owned(), flags, worker: Some(worker) };
         };
         let name = name.into_string().unwrap();
         let backends = std::env::var(TEST_BACKENDS).unwrap_or_default();
         assert!(!name.is_empty() && !backends.is_empty(), "{TEST_DEVICE} names a device, {TEST_BACKENDS} its folder");
-        Self { name, flags: ["--backends".to_owned(), backends], worker: None }
+        let more = std::env::var(TEST_FLAGS).unwrap_or_default();
+        let more = more.split_whitespace().map(str::to_owned);
+        Self { name, flags: ["--backends".to_owned(), backends].into_iter().chain(more).collect(), worker: None }
     }
 
     /// A server with all layers on the device; fails if the device is not there.
     fn serve(&self, folder: &Path, kind: ModelKind) -> Served {
-        let server = serve(folder, kind, &self.flags.each_ref().map(String::as_str));
+        let flags: Vec<&str> = self.flags.iter().map(String::as_str).collect();
+        let server = serve(folder, kind, &flags);
         let wanted = format!("all layers on {}", self.name);
         assert!(server.greeting.contains(&wanted), "no {}: {}{}", self.name, server.greeting, server.messages());
         server
