@@ -101,7 +101,9 @@ fn a_backend_library_beside_the_program_computes() {
     for in_process in [false, true] {
         let here = tempfile::tempdir().unwrap();
         let more: &[&str] = if in_process { &["--in-process"] } else { &[] };
-        let server = serve(here.path(), ModelKind::Attention, &[&["--backends", flag], more].concat());
+        // Named too, and with a trial of the model, which knows no device of a library.
+        let named = ["--device", "TEST0", "--probe-models", "always"];
+        let server = serve(here.path(), ModelKind::Attention, &[&["--backends", flag], more, &named].concat());
         assert!(server.greeting.contains("all layers on TEST0 (a disguise)"), "{}", server.greeting);
         let (first, cached) = reply(&server, &prompt());
         assert_eq!(cached, 0);

@@ -62,7 +62,10 @@ impl Trial {
             ContextOptions { n_ctx: CELLS, n_cells: None, n_batch: ROWS, n_ubatch: ROWS, n_seq_max, ..context.clone() };
         // The files follow the settings on the command line of the child.
         let (path, split_paths) = (PathBuf::new(), Vec::new());
-        let model = ModelOptions { path, split_paths, mmap: true, mlock: false, ..model.clone() };
+        // The child loads no backend library, so it knows no device of one; libraries have a trial of their own.
+        let (devices, tensor_split, main_gpu) = (Vec::new(), Vec::new(), 0);
+        let anywhere = ModelOptions { devices, tensor_split, main_gpu, ..model.clone() };
+        let model = ModelOptions { path, split_paths, mmap: true, mlock: false, ..anywhere };
         Self { files, settings: Settings { model, context, names_parts } }
     }
 
