@@ -22,6 +22,8 @@ SHORT = int(os.environ.get("SHARED_SHORT", "10"))
 # Prompts below 512 tokens are not stored.
 LONG_TOKENS, SHORT_TOKENS = 2000, 600
 LENGTHS = [1, 8, 32, 96]
+# A store is another machine. Here it and its proxy need a CPU of their own: threads on all of them would wait for it.
+BESIDE_A_STORE = max(1, os.cpu_count() - 1)
 # Before each timed step: a server that has answered still writes what it saves, and that must not slow down another step.
 QUIET = 1.5
 WORDS = "the store keeps what one machine has read and another machine finds it again by its tokens ".split()
@@ -65,12 +67,12 @@ def verdict(good):
     return "ok" if good else "MISSED"
 
 
-def warm(folder, endpoint, prompts):
+def warm(folder, endpoint, prompts, threads=os.cpu_count()):
     """Computes prompts on a machine of its own until the store has them; returns the replies, computed and restored.
 
     They may differ: the last token of a prompt is computed with others or alone, and that changes bits.
     """
-    machine = Server("a", folder, endpoint)
+    machine = Server("a", folder, endpoint, threads=threads)
     asked = prompts(machine)
     replies = [Replies(machine.ask(one)[1], machine.ask(one)[1]) for one in asked]
     machine.until_uploaded(len(asked))
@@ -186,12 +188,13 @@ def faults(folder):
     """A store that fails just before each request, beside a server without a store."""
     weed = Weed(folder / "weed")
     endpoint = f"http://127.0.0.1:{weed.ports[0]}"
-    asked, replies = warm(folder, endpoint, lambda one: [prompt(one, SHORT_TOKENS, 200 + n) for n in range(SHORT)])
+    prompts = lambda one: [prompt(one, SHORT_TOKENS, 200 + n) for n in range(SHORT)]
+    asked, replies = warm(folder, endpoint, prompts, BESIDE_A_STORE)
     print(f"first token of {SHORT_TOKENS} tokens with a store that fails, {SHORT} prompts each, 95th percentiles:")
     for place, (name, fault) in enumerate(FAULTS):
         proxy = Proxy(weed.address())
-        machine = Server(f"b{place}", folder, proxy.endpoint())
-        cold = Server(f"cold{place}", folder)
+        machine = Server(f"b{place}", folder, proxy.endpoint(), threads=BESIDE_A_STORE)
+        cold = Server(f"cold{place}", folder, threads=BESIDE_A_STORE)
         for server in (machine, cold):
             for warming in (1, 2):
                 server.ask(prompt(server, 600, warming))

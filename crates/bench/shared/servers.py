@@ -120,11 +120,11 @@ class Store:
 class Server:
     """A server of the binary with a cache folder of its own. `endpoint` is that of the S3 store."""
 
-    def __init__(self, name, folder, endpoint=None, store=STORE, more=None):
+    def __init__(self, name, folder, endpoint=None, store=STORE, more=None, threads=os.cpu_count()):
         self.name = name
         command = [BINARY, "serve", "--port", "0", "--model", MODEL, "--cache-dir", folder / name, "--quiet"]
         # The number of threads changes bits, and it follows the neighbours if it is not given.
-        command += ["--parallel", "1", "--ctx-size", "4096", "--memory", "none", "--threads", str(os.cpu_count())]
+        command += ["--parallel", "1", "--ctx-size", "4096", "--memory", "none", "--threads", str(threads)]
         environment = {**os.environ, **(more or {})}
         if endpoint:
             environment |= {**KEYS, "AWS_ENDPOINT": endpoint}
