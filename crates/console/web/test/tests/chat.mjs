@@ -28,7 +28,8 @@ export const tests = {
     const system =
       "You are the keeper of a small library of seeds, and you answer in short sentences about plants only.";
     const question = "Which seeds do I sow in March, if the ground is still cold?";
-    const asked = { model: "stub", max_tokens: 40, ignore_eos: true };
+    // Always the same reply: the text of a random one may be read as other tokens, and then the tokens go on.
+    const asked = { model: "stub", max_tokens: 40, ignore_eos: true, temperature: 0 };
     const messages = [
       { role: "system", content: system },
       { role: "user", content: question },
