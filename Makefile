@@ -80,7 +80,7 @@ test-vulkan: bootstrap ## Test states on a Vulkan device in software, on Debian 
 	$(STEP) 'Vulkan: headers, glslc, lavapipe' scripts/fetch/vulkan.py
 	$(STEP) 'build' cargo build -p poncho --release
 	$(STEP) 'backend vulkan' scripts/gpu/build_backend.py vulkan --poncho $(PONCHO) --out $(VULKAN_BACKENDS) --jobs $$(nproc)
-	$(STEP) 'states on lavapipe' .tools/vulkan/run env PONCHO_TEST_DEVICE=Vulkan0 PONCHO_BACKENDS=$(VULKAN_BACKENDS) cargo nextest run --release -p poncho --retries 0 -E 'test(states_pass_through_a_device_that_is_not_the_host)'
+	$(STEP) 'states on lavapipe' .tools/vulkan/run env PONCHO_TEST_DEVICE=Vulkan0 PONCHO_TEST_FLAGS='--flash-attn off' PONCHO_BACKENDS=$(VULKAN_BACKENDS) cargo nextest run --release -p poncho --retries 0 -E 'test(states_pass_through_a_device_that_is_not_the_host)'
 
 check: bootstrap ## Static checks only: format, tidy, clippy, docs
 	$(CHECKS)

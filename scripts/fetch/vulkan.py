@@ -56,8 +56,8 @@ export VK_DRIVER_FILES="$here/lavapipe.json" VK_ICD_FILENAMES="$here/lavapipe.js
 export GGML_VK_VISIBLE_DEVICES=0
 # As llama.cpp's own tests on lavapipe: half precision is emulated there.
 export GGML_VK_DISABLE_F16=1 GGML_VK_DISABLE_COOPMAT=1
-# Mesa 22 crashes when it compiles shaders of fused operations, and some of flash attention.
-export GGML_VK_DISABLE_FUSION=1 PONCHO_TEST_FLAGS="--flash-attn off"
+# Mesa 22 crashes when it compiles shaders of fused operations.
+export GGML_VK_DISABLE_FUSION=1
 # Every process compiles the same shaders.
 export MESA_SHADER_CACHE_DIR="$here/cache"
 exec "$@"

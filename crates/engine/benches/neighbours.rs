@@ -3,7 +3,7 @@
 //! `cargo bench -p poncho-engine --bench neighbours --profile release` runs it on the default model. The neighbours are
 //! processes that do nothing but count. Rounds alternate between the numbers of neighbours, and inside a round every
 //! setting has its turn, in another order each time. Quartiles of the time of a request are printed. `-- 2` makes two
-//! rounds, of some minutes each, instead of six.
+//! rounds instead of six, of one to two minutes each.
 
 #![expect(clippy::indexing_slicing, clippy::unwrap_used, reason = "a benchmark may stop at once")]
 

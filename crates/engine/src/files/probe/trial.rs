@@ -64,8 +64,8 @@ impl Trial {
         let (path, split_paths) = (PathBuf::new(), Vec::new());
         // The child loads no backend library, so it knows no device of one; libraries have a trial of their own.
         let (devices, tensor_split, main_gpu) = (Vec::new(), Vec::new(), 0);
-        let anywhere = ModelOptions { devices, tensor_split, main_gpu, ..model.clone() };
-        let model = ModelOptions { path, split_paths, mmap: true, mlock: false, ..anywhere };
+        let (mmap, mlock) = (true, false);
+        let model = ModelOptions { path, split_paths, devices, tensor_split, main_gpu, mmap, mlock, ..model.clone() };
         Self { files, settings: Settings { model, context, names_parts } }
     }
 

@@ -89,6 +89,7 @@ impl Acceptance {
         ((own_right + PRIOR * all) / (own_tried + PRIOR)).clamp(0.0, 0.99)
     }
 }
+
 /// What a request could be given.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Candidate {
