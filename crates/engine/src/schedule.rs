@@ -6,6 +6,7 @@
 pub mod admission;
 pub(crate) mod awaiting_parent;
 pub mod batch;
+pub mod bridges;
 pub mod drafts;
 pub(crate) mod grid;
 pub mod pace;

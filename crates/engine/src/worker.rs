@@ -12,6 +12,7 @@ pub(crate) mod embed;
 mod group;
 mod inbox;
 mod queue;
+mod rows;
 mod speculate;
 pub(crate) mod supervisor;
 mod tick;

@@ -1,5 +1,6 @@
 //! Many requests at once: each says what it says alone, they are taken in order, and none stops the others.
 
+mod bridges;
 mod drafts;
 mod waits;
 

@@ -375,6 +375,11 @@ impl Admission {
         matches!(self.slot(seq), Some(Slot::Idle { .. }))
     }
 
+    /// Whether no request runs on a sequence of the pool.
+    pub fn is_at_rest(&self, seq: SeqId) -> bool {
+        self.is_free(seq) || self.is_idle(seq)
+    }
+
     fn is_free(&self, seq: SeqId) -> bool {
         matches!(self.slot(seq), Some(Slot::Free { .. }))
     }

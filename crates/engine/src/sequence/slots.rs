@@ -4,6 +4,7 @@
 //! sequences. While a request runs, its [`Lease`] is the one record of how many tokens its sequence holds; at rest, the
 //! content is in a `HeldTable`. No other code may keep a second count.
 
+mod bridging;
 mod fill;
 mod pack;
 mod sessions;
@@ -24,6 +25,7 @@ use crate::calls::tenant::Tenant;
 use crate::config::{Checked as _, Exactness};
 use crate::error::EngineError;
 use crate::schedule::admission::{Admission, After, EndedSession, Next, Submitted, Ticket};
+use crate::schedule::bridges::PassBytes;
 use crate::schedule::grid::Grid;
 use crate::sequence::exact::device::keeps_bits;
 use crate::sequence::exact::{decodes_may_share, rows_like_one};
@@ -93,6 +95,8 @@ pub(crate) struct Slots {
     exact_rows: u32,
     /// Why no request is guessed ahead.
     draft_obstacle: Option<DraftObstacle>,
+    /// What a pass reads, where rows of resting sequences may join passes.
+    bridging: Option<PassBytes>,
     /// Whether the idle sessions may differ from the published ones.
     sessions_changed: bool,
 }
@@ -144,6 +148,7 @@ impl Slots {
         shared.context_hash.get_or_init(|| plain);
         let bounds = ChainBounds { links: config.chain_limit, partials: config.partial_limit };
         let neighbours = info.kv == KvLayout::Split;
+        let bridging = bridging::pass_bytes(info, shared);
         let joiner = context.joiner();
         let running = Arc::clone(&shared.running);
         let interrupt = Arc::new(move |id| running.cancel(id));
@@ -179,6 +184,7 @@ impl Slots {
             shares_decodes,
             exact_rows,
             draft_obstacle,
+            bridging,
             sessions_changed: true,
             abort,
             context,

@@ -8,6 +8,7 @@ use std::time::Duration;
 use poncho_api::DraftRule;
 
 use crate::backend::KvLayout;
+use crate::schedule::bridges::Bridge;
 use crate::schedule::drafts::{Candidate, DraftPlanner, Joining, LONGEST, Tick};
 use crate::sequence::slots::Slots;
 use crate::sequence::task::Task;
@@ -19,6 +20,16 @@ use crate::shared::status::add;
 const MOST_ROWS: usize = 64;
 /// Ticks without drafts after a batch that found no room.
 const PAUSE: u32 = 64;
+
+/// What a tick has beside its decode rows.
+pub(crate) struct Beside<'a> {
+    /// Rows of prompts.
+    pub(crate) prefill_rows: usize,
+    /// Resting sequences with as many rows as the request with most of them.
+    pub(crate) bridges: &'a [Bridge],
+    /// Rows that fit in all.
+    pub(crate) n_batch: usize,
+}
 
 /// See the module.
 #[derive(Default)]
@@ -46,23 +57,24 @@ impl Drafting {
         self.paused = PAUSE;
     }
 
-    /// Chooses the drafts of a tick: `decodes` have a decode row, and `prefill_rows` rows are prompts.
+    /// Chooses the drafts of a tick: `decodes` have a decode row.
     pub(crate) fn choose(
         &mut self,
         decodes: impl Iterator<Item = TaskId> + Clone,
-        prefill_rows: usize,
-        n_batch: usize,
+        beside: &Beside<'_>,
         slots: &mut Slots,
         tasks: &mut Tasks,
         shared: &Shared,
     ) {
+        let Beside { prefill_rows, bridges, n_batch } = *beside;
         self.lengths.clear();
         (self.accepted, self.tick) = (0, None);
         // A call that failed leaves its drafts behind.
         decodes.clone().for_each(|id| tasks.get_mut(id).drafts.cut(0));
         self.paused = self.paused.saturating_sub(1);
         let count = decodes.clone().count();
-        let room = n_batch.saturating_sub(count + prefill_rows).min(MOST_ROWS);
+        let bridging = bridges.len() * Slots::MOST_BRIDGE_ROWS;
+        let room = n_batch.saturating_sub(count + prefill_rows + bridging).min(MOST_ROWS);
         if count == 0 || self.paused > 0 || slots.draft_obstacle().is_some() {
             return;
         }
@@ -70,7 +82,10 @@ impl Drafting {
         #[expect(clippy::cast_precision_loss, reason = "a batch has few rows")]
         let prefill_seconds = rate.map_or(0.0, |rate| prefill_rows as f64 / rate);
         let joining = match slots.info().kv {
-            KvLayout::Split => Joining::Neighbours(decodes.clone().map(|id| tasks.get(id).seq()).collect()),
+            KvLayout::Split => Joining::Neighbours {
+                requests: decodes.clone().map(|id| tasks.get(id).seq()).collect(),
+                bridges: bridges.iter().map(|bridge| bridge.seq).collect(),
+            },
             KvLayout::Unified => Joining::Together,
         };
         let tick = Tick { decodes: count, prefill_seconds, room, joining };

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use poncho_cache::Tier;
 
-use crate::backend::{Batch, BatchRow, DecodeOutcome, SeqId};
+use crate::backend::DecodeOutcome;
 use crate::error::EngineError;
 use crate::schedule::batch::{Budget, Plan, Work, plan_into};
 use crate::schedule::pace::{QUIET, loss_left};
@@ -22,10 +22,10 @@ use crate::sequence::tasks::{TaskId, Tasks};
 use crate::shared::Shared;
 use crate::shared::speeds::DecodeSpeed;
 use crate::shared::status::add;
-use crate::state::position::position;
 use crate::state::restore::Wanted;
-use crate::worker::drafting::Drafting;
+use crate::worker::drafting::{Beside, Drafting};
 use crate::worker::group::Group;
+use crate::worker::rows::Rows;
 
 /// Decode calls that may fail one after the other before the context is considered broken.
 const FAILURES_BEFORE_REBUILD: u32 = 2;
@@ -44,7 +44,7 @@ pub(crate) enum Exit {
 /// Runs ticks. Its buffers are kept between ticks, so that a tick allocates nothing once they are warm.
 pub(crate) struct Ticker {
     budget: Budget,
-    batch: Batch,
+    rows: Rows,
     plan: Plan,
     work: Vec<Work>,
     /// The requests in `work`.
@@ -71,7 +71,7 @@ impl Ticker {
     pub(crate) fn new(budget: Budget) -> Self {
         Self {
             budget,
-            batch: Batch::default(),
+            rows: Rows::default(),
             plan: Plan::default(),
             work: Vec::new(),
             members: Vec::new(),
@@ -94,7 +94,7 @@ impl Ticker {
 
     /// Rows of the last batch.
     pub(crate) fn rows(&self) -> usize {
-        self.batch.rows.len()
+        self.rows.count()
     }
 
     /// Runs one decode call for the requests, of which there is at least one.
@@ -124,10 +124,14 @@ impl Ticker {
             return Ok(());
         }
         self.order_decodes(tasks);
-        let Self { plan, members, drafting, budget, .. } = self;
+        let Self { plan, members, drafting, budget, rows, .. } = self;
         let decodes = plan.decodes.iter().map(|place| member(members, *place));
-        drafting.choose(decodes, plan.prefill_rows(), budget.n_batch, slots, tasks, shared);
-        self.fill_batch(tasks);
+        // Beside a prompt, which takes a pass of its own, the gaps between decode rows matter little.
+        let spare = if plan.prefills.is_empty() { budget.n_batch.saturating_sub(plan.decodes.len()) } else { 0 };
+        rows.choose_bridges(decodes.clone(), spare, slots, tasks);
+        let beside = Beside { prefill_rows: plan.prefill_rows(), bridges: rows.bridges(), n_batch: budget.n_batch };
+        drafting.choose(decodes, &beside, slots, tasks, shared);
+        self.fill_rows(tasks);
         if let Err(error) = slots.attach(&group.adapters) {
             self.fail_members(tasks, &error);
             return Ok(());
@@ -211,16 +215,12 @@ impl Ticker {
         plan.decodes.sort_unstable_by_key(|place| tasks.get(member(members, *place)).seq());
     }
 
-    fn fill_batch(&mut self, tasks: &Tasks) {
-        let Self { batch, plan, members, .. } = self;
-        batch.rows.clear();
-        for place in &plan.decodes {
-            let task = tasks.get(member(members, *place));
-            push_rows(&mut batch.rows, task, 1);
-            push_draft(&mut batch.rows, task);
-        }
+    fn fill_rows(&mut self, tasks: &Tasks) {
+        let Self { rows, plan, members, .. } = self;
+        rows.clear();
+        rows.push_decodes(plan.decodes.iter().map(|place| member(members, *place)), tasks);
         for slice in &plan.prefills {
-            push_rows(&mut batch.rows, tasks.get(member(members, slice.index)), slice.len);
+            rows.push_prompt(tasks.get(member(members, slice.index)), slice.len);
         }
     }
 
@@ -240,7 +240,8 @@ impl Ticker {
         if let Some(decoded_at) = self.decoded_at {
             add(&status.overhead_nanos, nanos(began.duration_since(decoded_at)));
         }
-        let (outcome, is_overdue) = slots.decode(&self.batch, shared, alone, self.yields);
+        let (outcome, is_overdue) = slots.decode(self.rows.batch(), shared, alone, self.yields);
+        slots.take_back_bridges(self.rows.bridges());
         if given_up.load(Ordering::SeqCst) {
             return Err(Exit::GivenUp);
         }
@@ -273,6 +274,7 @@ impl Ticker {
         for place in &self.plan.decodes {
             let task = tasks.get_mut(member(&self.members, *place));
             let drafted = task.drafts.next().len();
+            row = self.rows.first_of(task.seq(), row);
             let tokens = take_decode(slots, task, row, shared);
             drawn += tokens;
             row += 1 + drafted;
@@ -315,7 +317,7 @@ impl Ticker {
     fn fail_youngest(&mut self, slots: &Slots, tasks: &mut Tasks) {
         let held: usize = tasks.iter().map(|(_, task)| task.n_past()).sum();
         let cells = slots.info().n_cells as usize;
-        let (needed, free) = (self.batch.rows.len().max(1), cells.saturating_sub(held));
+        let (needed, free) = (self.rows.count().max(1), cells.saturating_sub(held));
         self.budget.prefill_rows = self.budget.n_batch;
         let youngest = tasks.iter().rfind(|(_, task)| task.end.is_none()).map(|(id, _)| id);
         if let Some(id) = youngest {
@@ -331,10 +333,10 @@ impl Ticker {
 
     /// The requests of the batch fail. If that repeats, the context is replaced and the other requests are restored.
     fn decode_failed(&mut self, slots: &mut Slots, tasks: &mut Tasks, shared: &Shared, code: i32) -> Result<(), Exit> {
-        tracing::error!(model = shared.config.id, code, rows = self.batch.rows.len(), "decode failed");
+        tracing::error!(model = shared.config.id, code, rows = self.rows.count(), "decode failed");
         self.failures += 1;
         // Only requests with a row in the batch are touched.
-        for task in tasks.iter_mut().filter(|task| self.is_in_batch(task.seq())) {
+        for task in tasks.iter_mut().filter(|task| self.rows.contains(task.seq())) {
             task.end.get_or_insert(End::Failed(EngineError::Decode { code }));
         }
         if self.failures < FAILURES_BEFORE_REBUILD {
@@ -350,15 +352,11 @@ impl Ticker {
         Ok(())
     }
 
-    fn is_in_batch(&self, seq: SeqId) -> bool {
-        self.batch.rows.iter().any(|row| row.seq == seq)
-    }
-
     /// After an aborted call: every sequence with a row in the batch goes back to what its lease counts.
     fn roll_back_members(&self, slots: &mut Slots, tasks: &mut Tasks, shared: &Shared) {
         for id in &self.members {
             let task = tasks.get_mut(*id);
-            if self.is_in_batch(task.seq()) && !slots.rewind(&task.lease) {
+            if self.rows.contains(task.seq()) && !slots.rewind(&task.lease) {
                 restore(slots, task, shared);
             }
         }
@@ -421,30 +419,6 @@ fn restore(slots: &mut Slots, task: &mut Task, shared: &Shared) {
     slots.restore(&mut task.lease, &Wanted { namespace: &task.namespace, prompt, grid });
     task.read = task.read.min(task.n_past());
     task.forget_logits();
-}
-
-fn push_rows(rows: &mut Vec<BatchRow>, task: &Task, count: usize) {
-    let (first, last) = (task.n_past(), task.n_past() + count);
-    debug_assert!(count > 0 && last <= task.tokens.len(), "invariant: {first}..{last} of {} tokens", task.tokens.len());
-    let tokens = task.tokens.iter().enumerate().skip(first).take(count);
-    rows.extend(tokens.map(|(place, token)| BatchRow {
-        token: *token,
-        pos: position(place),
-        seq: task.seq(),
-        want_logits: place + 1 == last && task.wants_logits_at(last),
-    }));
-}
-
-/// Adds the rows of a draft, after the decode row of its request.
-fn push_draft(rows: &mut Vec<BatchRow>, task: &Task) {
-    let first = task.n_past() + 1;
-    debug_assert!(task.drafts.next().is_empty() || first == task.tokens.len(), "invariant: a draft follows all tokens");
-    rows.extend((first..).zip(task.drafts.next()).map(|(place, token)| BatchRow {
-        token: *token,
-        pos: position(place),
-        seq: task.seq(),
-        want_logits: true,
-    }));
 }
 
 fn nanos(time: Duration) -> u64 {

@@ -5,7 +5,12 @@ use super::*;
 
 /// Sequences with cells of their own, side by side.
 fn neighbours(count: u32) -> Joining {
-    Joining::Neighbours((0..count).collect())
+    apart(&(0..count).collect::<Vec<_>>())
+}
+
+/// Sequences with cells of their own, and nothing between them.
+fn apart(sequences: &[u32]) -> Joining {
+    Joining::Neighbours { requests: sequences.to_vec(), bridges: Vec::new() }
 }
 
 fn tick(decodes: usize, joining: Joining) -> Tick {
@@ -76,7 +81,7 @@ fn sequences_with_cells_of_their_own_get_equal_numbers_of_rows() {
 
 #[test]
 fn only_sequences_that_follow_each_other_are_computed_together() {
-    let tick = |sequences: &[u32]| tick(sequences.len(), Joining::Neighbours(sequences.to_vec()));
+    let tick = |sequences: &[u32]| tick(sequences.len(), apart(sequences));
     assert_eq!(tick(&[0, 1, 2, 3]).passes(&[]), [4]);
     assert_eq!(tick(&[0, 1, 2, 3]).passes(&[3, 3, 3, 3]), [16]);
     assert_eq!(tick(&[0, 2]).passes(&[]), [1, 1]);
@@ -87,11 +92,23 @@ fn only_sequences_that_follow_each_other_are_computed_together() {
     assert_eq!(tick(&[6]).passes(&[5]), [6]);
 }
 
+#[test]
+fn a_row_of_a_resting_sequence_joins_the_passes_on_both_sides() {
+    let tick = |requests: &[u32], bridges: &[u32]| {
+        tick(requests.len(), Joining::Neighbours { requests: requests.to_vec(), bridges: bridges.to_vec() })
+    };
+    assert_eq!(tick(&[0, 2], &[1]).passes(&[]), [3]);
+    assert_eq!(tick(&[0, 2], &[1]).passes(&[3, 3]), [12]);
+    assert_eq!(tick(&[0, 3, 4], &[1, 2]).passes(&[1, 1, 1]), [10]);
+    assert_eq!(tick(&[0, 3, 5], &[4]).passes(&[]), [1, 3], "one gap is closed, the other is not");
+    assert_eq!(tick(&[0, 2], &[1]).passes(&[0, 3]), [3, 6], "a draft of one request alone");
+}
+
 /// Two requests are neighbours or not, from one tick to the next; each must be judged by the time of its passes.
 #[test]
 fn passes_are_told_apart() {
     let mut planner = DraftPlanner::default();
-    let (together, apart) = (tick(2, neighbours(2)), tick(2, Joining::Neighbours(vec![0, 2])));
+    let (together, apart) = (tick(2, neighbours(2)), tick(2, apart(&[0, 2])));
     for _ in 0..40 {
         planner.record(&together, &[0, 0], 0, flat(2.0));
         planner.record(&apart, &[0, 0], 0, 2.0 * flat(1.0));

@@ -13,8 +13,13 @@ pub enum Joining {
     /// All rows together.
     Together,
     /// Each sequence has cells of its own: one pass computes equal numbers of rows of sequences that follow each other, and
-    /// what is left over takes more passes. The sequences, ascending.
-    Neighbours(Vec<SeqId>),
+    /// what is left over takes more passes.
+    Neighbours {
+        /// The sequences of the requests, ascending.
+        requests: Vec<SeqId>,
+        /// Resting sequences between them, ascending: each has as many rows as the request with most of them.
+        bridges: Vec<SeqId>,
+    },
 }
 
 /// The decode rows of a tick that drafts are added to.
@@ -39,21 +44,24 @@ impl Tick {
     }
 
     fn each_pass(&self, drafts: &[usize], mut pass: impl FnMut(usize)) {
-        let (Joining::Neighbours(sequences), true) = (&self.joining, self.decodes > 1) else {
+        let (Joining::Neighbours { requests, bridges }, true) = (&self.joining, self.decodes > 1) else {
             return pass(self.decodes + drafts.iter().sum::<usize>());
         };
-        let of = |place: usize| 1 + drafts.get(place).copied().unwrap_or(0);
-        let mut left: Vec<usize> = (0..sequences.len()).map(of).collect();
+        let of = |(place, seq): (usize, &SeqId)| (*seq, 1 + drafts.get(place).copied().unwrap_or(0));
+        let most = 1 + drafts.iter().max().copied().unwrap_or(0);
+        let bridges = bridges.iter().map(|seq| (*seq, most));
+        let mut left: Vec<(SeqId, usize)> = requests.iter().enumerate().map(of).chain(bridges).collect();
+        left.sort_unstable();
         loop {
             let (mut last, mut count, mut rows) = (None, 0, usize::MAX);
-            for (seq, left) in sequences.iter().zip(&left) {
+            for (seq, left) in &left {
                 if *left > 0 && follows(last, *seq) {
                     (last, count, rows) = (Some(*seq), count + 1, rows.min(*left));
                 }
             }
             let Some(end) = last.take() else { return };
             pass(count * rows);
-            for (seq, left) in sequences.iter().zip(&mut left) {
+            for (seq, left) in &mut left {
                 if *left > 0 && *seq <= end && follows(last, *seq) {
                     (last, *left) = (Some(*seq), *left - rows);
                 }

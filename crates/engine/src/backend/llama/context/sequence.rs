@@ -610,6 +610,35 @@ mod tests {
         }
     }
 
+    /// As `schedule/bridges.rs` relies on it.
+    #[test]
+    fn rows_that_are_taken_back_leave_a_resting_sequence_as_it_was() {
+        let mut context = context(ModelKind::Attention, KvLayout::Split, FlashAttention::On);
+        (0..3).for_each(|seq| go_on(&mut context, seq, 0..LENGTH));
+        let before = whole(&mut context, 1);
+        for count in [1, 4] {
+            let row = |seq| {
+                let rows = LENGTH..LENGTH + count;
+                rows.map(move |pos| BatchRow { token: pos, pos, seq, want_logits: seq != 1 })
+            };
+            let batch = Batch { rows: (0..3).flat_map(row).collect() };
+            assert_eq!(context.decode(&batch), DecodeOutcome::Done);
+            assert_eq!(context.pos_max(1), Some(LENGTH + count - 1));
+            assert!((0..3).all(|seq| context.remove(seq, LENGTH..u32::MAX)));
+            assert_eq!(context.pos_max(1), Some(LENGTH - 1));
+            assert!(whole(&mut context, 1) == before, "{count} rows");
+        }
+        // An empty one too.
+        assert!(context.remove(1, 0..u32::MAX));
+        let rows =
+            [(0, LENGTH), (1, 0), (2, LENGTH)].map(|(seq, pos)| BatchRow { token: 7, pos, seq, want_logits: true });
+        assert_eq!(context.decode(&Batch { rows: rows.to_vec() }), DecodeOutcome::Done);
+        assert!(context.remove(1, 0..u32::MAX));
+        assert_eq!(context.pos_max(1), None);
+        go_on(&mut context, 1, 0..LENGTH);
+        assert!(whole(&mut context, 1) == before, "it reads its text as before");
+    }
+
     #[test]
     fn a_sequence_with_cells_of_its_own_takes_its_rows_in_one_call() {
         let mut context = read(KvLayout::Split, FlashAttention::On);
