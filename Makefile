@@ -23,7 +23,7 @@ run: NEEDS := $(if $(MODEL)$(wildcard $(DEFAULT_MODEL)),,pip)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run build cpu-builds dist test test-vulkan check bench doc fuzz model newcomer deployment boundary drafts-peer turmoil fit-matrix agents open-webui peer gpu-bundle bootstrap shared-figures cluster-figures
+.PHONY: help run build cpu-builds cpu-figures dist test test-vulkan check bench doc fuzz model newcomer deployment boundary drafts-peer turmoil fit-matrix agents open-webui peer gpu-bundle bootstrap shared-figures cluster-figures
 
 # What needs no compiled llama.cpp comes first: a stray space must not cost a build.
 define CHECKS
@@ -53,7 +53,12 @@ build: bootstrap ## Build the binaries poncho and poncho-bench (BACKEND=cuda, hi
 cpu-builds: build ## Build poncho for newer CPUs too (AVX-512, AVX-VNNI); the program takes the best one that works
 	$(STEP) 'builds for newer CPUs' scripts/dist/cpu_builds.py $(ARGS)
 
+cpu-figures: cpu-builds model ## Measure the builds for newer CPUs beside the one for all (CPU_ROUNDS)
+	$(STEP) 'figures of builds' crates/bench/cpu/figures.py
+
+# Without incremental compilation the linker drops a third of the program. The libraries, llama.cpp among them, are the same.
 dist: cpu-builds ## Pack the binaries into target/dist: an archive, a Debian package, a Python wheel; each is tried
+	$(STEP) 'build to be packed' env CARGO_INCREMENTAL=0 cargo build -p poncho -p poncho-bench --release
 	$(STEP) 'packages' scripts/dist/archive.py
 
 test: bootstrap ## Everything that CI checks: format, lints, docs, all tests, a short fuzz run
@@ -132,7 +137,7 @@ cluster-figures: build model ## Measure and break a cluster of four nodes, and p
 	$(STEP) 'NATS server' scripts/fetch/nats.py
 	$(STEP) 'pulls' cargo build -p poncho-shared --example pull_rate --release
 	$(STEP) 'pulls through a line of 1 Gbit' scripts/with_line.sh 1gbit $(CARGO_TARGET_DIR)/release/examples/pull_rate 256
-	$(STEP) 'cluster figures' env PONCHO_CLUSTER_FIGURES=1 $(if $(TRACES),PONCHO_CLUSTER_TRACES=$(TRACES)) cargo nextest run --release -p poncho --no-capture -E 'test(figures)'
+	$(STEP) 'cluster figures' env PONCHO_CLUSTER_FIGURES=1 $(if $(TRACES),PONCHO_CLUSTER_TRACES=$(abspath $(TRACES))) cargo nextest run --release -p poncho --no-capture -E 'test(figures)'
 
 agents: bootstrap ## Run real agents as docs/agents.md sets them up (nightly; installs 2 GB of clients)
 	$(STEP) 'build' cargo build -p poncho --release

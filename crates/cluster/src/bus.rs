@@ -4,6 +4,7 @@
 //! that leaves the process is sealed with the cluster key. With the bus away, nodes that are known are asked directly, and
 //! nothing here may hold up a request.
 
+mod awaited;
 mod frames;
 mod lookout;
 mod nats;
@@ -11,6 +12,7 @@ mod station;
 
 use async_trait::async_trait;
 
+pub use awaited::Awaited;
 pub use lookout::{Chosen, Lookout, Prompt};
 pub use nats::NatsBus;
 pub use station::{Place, Report, Station};

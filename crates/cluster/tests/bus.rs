@@ -175,3 +175,37 @@ async fn requests_between_two_beats_count_as_load() {
     }
     assert_eq!(counts.values().copied().collect::<Vec<i32>>(), [4, 4], "{counts:?}");
 }
+
+/// A third node pulls what two others compute: sent at once, it would find nothing and compute it too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_pulls_what_others_compute_gets_its_request_when_that_is_there() {
+    let key = key(1);
+    let mut stations = Vec::new();
+    for name in ["node-a", "node-b", "node-c"] {
+        stations.push(Station::join(&key, None, &place(name), report()).await.unwrap());
+    }
+    let seeds = stations.iter().map(|station| station.hints().to_string()).collect();
+    let router = Arc::new(Lookout::start(&key, None, seeds).unwrap());
+    eventually("all nodes are known", || router.nodes().len() == 3).await;
+    let tokens = tokens();
+    let prompt = Prompt { model: "m", namespace: &NAMESPACE, tokens: &tokens, reply_tokens: 10 };
+    let mut waiting = Vec::new();
+    let mut computing = Vec::new();
+    for _ in 0..12 {
+        let chosen = router.choose(&prompt, &Dispatch::new(), true).unwrap();
+        let ready = tokio::time::timeout(Duration::from_millis(100), router.ready(&chosen)).await.is_ok();
+        if ready { computing.push(chosen) } else { waiting.push(chosen) }
+    }
+    let nodes: std::collections::BTreeSet<_> = computing.iter().map(|chosen| chosen.node.clone()).collect();
+    assert!(nodes.len() <= 2, "{nodes:?} compute the same prompt");
+    let third = waiting.first().expect("one request goes to the third node").clone();
+    assert!(!nodes.contains(&third.node));
+    // It is there, or it failed: in both cases nobody waits any longer.
+    let waits = tokio::spawn({
+        let (router, third) = (Arc::clone(&router), third.clone());
+        async move { router.ready(&third).await }
+    });
+    assert!(!waits.is_finished());
+    computing.iter().for_each(|chosen| router.ended(chosen));
+    tokio::time::timeout(Duration::from_secs(10), waits).await.expect("the wait is over").unwrap();
+}

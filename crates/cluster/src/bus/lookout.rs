@@ -12,6 +12,7 @@ use tokio::sync::watch as signal;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use super::awaited::Awaited;
 use super::{Bus, BusError, Heard, Topic, frames};
 use crate::blocks::{BLOCK_TOKENS, BlockHasher};
 use crate::hints::{
@@ -28,6 +29,8 @@ const TICK: Duration = Duration::from_millis(200);
 const MOST_ENTRIES: usize = 16_000_000;
 /// Nodes up to which all are weighed for each request.
 const FEW_NODES: usize = 256;
+/// How much later than a router a node may learn of rows.
+const HEARD: Duration = Duration::from_millis(50);
 /// Shorter prompts are not worth a note of who computes them.
 const LEAST_START: u32 = 512;
 
@@ -59,6 +62,8 @@ pub struct Chosen {
     pub considered: Vec<(String, Cost)>,
     /// The note that it computes the prefix.
     pub start: Option<StartId>,
+    /// The prefix that it pulls, if another node computes that at the moment.
+    pub awaited: Option<Awaited>,
 }
 
 /// See the module. Ends when it is dropped.
@@ -83,6 +88,8 @@ struct Shared {
     sent: Mutex<HashMap<Slot, Sent>>,
     /// Whether the registry was read.
     is_settled: signal::Sender<bool>,
+    /// Told of each announcement, and of each prefix that is no longer computed.
+    news: signal::Sender<()>,
 }
 
 /// Requests that a beat does not count yet.
@@ -132,6 +139,7 @@ impl Shared {
                     && changes.node == heard.node
                 {
                     self.directory().changes(&changes);
+                    self.news.send_replace(());
                 }
             }
         }
@@ -164,6 +172,7 @@ impl Lookout {
             began: Instant::now(),
             sent: Mutex::default(),
             is_settled: signal::Sender::new(bus.is_none()),
+            news: signal::Sender::new(()),
         });
         let mut tasks = JoinSet::new();
         if let Some(bus) = bus {
@@ -290,6 +299,7 @@ impl Lookout {
         let all = || members.iter().map(|(_, member, _)| member);
         let decision = choose(&ask, &candidates, 0, &expected, tie, all())?;
         let computed = tokens.saturating_sub(decision.cost.from_cache);
+        let awaited = Awaited::of(&decision.cost, &found, &expected, hashes.blocks());
         let cold = hashes.blocks().get((decision.cost.from_cache / block_tokens) as usize..).unwrap_or_default();
         let start = (notes && computed >= LEAST_START && !cold.is_empty())
             .then(|| directory.starts().begin(decision.node, cold, now, now + decision.cost.first_token()));
@@ -306,7 +316,7 @@ impl Lookout {
             entry.requests = entry.requests.saturating_add(1);
             entry.tokens += f64::from(computed);
         }
-        Ok(Chosen { node, address, slot: decision.node, cost: decision.cost, considered, start })
+        Ok(Chosen { node, address, slot: decision.node, cost: decision.cost, considered, start, awaited })
     }
 
     /// When a place for a request of a model will probably be free.
@@ -323,10 +333,25 @@ impl Lookout {
         retry_after(members.iter(), 0)
     }
 
+    /// Waits until the prefix that the chosen node pulls is there, or is no longer computed; for twice as long as it should
+    /// take. Without that, the node would compute it once more.
+    pub async fn ready(&self, chosen: &Chosen) {
+        let Some(awaited) = &chosen.awaited else { return };
+        let (until, mut news) = (Instant::now() + awaited.longest(), self.shared.news.subscribe());
+        while awaited.is_computed(self.shared.directory().starts(), self.shared.now()) {
+            if tokio::time::timeout_at(until, news.changed()).await.is_err() {
+                return tracing::debug!(node = chosen.node, "a prefix that another node computes is not there yet");
+            }
+        }
+        // The node learns of the rows from the same bus.
+        tokio::time::sleep(HEARD).await;
+    }
+
     /// A request that was chosen has ended, or its node announced it.
     pub fn ended(&self, chosen: &Chosen) {
         if let Some(start) = chosen.start {
             self.shared.directory().starts().end(start);
+            self.shared.news.send_replace(());
         }
     }
 }
@@ -350,6 +375,8 @@ async fn watch(shared: Arc<Shared>, seeds: Vec<String>) {
         ticks.tick().await;
         while asked.try_join_next().is_some() {}
         let actions = shared.directory().tick(shared.now());
+        // Of nodes that are gone, too.
+        shared.news.send_replace(());
         for action in actions {
             match action {
                 Action::Ask { node, hints, question } => {

@@ -87,6 +87,7 @@ impl Kept {
         // An error of the prompt is the same one that the reply would end with.
         let Ok(rendered) = rendering.render(generate.clone()).await else { return Ok(None) };
         let Some(placed) = router.place(model, (generate, journey), &rendered, &among)? else { return Ok(None) };
+        router.lookout.ready(&placed.chosen).await;
         let at = placed.chosen.address.parse::<NodeAddress>().ok();
         let number = having.iter().map(|(number, ..)| *number).find(|number| self.address(*number) == at);
         Ok(number.map(|number| (number, Arc::new(placed) as Note)))

@@ -53,17 +53,22 @@ pub(super) fn complete(address: SocketAddr, prompt: &str, tokens: usize) -> Time
             all.push_str(&line);
             continue;
         };
-        first.get_or_insert_with(|| started.elapsed());
         assert!(event.get("error").is_none_or(Value::is_null), "{event}");
-        text.push_str(event["choices"][0]["text"].as_str().unwrap_or_default());
+        let piece = event["choices"][0]["text"].as_str().unwrap_or_default();
+        // Before it come reports of how far the prompt is.
+        if !piece.is_empty() {
+            first.get_or_insert_with(|| started.elapsed());
+        }
+        text.push_str(piece);
         for (known, new) in [(&mut usage, &event["usage"]), (&mut facts, &event["poncho"])] {
             if new.is_object() {
                 *known = new.clone();
             }
         }
     }
-    let first = first.unwrap_or_else(|| panic!("nothing came: {all}"));
     assert!(usage.is_object(), "no usage came: {all}");
+    // A reply may have no text, such as one token that is half a character.
+    let first = first.unwrap_or_else(|| started.elapsed());
     Timed { first, rest: started.elapsed() - first, text, usage, facts }
 }
 
