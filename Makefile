@@ -133,11 +133,11 @@ shared-figures: build model ## Measure the shared cache with SeaweedFS: beside a
 fit-matrix: bootstrap model ## Start on hosts of 2 to 16 GiB and plan large models for GPUs, and print tables (docs/fit.md)
 	$(STEP) 'fit matrix' env PONCHO_FIT_MATRIX=1 cargo nextest run --release -p poncho --no-capture -E 'test(fit_matrix)'
 
-cluster-figures: build model ## Measure and break a cluster of four nodes, and print figures (docs/cluster.md; TRACES names recorded conversations)
+cluster-figures: build model ## Measure and break a cluster of four nodes, and print figures (docs/cluster.md; TRACES names recorded conversations, MODEL a small model to replay them with)
 	$(STEP) 'NATS server' scripts/fetch/nats.py
 	$(STEP) 'pulls' cargo build -p poncho-shared --example pull_rate --release
 	$(STEP) 'pulls through a line of 1 Gbit' scripts/with_line.sh 1gbit $(CARGO_TARGET_DIR)/release/examples/pull_rate 256
-	$(STEP) 'cluster figures' env PONCHO_CLUSTER_FIGURES=1 $(if $(TRACES),PONCHO_CLUSTER_TRACES=$(abspath $(TRACES))) cargo nextest run --release -p poncho --no-capture -E 'test(figures)'
+	$(STEP) 'cluster figures' env PONCHO_CLUSTER_FIGURES=1 $(if $(TRACES),PONCHO_CLUSTER_TRACES=$(abspath $(TRACES))) $(if $(MODEL),PONCHO_CLUSTER_MODEL=$(abspath $(MODEL))) cargo nextest run --release -p poncho --no-capture -E 'test(figures)'
 
 agents: bootstrap ## Run real agents as docs/agents.md sets them up (nightly; installs 2 GB of clients)
 	$(STEP) 'build' cargo build -p poncho --release
