@@ -159,13 +159,13 @@ fn conversations_are_replayed_on_one_node_and_on_four() {
         }
     };
     let (routed, _) = measure(router.address, &settle);
+    let of_one = |computed: u64| computed as f64 / alone as f64;
+    println!("2. tokens computed: one node {alone} (new: {new}), router {routed} ({:.3})", of_one(routed));
     drop((router, fleet));
     let mut fleet = Fleet::start(NODES, flags("64MiB", "256MiB"));
     let fronts: Vec<Served> = (0..NODES).map(|place| fleet.direct(place)).collect();
     let proxy = Proxy::random(fronts.iter().map(|front| front.address).collect());
     let (random, _) = measure(proxy.address, &|| ());
-    let of_one = |computed: u64| computed as f64 / alone as f64;
-    println!("2. tokens computed: one node {alone} (new: {new}), router {routed} ({:.3})", of_one(routed));
     println!("2. tokens computed with random routing: {random} ({:.3} of one node)", of_one(random));
     // A router minimises seconds. With a model that computes faster than it pulls, that is not the fewest tokens, so
     // the short run only shows that conversations over all nodes are answered.
