@@ -56,7 +56,7 @@ cpu-builds: build ## Build poncho for newer CPUs too (AVX-512, AVX-VNNI); the pr
 cpu-figures: cpu-builds model ## Measure the builds for newer CPUs beside the one for all (CPU_ROUNDS)
 	$(STEP) 'figures of builds' crates/bench/cpu/figures.py
 
-# Without incremental compilation the linker drops a third of the program. The libraries, llama.cpp among them, are the same.
+# Incremental compilation makes the program larger. The libraries, llama.cpp among them, are the same with and without it.
 dist: cpu-builds ## Pack the binaries into target/dist: an archive, a Debian package, a Python wheel; each is tried
 	$(STEP) 'build to be packed' env CARGO_INCREMENTAL=0 cargo build -p poncho -p poncho-bench --release
 	$(STEP) 'packages' scripts/dist/archive.py

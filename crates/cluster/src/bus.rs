@@ -2,7 +2,7 @@
 //!
 //! `station` runs a node's side and `lookout` a router's side, over any [`Bus`]; `nats` is the one that ships. Everything
 //! that leaves the process is sealed with the cluster key. With the bus away, nodes that are known are asked directly, and
-//! nothing here may hold up a request.
+//! nothing here may hold up a request, except for a prefix that another node is computing (`awaited`).
 
 mod awaited;
 mod frames;

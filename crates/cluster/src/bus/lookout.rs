@@ -88,7 +88,7 @@ struct Shared {
     sent: Mutex<HashMap<Slot, Sent>>,
     /// Whether the registry was read.
     is_settled: signal::Sender<bool>,
-    /// Told of each announcement, and of each prefix that is no longer computed.
+    /// Changes with each announcement, and when a node stops computing a prefix.
     news: signal::Sender<()>,
 }
 
@@ -333,8 +333,8 @@ impl Lookout {
         retry_after(members.iter(), 0)
     }
 
-    /// Waits until the prefix that the chosen node pulls is there, or is no longer computed; for twice as long as it should
-    /// take. Without that, the node would compute it once more.
+    /// Waits until the chosen node can pull its prefix, or until nobody computes that prefix. The wait is at most twice the
+    /// expected time. A request that is sent earlier makes the node compute the prefix itself.
     pub async fn ready(&self, chosen: &Chosen) {
         let Some(awaited) = &chosen.awaited else { return };
         let (until, mut news) = (Instant::now() + awaited.longest(), self.shared.news.subscribe());
