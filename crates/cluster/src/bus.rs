@@ -5,6 +5,7 @@
 //! nothing here may hold up a request, except for a prefix that another node is computing (`awaited`).
 
 mod awaited;
+mod corrections;
 mod frames;
 mod lookout;
 mod nats;

@@ -7,10 +7,12 @@ mod admission;
 mod choice;
 mod cost;
 mod dispatch;
+mod live;
 mod starts;
 
 pub use admission::{Refusal, retry_after};
 pub use choice::{Candidate, Considered, Decision, Sample, choose};
 pub use cost::{Ask, Cost, Expected, Held, Prefixes, Source, cost};
 pub use dispatch::{Attempt, Dispatch, Step};
+pub use live::{Live, PromptEnd};
 pub use starts::{StartId, Starts};

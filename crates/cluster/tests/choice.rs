@@ -39,7 +39,12 @@ fn pick(members: &[(Member, Option<Held>)], expected: &[Expected]) -> Decision {
     let candidates: Vec<Candidate<'_>> = members
         .iter()
         .enumerate()
-        .map(|(place, (member, held))| Candidate { node: Slot(u32::try_from(place).unwrap()), member, held: *held })
+        .map(|(place, (member, held))| Candidate {
+            node: Slot(u32::try_from(place).unwrap()),
+            member,
+            held: *held,
+            live: 0,
+        })
         .collect();
     choose(&ASK, &candidates, 0, expected, 1, members.iter().map(|(member, _)| member)).unwrap()
 }
@@ -78,7 +83,7 @@ fn a_slow_line_is_never_chosen_over_computing() {
 fn the_shared_tier_counts_as_a_source() {
     let mut fast = member();
     fast.rates.shared_bytes = 5e9;
-    let candidates = [Candidate { node: Slot(0), member: &fast, held: None }];
+    let candidates = [Candidate { node: Slot(0), member: &fast, held: None, live: 0 }];
     let decision = choose(&ASK, &candidates, 9_500, &[], 1, [].into_iter()).unwrap();
     assert_eq!((decision.cost.source, decision.cost.from_cache), (Source::Shared, 9_500));
 }
@@ -160,7 +165,7 @@ fn a_full_cluster_says_when_a_place_is_free() {
     (full.load.running, full.load.waiting, full.load.mean_stay) = (16, 32, 64.0);
     let members = [full, full];
     let candidates: Vec<Candidate<'_>> =
-        members.iter().map(|member| Candidate { node: Slot(0), member, held: None }).collect();
+        members.iter().map(|member| Candidate { node: Slot(0), member, held: None, live: 0 }).collect();
     let refusal = choose(&ASK, &candidates, 0, &[], 1, members.iter()).unwrap_err();
     assert_eq!(refusal.after, Duration::from_secs(4), "16 requests of 64 s each: one ends every 4 s");
     assert_eq!(retry_after(members.iter(), 10).after, Duration::from_secs(24), "ten others come back first");

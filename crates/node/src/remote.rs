@@ -22,7 +22,7 @@ use poncho_api::{
 use tokio::sync::watch;
 
 use self::calls::Calls;
-pub(crate) use self::calls::{Mark, Note};
+pub(crate) use self::calls::{Mark, Note, Noted};
 use crate::link::{Link, LinkError, Place};
 use crate::methods::{self, Accepted, ModelNow, ModelSnapshot, Snapshot};
 

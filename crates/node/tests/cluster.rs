@@ -163,6 +163,28 @@ async fn prompts_go_to_the_nodes_that_have_their_prefixes() {
     eventually("each has four more", || [one.ended(), two.ended()] == before.map(|ended| ended + 4)).await;
 }
 
+/// The next turn of an agent comes before its node has saved and announced the last one.
+#[tokio::test(flavor = "multi_thread")]
+async fn quick_turns_of_a_conversation_stay_on_the_node_that_computed_the_last_one() {
+    let (folder, key, server) = (tempfile::tempdir().unwrap(), key(1), NatsServer::start());
+    let mut members = Vec::new();
+    // The first prompt takes more than a second: a beat counts it and is believed after it has ended.
+    let room = Room { step: Duration::from_millis(20), ..ROOM };
+    for name in ["one", "two", "three", "four"] {
+        members.push(Member::start(folder.path(), name, &server.address(), key.clone(), room).await);
+    }
+    let (fleet, lookout) = router(&server.address(), &key).await;
+    eventually("all nodes are there", || lookout.nodes().len() == 4 && fleet.connected() == 4).await;
+    let mut text = prompt(1, 2000);
+    for turn in 0..12 {
+        ask(&fleet, written(&text, 1)).await.unwrap();
+        text.push_str(&prompt(20 + turn, 150));
+    }
+    let computed: Vec<u64> = members.iter().map(Member::computed).collect();
+    let longest = 2000 + 11 * 150;
+    assert!(computed.iter().sum::<u64>() < longest + longest / 20, "{computed:?} of {longest} tokens");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn models_are_waited_for_until_the_first_node_announces_itself() {
     let (folder, key, server) = (tempfile::tempdir().unwrap(), key(1), NatsServer::start());

@@ -471,6 +471,8 @@ impl World {
                 node: Slot(*node),
                 member: &self.nodes[*node as usize].member,
                 held: *held,
+                // A row is announced with the reply that made it.
+                live: 0,
             })
             .collect();
         let ask = Ask { tokens: turn.prompt, reply_tokens: 343 };

@@ -3,7 +3,6 @@
 //! Knows only what was sealed with the cluster key. A router that has just started reads the registry, asks the nodes it
 //! was given by hand, and serves with what it knows meanwhile.
 
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -13,14 +12,15 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::awaited::Awaited;
+use super::corrections::{Corrections, Sending};
 use super::{Bus, BusError, Heard, Topic, frames};
 use crate::blocks::{BLOCK_TOKENS, BlockHasher};
 use crate::hints::{
-    Action, Answer, Beat, Changes, Directory, Drain, Incarnation, Known, ModelBeat, Question, Timing, decode, encode,
+    Action, Answer, Beat, Changes, Directory, Drain, Known, ModelBeat, Question, Timing, decode, encode,
 };
 use crate::index::{CompactIndex, Match, PrefixIndex, Slot};
-use crate::member::{Load, Member, Rates, fill_unmeasured};
-use crate::route::{Ask, Candidate, Cost, Dispatch, Held, Refusal, StartId, choose, retry_after};
+use crate::member::{Member, Rates, fill_unmeasured};
+use crate::route::{Ask, Candidate, Cost, Dispatch, Held, PromptEnd, Refusal, StartId, choose, retry_after};
 use crate::seal::{ClusterKey, Opener, Sealer};
 
 /// Between two looks at who is silent or behind.
@@ -64,6 +64,9 @@ pub struct Chosen {
     pub start: Option<StartId>,
     /// The prefix that it pulls, if another node computes that at the moment.
     pub awaited: Option<Awaited>,
+    /// Where the prompt ends; `None` if it has less than a block.
+    pub end: Option<PromptEnd>,
+    sending: Sending,
 }
 
 /// See the module. Ends when it is dropped.
@@ -84,30 +87,12 @@ struct Shared {
     opener: Opener,
     hasher: BlockHasher,
     began: Instant,
-    /// What was sent to nodes since their last beats.
-    sent: Mutex<HashMap<Slot, Sent>>,
+    /// What was sent and done since the last beats of nodes.
+    sent: Mutex<Corrections>,
     /// Whether the registry was read.
     is_settled: signal::Sender<bool>,
     /// Changes with each announcement, and when a node stops computing a prefix.
     news: signal::Sender<()>,
-}
-
-/// Requests that a beat does not count yet.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Sent {
-    after: (Incarnation, u64),
-    requests: u32,
-    tokens: f64,
-}
-
-impl Sent {
-    /// The load with these requests. A node that had room still has: it alone decides that it is full.
-    fn added_to(self, load: Load) -> Load {
-        let running = load.running.saturating_add(self.requests).min(load.places.max(load.running));
-        let rest = self.requests - (running - load.running);
-        let waiting = load.waiting.saturating_add(rest).min(load.queue.saturating_sub(1).max(load.waiting));
-        Load { running, waiting, backlog_tokens: load.backlog_tokens + self.tokens, ..load }
-    }
 }
 
 impl Shared {
@@ -143,6 +128,10 @@ impl Shared {
                 }
             }
         }
+    }
+
+    fn sent(&self) -> std::sync::MutexGuard<'_, Corrections> {
+        self.sent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn ask(&self, address: &str, question: Question) -> Result<Answer, BusError> {
@@ -263,11 +252,10 @@ impl Lookout {
         let hashes = self.shared.hasher.prefix(prompt.namespace, prompt.tokens);
         let now = self.shared.now();
         let mut directory = self.shared.directory();
-        let mut sent = self.shared.sent.lock().unwrap_or_else(PoisonError::into_inner);
-        let member = |model: &ModelBeat, slot: Slot, beat: &Beat| {
-            let since = sent.get(&slot).filter(|sent| sent.after == (beat.incarnation, beat.beat));
-            let load = since.map_or(model.load, |sent| sent.added_to(model.load));
-            Member { state: beat.state, rates: model.rates, load }
+        let mut sent = self.shared.sent();
+        let member = |model: &ModelBeat, known: &Known| {
+            let load = sent.corrected(known.slot, known.beat.number(), now - known.heard, model);
+            Member { state: known.beat.state, rates: model.rates, load }
         };
         let mut members: Vec<(Slot, Member, bool)> = directory
             .nodes()
@@ -275,7 +263,7 @@ impl Lookout {
             .filter_map(|known| {
                 let model = known.beat.models.iter().find(|model| model.name == prompt.model)?;
                 let usable = is_usable(&known.beat, model);
-                usable.then(|| (known.slot, member(model, known.slot, &known.beat), model.can_cut))
+                usable.then(|| (known.slot, member(model, known), model.can_cut))
             })
             .collect();
         let mut rates: Vec<&mut Rates> = members.iter_mut().map(|(_, member, _)| &mut member.rates).collect();
@@ -285,15 +273,17 @@ impl Lookout {
         let mut expected = Vec::new();
         let block_tokens = u32::try_from(BLOCK_TOKENS).unwrap_or(u32::MAX);
         directory.starts().find(hashes.blocks(), block_tokens, now, &mut expected);
+        let tokens = u32::try_from(prompt.tokens.len()).unwrap_or(u32::MAX);
+        let lately = directory.live().find(hashes.blocks(), block_tokens, tokens, now);
         let candidates: Vec<Candidate<'_>> = members
             .iter()
             .map(|(node, member, can_cut)| {
                 let held = found.iter().find(|one| one.node == *node);
                 let held = held.map(|one| Held { tokens: one.tokens(block_tokens, *can_cut), tier: one.tier });
-                Candidate { node: *node, member, held: held.filter(|held| held.tokens > 0) }
+                let live = lately.iter().find(|(lately, _)| lately == node).map_or(0, |(_, tokens)| *tokens);
+                Candidate { node: *node, member, held: held.filter(|held| held.tokens > 0), live }
             })
             .collect();
-        let tokens = u32::try_from(prompt.tokens.len()).unwrap_or(u32::MAX);
         let ask = Ask { tokens, reply_tokens: prompt.reply_tokens };
         let tie = hashes.blocks().first().copied().unwrap_or_default();
         let all = || members.iter().map(|(_, member, _)| member);
@@ -307,16 +297,13 @@ impl Lookout {
         let considered = decision.considered.iter().filter_map(|one| Some((name_of(one.node)?, one.cost))).collect();
         let Some(known) = directory.at(decision.node) else { return Err(retry_after(all(), 0)) };
         let (node, address) = (known.beat.node.clone(), known.beat.address.clone());
+        let sending = Sending { after: known.beat.number(), tokens: f64::from(computed) };
         if notes {
-            let after = (known.beat.incarnation, known.beat.beat);
-            let entry = sent.entry(decision.node).or_insert(Sent { after, requests: 0, tokens: 0.0 });
-            if entry.after != after {
-                *entry = Sent { after, requests: 0, tokens: 0.0 };
-            }
-            entry.requests = entry.requests.saturating_add(1);
-            entry.tokens += f64::from(computed);
+            sent.sent(decision.node, sending);
         }
-        Ok(Chosen { node, address, slot: decision.node, cost: decision.cost, considered, start, awaited })
+        let end = hashes.blocks().last().map(|block| PromptEnd { block: *block, tokens });
+        let (slot, cost) = (decision.node, decision.cost);
+        Ok(Chosen { node, address, slot, cost, considered, start, awaited, end, sending })
     }
 
     /// When a place for a request of a model will probably be free.
@@ -347,8 +334,20 @@ impl Lookout {
         tokio::time::sleep(HEARD).await;
     }
 
+    /// The node has computed the prompt: the next turn of the conversation finds it there.
+    pub fn computed(&self, chosen: &Chosen) {
+        if let Some(end) = chosen.end {
+            self.shared.directory().live().note(chosen.slot, end, self.shared.now());
+        }
+        self.shared.sent().computed(chosen.slot, chosen.sending);
+    }
+
     /// A request that was chosen has ended, or its node announced it.
     pub fn ended(&self, chosen: &Chosen) {
+        let beat = self.shared.directory().at(chosen.slot).map(|known| known.beat.number());
+        if let Some(beat) = beat {
+            self.shared.sent().ended(chosen.slot, beat);
+        }
         if let Some(start) = chosen.start {
             self.shared.directory().starts().end(start);
             self.shared.news.send_replace(());

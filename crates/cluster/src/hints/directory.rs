@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use super::message::{Answer, Beat, Change, Changes, Incarnation, Question};
 use crate::index::{PrefixIndex, Slot};
-use crate::route::Starts;
+use crate::route::{Live, Starts};
 
 /// When things happen, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -42,7 +42,8 @@ pub struct Known {
     /// The last change that it is known to have made.
     pub head: u64,
     base: u64,
-    heard: f64,
+    /// When its last beat came.
+    pub heard: f64,
     asked: Option<(u64, f64)>,
 }
 
@@ -80,6 +81,7 @@ pub enum Action {
 pub struct Directory<I> {
     index: I,
     starts: Starts,
+    live: Live,
     timing: Timing,
     nodes: BTreeMap<String, Known>,
     names: Vec<Option<String>>,
@@ -89,7 +91,8 @@ pub struct Directory<I> {
 impl<I: PrefixIndex> Directory<I> {
     /// Follows nobody yet. Questions are numbered from `first` on, a random number, so that no recorded answer fits.
     pub fn new(index: I, timing: Timing, first: u64) -> Self {
-        Self { index, starts: Starts::default(), timing, nodes: BTreeMap::new(), names: Vec::new(), asked: first }
+        let (starts, live) = (Starts::default(), Live::default());
+        Self { index, starts, live, timing, nodes: BTreeMap::new(), names: Vec::new(), asked: first }
     }
 
     /// The hints.
@@ -100,6 +103,11 @@ impl<I: PrefixIndex> Directory<I> {
     /// Prefixes that nodes are computing.
     pub fn starts(&mut self) -> &mut Starts {
         &mut self.starts
+    }
+
+    /// Prompts that nodes computed lately.
+    pub fn live(&mut self) -> &mut Live {
+        &mut self.live
     }
 
     /// The nodes that live, by name.
@@ -132,6 +140,7 @@ impl<I: PrefixIndex> Directory<I> {
                 let slot = known.slot;
                 self.index.remove_node(slot);
                 self.starts.remove_node(slot);
+                self.live.remove_node(slot);
                 let head = beat.head;
                 *known = Known { slot, beat, applied: 0, head, base: 0, heard: now, asked: None };
             }
@@ -227,6 +236,7 @@ impl<I: PrefixIndex> Directory<I> {
             if let Some(known) = self.nodes.remove(&node) {
                 self.index.remove_node(known.slot);
                 self.starts.remove_node(known.slot);
+                self.live.remove_node(known.slot);
                 if let Some(name) = self.names.get_mut(known.slot.0 as usize) {
                     *name = None;
                 }

@@ -57,6 +57,14 @@ pub struct Beat {
     pub models: Vec<ModelBeat>,
 }
 
+impl Beat {
+    /// Names it among all beats of all lives of its node.
+    #[must_use]
+    pub fn number(&self) -> (Incarnation, u64) {
+        (self.incarnation, self.beat)
+    }
+}
+
 /// What happened to a row.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Change {

@@ -25,8 +25,10 @@ pub struct Candidate<'a> {
     pub node: Slot,
     /// What is known of it.
     pub member: &'a Member,
-    /// What it holds of the prompt.
+    /// What it announced of the prompt: it can use that, and others can pull it.
     pub held: Option<Held>,
+    /// Tokens of the prompt that it computed lately and may not have announced yet: it alone can use them.
+    pub live: u32,
 }
 
 /// A candidate with its cost; `explain` shows them.
@@ -83,8 +85,8 @@ pub fn choose<'a>(
         .map(|candidate| {
             let peer = longest.iter().flatten().find(|(node, ..)| *node != candidate.node).copied();
             let (peer, peer_wait) = peer.map_or((None, 0.0), |(node, held, wait)| (Some((node, held)), wait));
-            let local = candidate.held;
-            let mut prefixes = Prefixes { local, peer, peer_wait, shared, expected, not_computed: 0 };
+            let (local, live) = (candidate.held, candidate.live);
+            let mut prefixes = Prefixes { local, live, peer, peer_wait, shared, expected, not_computed: 0 };
             let mut cost = cost(ask, candidate.node, candidate.member, &prefixes);
             if is_third(&cost, expected) {
                 // It may wait for one of the two and pull what that one computes.

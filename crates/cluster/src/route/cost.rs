@@ -89,6 +89,8 @@ impl Cost {
 pub struct Prefixes<'a> {
     /// In its own cache.
     pub local: Option<Held>,
+    /// Tokens that it computed lately, which cost nothing while its sequence is not given away.
+    pub live: u32,
     /// The longest one of another node.
     pub peer: Option<(Slot, Held)>,
     /// Seconds until the line of that node is free.
@@ -137,6 +139,9 @@ pub fn cost(ask: &Ask, node: Slot, member: &Member, prefixes: &Prefixes<'_>) -> 
     };
     if let Some(held) = prefixes.local {
         consider(with(Source::Local, held.tokens, read(held)));
+    }
+    if prefixes.live > 0 {
+        consider(with(Source::Local, prefixes.live, 0.0));
     }
     let pulls = rates.peer_bytes > 0.0;
     if let Some((peer, held)) = prefixes.peer.filter(|(peer, _)| pulls && *peer != node) {

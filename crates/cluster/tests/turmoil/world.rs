@@ -375,7 +375,7 @@ impl World {
             .map(|(node, member)| {
                 let held = found.iter().find(|one| one.node == *node);
                 let held = held.map(|one| Held { tokens: one.tokens(256, true), tier: one.tier });
-                Candidate { node: *node, member, held }
+                Candidate { node: *node, member, held, live: 0 }
             })
             .collect();
         let tokens = u32::try_from(pending.prompt.len()).unwrap() * 256;

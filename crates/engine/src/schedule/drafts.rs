@@ -140,6 +140,7 @@ impl DraftPlanner {
         let (times, most) = (&self.times, WORTHWHILE.ln());
         let search = Search { tick, times, base, longest, trial: &mut trial, best: lengths, most };
         let gain = match &tick.joining {
+            _ if search.is_hopeless(candidates) => most,
             Joining::Neighbours { .. } if tick.decodes > 1 => search.equal(candidates),
             _ => search.each(candidates),
         };

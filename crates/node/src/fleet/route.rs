@@ -16,6 +16,7 @@ use poncho_cluster::route::{Dispatch, Refusal};
 use crate::journey::Journey;
 use crate::link::NodeAddress;
 use crate::membership::identity;
+use crate::remote::Noted;
 
 /// Tokens of a reply that has no limit, or a large one.
 const USUAL_REPLY: u32 = 256;
@@ -26,6 +27,12 @@ const MOST_TALKS: usize = 8192;
 pub(crate) struct Placed {
     lookout: Arc<Lookout>,
     pub(super) chosen: Chosen,
+}
+
+impl Noted for Placed {
+    fn computed(&self) {
+        self.lookout.computed(&self.chosen);
+    }
 }
 
 impl Drop for Placed {

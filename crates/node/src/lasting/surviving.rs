@@ -84,6 +84,9 @@ impl Surviving {
             if !matches!(event, ReplyEvent::Started(_) | ReplyEvent::Progress(_)) {
                 self.trial = Trial::default();
                 self.given.mark.progress();
+                if !matches!(event, ReplyEvent::Cancelled(_) | ReplyEvent::Failed(_)) {
+                    self.given.mark.computed();
+                }
             }
             self.is_over = matches!(event, ReplyEvent::Done(_) | ReplyEvent::Cancelled(_) | ReplyEvent::Failed(_));
             return Some(event);

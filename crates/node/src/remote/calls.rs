@@ -2,12 +2,20 @@
 //!
 //! Kept for each connection. A call that made progress is less suspect than one that did not. It must never block.
 
-use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Something that is kept as long as a call is under way.
-pub(crate) type Note = Arc<dyn Any + Send + Sync>;
+pub(crate) trait Noted: Send + Sync {
+    /// The prompt of the call is computed.
+    fn computed(&self) {}
+}
+
+/// Nothing to keep.
+impl Noted for () {}
+
+/// See [`Noted`].
+pub(crate) type Note = Arc<dyn Noted>;
 
 /// Calls that are under way, by model.
 #[derive(Default)]
@@ -42,6 +50,7 @@ pub(crate) struct Mark {
     model: Arc<str>,
     has_progress: bool,
     is_lost: bool,
+    is_computed: bool,
     /// Dropped with it.
     note: Option<Note>,
 }
@@ -52,7 +61,7 @@ impl Mark {
             open.calls += 1;
             open.without_progress += 1;
         });
-        Self { calls, model: model.into(), has_progress: false, is_lost: false, note: None }
+        Self { calls, model: model.into(), has_progress: false, is_lost: false, is_computed: false, note: None }
     }
 
     /// Keeps something until it is dropped.
@@ -70,6 +79,15 @@ impl Mark {
     pub(crate) fn progress(&mut self) {
         if !std::mem::replace(&mut self.has_progress, true) && !self.is_lost {
             self.calls.change(&self.model, |open| open.without_progress = open.without_progress.saturating_sub(1));
+        }
+    }
+
+    /// Its prompt is computed.
+    pub(crate) fn computed(&mut self) {
+        if !std::mem::replace(&mut self.is_computed, true)
+            && let Some(note) = &self.note
+        {
+            note.computed();
         }
     }
 

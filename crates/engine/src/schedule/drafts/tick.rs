@@ -90,10 +90,24 @@ impl Tick {
         sum
     }
 
+    /// The expected seconds with as few draft rows as are possible, one for one request or one for each of them, if every
+    /// tick were like this one: no call with drafts is faster. `None` if nothing is known of one of the two.
+    pub(super) fn least_seconds(&self, times: &StepTimes) -> Option<f64> {
+        let one = self.steady_seconds(times, &[1])?;
+        if self.decodes == 1 || self.decodes > self.room {
+            return Some(one);
+        }
+        Some(one.min(self.steady_seconds(times, &vec![1; self.decodes])?))
+    }
+
     /// The expected seconds of the decode rows alone, if every tick were like this one.
     pub(super) fn plain_seconds(&self, times: &StepTimes) -> Option<f64> {
+        self.steady_seconds(times, &[])
+    }
+
+    fn steady_seconds(&self, times: &StepTimes, drafts: &[usize]) -> Option<f64> {
         let mut sum = Some(0.0);
-        self.each_pass(&[], |rows| sum = sum.zip(times.seconds(rows)).map(|(sum, seconds)| sum + seconds));
+        self.each_pass(drafts, |rows| sum = sum.zip(times.seconds(rows)).map(|(sum, seconds)| sum + seconds));
         sum
     }
 }
