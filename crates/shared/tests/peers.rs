@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use poncho_cache::{Cache, CacheConfig, HitTier, ImportRequest, NO_TENANT, RemoteError, RemoteQuery, RemoteTier, Tier};
 use poncho_shared::{Nearest, PullError, PullLimits, PullSecret, RowServer};
 
-use self::node::{Known, Node, SECRET, limits, save_chain, tokens};
+use self::node::{Known, Node, SECRET, limits, save_chain, save_row, tokens};
 use crate::fixture::proxy::{Fault, Proxy};
 use crate::fixture::{ANNA, BERT, NAMESPACE, eventually, open, patience, patience_of, settings, upload};
 
@@ -43,6 +43,34 @@ fn a_pulled_chain_is_the_one_that_was_exported_and_is_imported_as_it_is() {
         (1, chain.bytes()),
         "what the other one served"
     );
+}
+
+/// The prompt of a turn ends with tokens that ask for a reply, and the next turn has the reply there.
+#[test]
+fn turns_that_begin_inside_the_row_before_them_are_pulled() {
+    let one = Node::start(limits());
+    let mut said = tokens(1, 40);
+    let mut key = save_row(&one.cache, &said, 300, Some(ANNA));
+    for turn in 2..5 {
+        said.truncate(said.len() - 3);
+        said.extend(tokens(turn, 50));
+        key = save_row(&one.cache, &said, 300, Some(ANNA));
+    }
+    let exported = one.cache.export(&key, ANNA).unwrap();
+    let inside = exported.rows.windows(2).filter(|pair| pair[1].start < pair[0].end).count();
+    assert_eq!(
+        inside,
+        3,
+        "the rows are cut: {:?}",
+        exported.rows.iter().map(|row| (row.start, row.end)).collect::<Vec<_>>()
+    );
+    let tier = one.tier(SECRET);
+    let row = tier.find(RemoteQuery { owner: ANNA, namespace: &NAMESPACE, keys: &[key] }, &patience()).unwrap();
+    let chain = tier.fetch(&row.expect("it is there"), &patience()).unwrap();
+    assert_eq!(chain, exported);
+    let two = Cache::open(CacheConfig::in_memory(1 << 20)).unwrap();
+    let request = ImportRequest { owner: ANNA, namespace: &NAMESPACE, prompt: &said };
+    assert_eq!(two.import(&chain, request, None).unwrap().tokens as usize, said.len());
 }
 
 #[test]

@@ -20,6 +20,8 @@ pub(super) struct Sending {
     pub(super) after: BeatNumber,
     /// Tokens that the node computes for it.
     pub(super) tokens: f64,
+    /// All tokens of its prompt: what a beat counts before the node has looked into its cache.
+    pub(super) prompt: f64,
 }
 
 /// Requests since a beat.
@@ -30,11 +32,13 @@ struct Since {
     requests: i32,
     /// Prompts that are not computed yet.
     tokens: f64,
+    /// Prompts that the beat counts and that are computed.
+    computed: f64,
 }
 
 impl Since {
     fn new(after: BeatNumber) -> Self {
-        Self { after, requests: 0, tokens: 0.0 }
+        Self { after, requests: 0, tokens: 0.0, computed: 0.0 }
     }
 
     fn added_to(self, load: Load) -> Load {
@@ -68,10 +72,14 @@ impl Corrections {
         since.tokens += sending.tokens;
     }
 
-    /// The prompt of a request is computed. If a beat came meanwhile, its tokens are in that one.
-    pub(super) fn computed(&mut self, node: Slot, sending: Sending) {
-        if let Some(since) = self.0.get_mut(&node).filter(|since| since.after == sending.after) {
+    /// The prompt of a request is computed. `beat` is the last one of its node: it counts the prompt, unless that was sent
+    /// after it.
+    pub(super) fn computed(&mut self, node: Slot, beat: BeatNumber, sending: Sending) {
+        let since = self.since(node, beat);
+        if sending.after == beat {
             since.tokens = (since.tokens - sending.tokens).max(0.0);
+        } else {
+            since.computed += sending.prompt;
         }
     }
 
@@ -84,10 +92,10 @@ impl Corrections {
     /// The load of a node now, `age` seconds after the beat with this number.
     pub(super) fn corrected(&self, node: Slot, beat: BeatNumber, age: f64, model: &ModelBeat) -> Load {
         let speed = model.rates.prefill_tokens;
-        let computed = if speed.is_finite() && age > 0.0 { speed.max(0.0) * age } else { 0.0 };
-        let left = (model.load.backlog_tokens - computed).max(0.0);
-        let load = Load { backlog_tokens: left, ..model.load };
-        self.0.get(&node).filter(|since| since.after == beat).map_or(load, |since| since.added_to(load))
+        let by_time = if speed.is_finite() && age > 0.0 { speed.max(0.0) * age } else { 0.0 };
+        let since = self.0.get(&node).filter(|since| since.after == beat).copied().unwrap_or(Since::new(beat));
+        let left = (model.load.backlog_tokens - by_time.max(since.computed)).max(0.0);
+        since.added_to(Load { backlog_tokens: left, ..model.load })
     }
 }
 
@@ -128,7 +136,7 @@ mod tests {
     #[test]
     fn requests_count_until_they_end() {
         let mut corrections = Corrections::default();
-        let sending = Sending { after: beat(1), tokens: 300.0 };
+        let sending = Sending { after: beat(1), tokens: 300.0, prompt: 700.0 };
         let load = |corrections: &Corrections, number: u64| {
             let load = corrections.corrected(Slot(0), beat(number), 0.0, &model());
             (load.running, load.waiting, load.backlog_tokens)
@@ -137,7 +145,7 @@ mod tests {
             corrections.sent(Slot(0), sending);
         }
         assert_eq!(load(&corrections, 1), (4, 2, 2500.0), "all places are taken, and it is not full");
-        corrections.computed(Slot(0), sending);
+        corrections.computed(Slot(0), beat(1), sending);
         assert_eq!(load(&corrections, 1), (4, 2, 2200.0));
         for _ in 0..5 {
             corrections.ended(Slot(0), beat(1));
@@ -147,7 +155,7 @@ mod tests {
         corrections.ended(Slot(0), beat(2));
         corrections.ended(Slot(0), beat(2));
         assert_eq!(load(&corrections, 2).0, 0, "one that the beat counts has ended");
-        corrections.computed(Slot(0), sending);
-        assert_eq!(load(&corrections, 2).2, 1000.0);
+        corrections.computed(Slot(0), beat(2), sending);
+        assert_eq!(load(&corrections, 2).2, 300.0, "the beat may count all of its prompt");
     }
 }

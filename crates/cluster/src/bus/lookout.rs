@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::awaited::Awaited;
-use super::corrections::{Corrections, Sending};
+use super::corrections::{BeatNumber, Corrections, Sending};
 use super::{Bus, BusError, Heard, Topic, frames};
 use crate::blocks::{BLOCK_TOKENS, BlockHasher};
 use crate::hints::{
@@ -128,6 +128,10 @@ impl Shared {
                 }
             }
         }
+    }
+
+    fn last_beat(&self, node: Slot) -> Option<BeatNumber> {
+        self.directory().at(node).map(|known| known.beat.number())
     }
 
     fn sent(&self) -> std::sync::MutexGuard<'_, Corrections> {
@@ -297,10 +301,11 @@ impl Lookout {
         let considered = decision.considered.iter().filter_map(|one| Some((name_of(one.node)?, one.cost))).collect();
         let Some(known) = directory.at(decision.node) else { return Err(retry_after(all(), 0)) };
         let (node, address) = (known.beat.node.clone(), known.beat.address.clone());
-        let sending = Sending { after: known.beat.number(), tokens: f64::from(computed) };
+        let sending = Sending { after: known.beat.number(), tokens: f64::from(computed), prompt: f64::from(tokens) };
         if notes {
             sent.sent(decision.node, sending);
         }
+        tracing::debug!(node, tokens, cost = ?decision.cost, "a node was chosen");
         let end = hashes.blocks().last().map(|block| PromptEnd { block: *block, tokens });
         let (slot, cost) = (decision.node, decision.cost);
         Ok(Chosen { node, address, slot, cost, considered, start, awaited, end, sending })
@@ -339,13 +344,14 @@ impl Lookout {
         if let Some(end) = chosen.end {
             self.shared.directory().live().note(chosen.slot, end, self.shared.now());
         }
-        self.shared.sent().computed(chosen.slot, chosen.sending);
+        if let Some(beat) = self.shared.last_beat(chosen.slot) {
+            self.shared.sent().computed(chosen.slot, beat, chosen.sending);
+        }
     }
 
     /// A request that was chosen has ended, or its node announced it.
     pub fn ended(&self, chosen: &Chosen) {
-        let beat = self.shared.directory().at(chosen.slot).map(|known| known.beat.number());
-        if let Some(beat) = beat {
+        if let Some(beat) = self.shared.last_beat(chosen.slot) {
             self.shared.sent().ended(chosen.slot, beat);
         }
         if let Some(start) = chosen.start {

@@ -9,6 +9,9 @@ use poncho_kinds::Tier;
 use crate::index::Slot;
 use crate::member::Member;
 
+/// How often a prefix of another machine does not come after all: its node then computes what was promised.
+const MISSED: f64 = 0.02;
+
 /// The request, as far as its cost depends on it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Ask {
@@ -122,7 +125,8 @@ pub fn cost(ask: &Ask, node: Slot, member: &Member, prefixes: &Prefixes<'_>) -> 
         Cost { queue, prefix, rest: compute(ask.tokens - tokens), decode, source, from_cache: tokens, doubled: 0 }
     };
     let remote = |tokens: u32, bytes: f64| {
-        rates.remote_delay + f64::from(tokens.min(ask.tokens)) * rates.bytes_per_token / bytes
+        let tokens = tokens.min(ask.tokens);
+        rates.remote_delay + f64::from(tokens) * rates.bytes_per_token / bytes + MISSED * compute(tokens)
     };
 
     let mut best = with(Source::Compute, 0, 0.0);

@@ -196,12 +196,13 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Rows follow each other, and their bytes are those of the segments.
+    /// Each row begins where the one before it ends, or inside it, and their bytes are those of the segments. A turn of a chat
+    /// begins inside: the last tokens of the prompt before it, which ask for a reply, are not part of the conversation.
     fn check(&self, tenant: &Tenant) -> Option<()> {
-        let mut next = 0;
+        let mut reached = 0;
         for row in &self.rows {
-            (row.start == next && row.end > row.start).then_some(())?;
-            next = row.end;
+            (row.start <= reached && row.end > row.start).then_some(())?;
+            reached = row.end;
         }
         let overhead = if tenant.encrypts() { ring::aead::AES_256_GCM.tag_len() as u64 } else { 0 };
         let mut plain = 0_u64;
@@ -330,6 +331,19 @@ mod tests {
         manifest.segments[0].stored.length += 1;
         let bytes = manifest.encode(&tenant, &namespace(), PATH).expect("encoded");
         assert_eq!(open(&bytes, &tenant, &manifest), Err(Damage::Malformed));
+    }
+
+    #[test]
+    fn a_row_may_begin_inside_the_one_before_it_and_not_behind_it() {
+        let tenant = tenant(false);
+        let starting = |start: u32| {
+            let mut manifest = manifest(&[100, 200, 300], 0);
+            manifest.rows[1].start = start;
+            let bytes = manifest.encode(&tenant, &namespace(), PATH).expect("encoded");
+            open(&bytes, &tenant, &manifest).map(|opened| assert_eq!(opened, manifest))
+        };
+        assert_eq!([10, 9, 1].map(starting), [Ok(()); 3]);
+        assert_eq!([11, 20, 21].map(starting), [Err(Damage::Malformed); 3]);
     }
 
     #[test]

@@ -91,14 +91,16 @@ pub(crate) fn save_chain(
     lengths: &[usize],
     owner: Option<OwnerId>,
 ) -> Vec<Key> {
-    let mut keys = Vec::new();
-    for (end, length) in ends.iter().zip(lengths) {
-        let tokens = tokens(conversation, *end);
-        let base = cache.base_for(&NAMESPACE, &tokens, None);
-        let state: Vec<u8> = (0..*length).map(|place| (place as u32 * 31 + end + conversation) as u8).collect();
-        let parts = vec![PayloadPart { kind: PartKind::Attention, bytes: state.into() }];
-        let request = SaveRequest { base: base.as_ref(), owner, ..SaveRequest::new(NAMESPACE, &tokens, parts) };
-        keys.push(cache.save(request).unwrap().key);
-    }
-    keys
+    let rows = ends.iter().zip(lengths);
+    rows.map(|(end, length)| save_row(cache, &tokens(conversation, *end), *length, owner)).collect()
+}
+
+/// Saves a row on top of what the cache has of its tokens.
+pub(crate) fn save_row(cache: &Cache, tokens: &[u32], length: usize, owner: Option<OwnerId>) -> Key {
+    let base = cache.base_for(&NAMESPACE, tokens, None);
+    let seed = tokens.len() as u32 + tokens.first().copied().unwrap_or_default();
+    let state: Vec<u8> = (0..length).map(|place| (place as u32 * 31 + seed) as u8).collect();
+    let parts = vec![PayloadPart { kind: PartKind::Attention, bytes: state.into() }];
+    let request = SaveRequest { base: base.as_ref(), owner, ..SaveRequest::new(NAMESPACE, tokens, parts) };
+    cache.save(request).unwrap().key
 }
