@@ -2,7 +2,8 @@
 //!
 //! Used by the lookout for each choice. A request that was sent after a beat is added, one that has ended is taken out, and
 //! prompts that a node was computing get shorter as time passes. Without this, quick turns of one conversation look like a
-//! crowd, and leave the node that has their prefix. It must never make a node full: only the node itself knows that.
+//! crowd, and leave the node that has their prefix. A request that waits in the router counts until it is sent, because no
+//! beat counts it. It must never make a node full: only the node itself knows that.
 
 use std::collections::HashMap;
 
@@ -13,21 +14,26 @@ use crate::member::Load;
 /// Names a beat of a node.
 pub(super) type BeatNumber = (Incarnation, u64);
 
-/// A request at the moment when it was sent.
+/// Names a request of this router.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct RequestId(u64);
+
+/// A request that has not ended.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Sending {
-    /// The last beat of its node.
-    pub(super) after: BeatNumber,
+pub(super) struct Underway {
+    /// Its node.
+    pub(super) node: Slot,
+    /// The last beat of the node when it was sent; `None` while it waits in the router.
+    pub(super) after: Option<BeatNumber>,
     /// Tokens that the node computes for it.
     pub(super) tokens: f64,
     /// All tokens of its prompt: what a beat counts before the node has looked into its cache.
     pub(super) prompt: f64,
 }
 
-/// Requests since a beat.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Since {
-    after: BeatNumber,
+/// What is not in a beat.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+struct Beyond {
     /// Sent, less those that have ended.
     requests: i32,
     /// Prompts that are not computed yet.
@@ -36,9 +42,10 @@ struct Since {
     computed: f64,
 }
 
-impl Since {
-    fn new(after: BeatNumber) -> Self {
-        Self { after, requests: 0, tokens: 0.0, computed: 0.0 }
+impl Beyond {
+    fn add(&mut self, requests: i32, tokens: f64) {
+        self.requests = self.requests.saturating_add(requests);
+        self.tokens = (self.tokens + tokens).max(0.0);
     }
 
     fn added_to(self, load: Load) -> Load {
@@ -54,48 +61,89 @@ impl Since {
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(super) struct Corrections(HashMap<Slot, Since>);
+pub(super) struct Corrections {
+    next: u64,
+    underway: HashMap<RequestId, Underway>,
+    /// Since a beat.
+    since: HashMap<Slot, (BeatNumber, Beyond)>,
+    /// What waits in the router.
+    waiting: HashMap<Slot, Beyond>,
+}
 
 impl Corrections {
-    fn since(&mut self, node: Slot, beat: BeatNumber) -> &mut Since {
-        let since = self.0.entry(node).or_insert(Since::new(beat));
-        if since.after != beat {
-            *since = Since::new(beat);
+    fn since(&mut self, node: Slot, beat: BeatNumber) -> &mut Beyond {
+        let (known, since) = self.since.entry(node).or_insert((beat, Beyond::default()));
+        if *known != beat {
+            (*known, *since) = (beat, Beyond::default());
         }
         since
     }
 
-    /// A request goes to a node.
-    pub(super) fn sent(&mut self, node: Slot, sending: Sending) {
-        let since = self.since(node, sending.after);
-        since.requests = since.requests.saturating_add(1);
-        since.tokens += sending.tokens;
+    /// A request goes to a node, or waits for its prefix first.
+    pub(super) fn begin(&mut self, request: Underway) -> RequestId {
+        let id = RequestId(self.next);
+        self.next = self.next.wrapping_add(1);
+        match request.after {
+            Some(beat) => self.since(request.node, beat).add(1, request.tokens),
+            None => self.waiting.entry(request.node).or_default().add(1, request.tokens),
+        }
+        self.underway.insert(id, request);
+        id
+    }
+
+    /// A request that waited is sent. `beat` is the last one of its node.
+    pub(super) fn sent(&mut self, id: RequestId, beat: BeatNumber) {
+        let Some(request) = self.underway.get_mut(&id).filter(|request| request.after.is_none()) else { return };
+        request.after = Some(beat);
+        let Underway { node, tokens, .. } = *request;
+        self.leave(node, tokens);
+        self.since(node, beat).add(1, tokens);
+    }
+
+    fn leave(&mut self, node: Slot, tokens: f64) {
+        if let Some(waiting) = self.waiting.get_mut(&node) {
+            waiting.add(-1, -tokens);
+            if waiting.requests <= 0 {
+                self.waiting.remove(&node);
+            }
+        }
     }
 
     /// The prompt of a request is computed. `beat` is the last one of its node: it counts the prompt, unless that was sent
     /// after it.
-    pub(super) fn computed(&mut self, node: Slot, beat: BeatNumber, sending: Sending) {
+    pub(super) fn computed(&mut self, id: RequestId, beat: BeatNumber) {
+        let Some(Underway { node, after: Some(after), tokens, prompt }) = self.underway.get(&id).copied() else {
+            return;
+        };
         let since = self.since(node, beat);
-        if sending.after == beat {
-            since.tokens = (since.tokens - sending.tokens).max(0.0);
+        if after == beat {
+            since.add(0, -tokens);
         } else {
-            since.computed += sending.prompt;
+            since.computed += prompt;
         }
     }
 
-    /// A request has ended. `beat` is the last one of its node: it counts the request, unless that was sent after it.
-    pub(super) fn ended(&mut self, node: Slot, beat: BeatNumber) {
-        let since = self.since(node, beat);
-        since.requests = since.requests.saturating_sub(1);
+    /// A request has ended. `beat` is the last one of its node, if that still lives: it counts the request, unless that was
+    /// sent after it.
+    pub(super) fn ended(&mut self, id: RequestId, beat: Option<BeatNumber>) {
+        match (self.underway.remove(&id), beat) {
+            (Some(Underway { node, after: None, tokens, .. }), _) => self.leave(node, tokens),
+            (Some(Underway { node, .. }), Some(beat)) => self.since(node, beat).add(-1, 0.0),
+            _ => {}
+        }
     }
 
     /// The load of a node now, `age` seconds after the beat with this number.
     pub(super) fn corrected(&self, node: Slot, beat: BeatNumber, age: f64, model: &ModelBeat) -> Load {
         let speed = model.rates.prefill_tokens;
         let by_time = if speed.is_finite() && age > 0.0 { speed.max(0.0) * age } else { 0.0 };
-        let since = self.0.get(&node).filter(|since| since.after == beat).copied().unwrap_or(Since::new(beat));
-        let left = (model.load.backlog_tokens - by_time.max(since.computed)).max(0.0);
-        since.added_to(Load { backlog_tokens: left, ..model.load })
+        let since = self.since.get(&node).filter(|(known, _)| *known == beat).map(|(_, since)| *since);
+        let mut beyond = since.unwrap_or_default();
+        let left = (model.load.backlog_tokens - by_time.max(beyond.computed)).max(0.0);
+        if let Some(waiting) = self.waiting.get(&node) {
+            beyond.add(waiting.requests, waiting.tokens);
+        }
+        beyond.added_to(Load { backlog_tokens: left, ..model.load })
     }
 }
 
@@ -133,29 +181,40 @@ mod tests {
         assert_eq!([left(0.0), left(0.25), left(0.5), left(3.0), left(f64::NAN)], [1000.0, 500.0, 0.0, 0.0, 1000.0]);
     }
 
+    fn load(corrections: &Corrections, number: u64) -> (u32, u32, f64) {
+        let load = corrections.corrected(Slot(0), beat(number), 0.0, &model());
+        (load.running, load.waiting, load.backlog_tokens)
+    }
+
     #[test]
     fn requests_count_until_they_end() {
         let mut corrections = Corrections::default();
-        let sending = Sending { after: beat(1), tokens: 300.0, prompt: 700.0 };
-        let load = |corrections: &Corrections, number: u64| {
-            let load = corrections.corrected(Slot(0), beat(number), 0.0, &model());
-            (load.running, load.waiting, load.backlog_tokens)
-        };
-        for _ in 0..5 {
-            corrections.sent(Slot(0), sending);
-        }
-        assert_eq!(load(&corrections, 1), (4, 2, 2500.0), "all places are taken, and it is not full");
-        corrections.computed(Slot(0), beat(1), sending);
-        assert_eq!(load(&corrections, 1), (4, 2, 2200.0));
-        for _ in 0..5 {
-            corrections.ended(Slot(0), beat(1));
-        }
-        assert_eq!(load(&corrections, 1).0, 1, "the one that the beat counts");
+        let request = Underway { node: Slot(0), after: Some(beat(1)), tokens: 300.0, prompt: 700.0 };
+        let mut ids: Vec<RequestId> = (0..7).map(|_| corrections.begin(request)).collect();
+        assert_eq!(load(&corrections, 1), (4, 4, 3100.0), "all places are taken, and it is not full");
+        corrections.computed(ids[0], beat(1));
+        assert_eq!(load(&corrections, 1), (4, 4, 2800.0));
+        let late = ids.split_off(5);
+        ids.into_iter().for_each(|id| corrections.ended(id, Some(beat(1))));
+        assert_eq!(load(&corrections, 1).0, 3, "the one that the beat counts, and two others");
         assert_eq!(load(&corrections, 2), (1, 0, 1000.0), "the next beat counts all of them");
-        corrections.ended(Slot(0), beat(2));
-        corrections.ended(Slot(0), beat(2));
-        assert_eq!(load(&corrections, 2).0, 0, "one that the beat counts has ended");
-        corrections.computed(Slot(0), beat(2), sending);
-        assert_eq!(load(&corrections, 2).2, 300.0, "the beat may count all of its prompt");
+        corrections.computed(late[0], beat(2));
+        assert_eq!(load(&corrections, 2).2, 300.0, "that beat may count all of its prompt");
+        late.into_iter().for_each(|id| corrections.ended(id, Some(beat(2))));
+        assert_eq!(load(&corrections, 2).0, 0, "those that the beat counts have ended");
+    }
+
+    #[test]
+    fn requests_that_wait_in_the_router_count_whatever_beats_come() {
+        let mut corrections = Corrections::default();
+        let request = Underway { node: Slot(0), after: None, tokens: 300.0, prompt: 700.0 };
+        let [one, two] = [(); 2].map(|()| corrections.begin(request));
+        assert_eq!([load(&corrections, 1), load(&corrections, 7)], [(3, 0, 1600.0); 2]);
+        corrections.sent(one, beat(7));
+        assert_eq!((load(&corrections, 7), load(&corrections, 8)), ((3, 0, 1600.0), (2, 0, 1300.0)));
+        corrections.ended(two, None);
+        corrections.ended(one, Some(beat(8)));
+        assert_eq!(load(&corrections, 8), (0, 0, 1000.0));
+        assert!(corrections.underway.is_empty() && corrections.waiting.is_empty());
     }
 }

@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::awaited::Awaited;
-use super::corrections::{BeatNumber, Corrections, Sending};
+use super::corrections::{BeatNumber, Corrections, RequestId, Underway};
 use super::{Bus, BusError, Heard, Topic, frames};
 use crate::blocks::{BLOCK_TOKENS, BlockHasher};
 use crate::hints::{
@@ -66,7 +66,8 @@ pub struct Chosen {
     pub awaited: Option<Awaited>,
     /// Where the prompt ends; `None` if it has less than a block.
     pub end: Option<PromptEnd>,
-    sending: Sending,
+    /// The note that it was sent.
+    request: Option<RequestId>,
 }
 
 /// See the module. Ends when it is dropped.
@@ -301,14 +302,13 @@ impl Lookout {
         let considered = decision.considered.iter().filter_map(|one| Some((name_of(one.node)?, one.cost))).collect();
         let Some(known) = directory.at(decision.node) else { return Err(retry_after(all(), 0)) };
         let (node, address) = (known.beat.node.clone(), known.beat.address.clone());
-        let sending = Sending { after: known.beat.number(), tokens: f64::from(computed), prompt: f64::from(tokens) };
-        if notes {
-            sent.sent(decision.node, sending);
-        }
+        let after = Some(known.beat.number()).filter(|_| awaited.is_none());
+        let underway = Underway { node: decision.node, after, tokens: f64::from(computed), prompt: f64::from(tokens) };
+        let request = notes.then(|| sent.begin(underway));
         tracing::debug!(node, tokens, cost = ?decision.cost, "a node was chosen");
         let end = hashes.blocks().last().map(|block| PromptEnd { block: *block, tokens });
         let (slot, cost) = (decision.node, decision.cost);
-        Ok(Chosen { node, address, slot, cost, considered, start, awaited, end, sending })
+        Ok(Chosen { node, address, slot, cost, considered, start, awaited, end, request })
     }
 
     /// When a place for a request of a model will probably be free.
@@ -329,6 +329,13 @@ impl Lookout {
     /// expected time. A request that is sent earlier makes the node compute the prefix itself.
     pub async fn ready(&self, chosen: &Chosen) {
         let Some(awaited) = &chosen.awaited else { return };
+        self.wait_for(awaited, chosen).await;
+        if let Some((request, beat)) = chosen.request.zip(self.shared.last_beat(chosen.slot)) {
+            self.shared.sent().sent(request, beat);
+        }
+    }
+
+    async fn wait_for(&self, awaited: &Awaited, chosen: &Chosen) {
         let (until, mut news) = (Instant::now() + awaited.longest(), self.shared.news.subscribe());
         while awaited.is_computed(self.shared.directory().starts(), self.shared.now()) {
             if tokio::time::timeout_at(until, news.changed()).await.is_err() {
@@ -344,15 +351,16 @@ impl Lookout {
         if let Some(end) = chosen.end {
             self.shared.directory().live().note(chosen.slot, end, self.shared.now());
         }
-        if let Some(beat) = self.shared.last_beat(chosen.slot) {
-            self.shared.sent().computed(chosen.slot, beat, chosen.sending);
+        if let Some((request, beat)) = chosen.request.zip(self.shared.last_beat(chosen.slot)) {
+            self.shared.sent().computed(request, beat);
         }
     }
 
     /// A request that was chosen has ended, or its node announced it.
     pub fn ended(&self, chosen: &Chosen) {
-        if let Some(beat) = self.shared.last_beat(chosen.slot) {
-            self.shared.sent().ended(chosen.slot, beat);
+        if let Some(request) = chosen.request {
+            let beat = self.shared.last_beat(chosen.slot);
+            self.shared.sent().ended(request, beat);
         }
         if let Some(start) = chosen.start {
             self.shared.directory().starts().end(start);
