@@ -110,11 +110,12 @@ impl Corrections {
     }
 
     /// The prompt of a request is computed. `beat` is the last one of its node: it counts the prompt, unless that was sent
-    /// after it.
+    /// after it. Each of several replies to one prompt reports this; the first report counts.
     pub(super) fn computed(&mut self, id: RequestId, beat: BeatNumber) {
-        let Some(Underway { node, after: Some(after), tokens, prompt }) = self.underway.get(&id).copied() else {
-            return;
-        };
+        let Some(request) = self.underway.get_mut(&id) else { return };
+        let Some(after) = request.after else { return };
+        let node = request.node;
+        let (tokens, prompt) = (std::mem::take(&mut request.tokens), std::mem::take(&mut request.prompt));
         let since = self.since(node, beat);
         if after == beat {
             since.add(0, -tokens);
@@ -192,8 +193,10 @@ mod tests {
         let request = Underway { node: Slot(0), after: Some(beat(1)), tokens: 300.0, prompt: 700.0 };
         let mut ids: Vec<RequestId> = (0..7).map(|_| corrections.begin(request)).collect();
         assert_eq!(load(&corrections, 1), (4, 4, 3100.0), "all places are taken, and it is not full");
-        corrections.computed(ids[0], beat(1));
-        assert_eq!(load(&corrections, 1), (4, 4, 2800.0));
+        for _ in 0..3 {
+            corrections.computed(ids[0], beat(1));
+            assert_eq!(load(&corrections, 1), (4, 4, 2800.0), "three replies have one prompt");
+        }
         let late = ids.split_off(5);
         ids.into_iter().for_each(|id| corrections.ended(id, Some(beat(1))));
         assert_eq!(load(&corrections, 1).0, 3, "the one that the beat counts, and two others");
