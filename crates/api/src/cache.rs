@@ -9,6 +9,7 @@ pub(crate) mod rows;
 use std::time::Duration;
 
 use poncho_kinds::{HitTier, Key, RemoteCounts, SaveReason, Tier};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use follow::{RowBatch, RowChange, StoredRow};
@@ -185,35 +186,40 @@ pub struct Explained {
 }
 
 /// A beginning of a prompt that can be fetched from other machines.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct RemotePrefix {
     /// The name of its row.
+    #[schemars(with = "String")]
     pub key: Key,
     /// How many leading tokens it has.
     pub tokens: usize,
     /// Bytes of the row with everything it builds on.
     pub bytes: u64,
     /// Where it is: in the shared tier, or in another node.
+    #[schemars(with = "String", extend("enum" = [HitTier::Peer.as_str(), HitTier::Shared.as_str()]))]
     pub tier: HitTier,
 }
 
 /// A message of a conversation.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct MessagePlace {
     /// Its number, from 1. A system prompt that comes in a field of its own counts as a message.
+    #[schemars(range(min = 1))]
     pub number: usize,
     /// Its role.
     pub role: String,
 }
 
 /// The row that a prompt was compared with.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ExplainedRow {
     /// Its name.
+    #[schemars(with = "String")]
     pub key: Key,
     /// How many tokens it has.
     pub tokens: usize,
     /// The fastest tier that holds it.
+    #[schemars(with = "Option<String>", extend("enum" = ["ram", "ram_file", "disk", null]))]
     pub tier: Option<Tier>,
 }
 
@@ -231,7 +237,8 @@ pub struct Divergence {
 }
 
 /// The text around a place.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "TextAround")]
 pub struct Around {
     /// What stands before it.
     pub before: String,
@@ -240,7 +247,7 @@ pub struct Around {
 }
 
 /// Where a prompt and a row go on with the same text after they differ.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Resumption {
     /// The position in the row.
     pub cached: usize,
@@ -249,7 +256,7 @@ pub struct Resumption {
 }
 
 /// The likely reason why a prompt is not cached to its end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Cause {
     /// It is.

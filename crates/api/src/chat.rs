@@ -6,6 +6,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// How conversations are treated.
@@ -41,7 +42,7 @@ pub enum ReplayScope {
 }
 
 /// What a rule did to a turn.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Normalised {
     /// The rule.
     pub rule: HygieneRule,
@@ -50,7 +51,7 @@ pub struct Normalised {
 }
 
 /// Something that clients change for no reason that the model should see.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum HygieneRule {
     /// A line of the system prompt that is an HTTP-like header about billing or attribution is left out.

@@ -292,6 +292,9 @@ pub enum RequestStage {
 }
 
 impl RequestStage {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Queued, Self::Restoring, Self::Prefilling, Self::Generating];
+
     /// The one spelling.
     #[must_use]
     pub const fn as_str(self) -> &'static str {

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use futures_core::Stream;
 use poncho_kinds::{Key, OwnerId, Tier};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::cache::rows::{CopyCheck, EvictionSum, PinOutcome, RowTokens};
@@ -60,7 +61,7 @@ pub enum LoadEvent {
 }
 
 /// Whether a process that computes is there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum PeerState {
     /// It serves.
@@ -72,7 +73,7 @@ pub enum PeerState {
 }
 
 /// A process that computes for this node.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PeerReport {
     /// Its address, or what it is.
     pub name: String,

@@ -57,6 +57,7 @@ mod blocking;
 mod config;
 mod dialects;
 mod error;
+mod forms;
 mod http;
 mod library;
 mod models;
@@ -66,7 +67,6 @@ mod responses;
 mod router;
 mod serve;
 mod telemetry;
-mod texts;
 
 pub use config::{
     ConfigError, KeepAlive, MemoryBudget, PlanLine, PlannedMemory, Plans, RecentLines, ServerConfig, ShownDevice,

@@ -3,6 +3,7 @@
 //! Made by the engine, shown by the server's own endpoints. Plain owned data.
 
 use poncho_kinds::{EvictionCause, Tier};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The outcome of pinning a row.
@@ -25,9 +26,10 @@ pub enum PinOutcome {
 }
 
 /// The check of one copy of a row.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct CopyCheck {
     /// The tier that holds it.
+    #[schemars(with = "String", extend("enum" = Tier::ALL.map(Tier::as_str)))]
     pub tier: Tier,
     /// Bytes that were compared with their checksums. Memory has none.
     pub checked_bytes: u64,
@@ -45,13 +47,15 @@ pub struct RowTokens {
 }
 
 /// Rows that left a tier within one hour for one cause.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct EvictionSum {
     /// The beginning of the hour, unix seconds.
     pub hour: u64,
     /// The tier that they left.
+    #[schemars(with = "String", extend("enum" = Tier::ALL.map(Tier::as_str)))]
     pub tier: Tier,
     /// Why they left.
+    #[schemars(with = "String", extend("enum" = EvictionCause::ALL.map(EvictionCause::as_str)))]
     pub cause: EvictionCause,
     /// How many rows.
     pub rows: u64,

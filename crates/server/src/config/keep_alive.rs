@@ -5,15 +5,24 @@
 use std::fmt;
 use std::time::Duration;
 
+use schemars::{JsonSchema, json_schema};
 use serde::de::{self, Deserialize, Deserializer, Visitor};
 
+use crate::forms::form;
+
 /// How long a model stays loaded after its last request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema)]
+#[schemars(with = "SecondsOrText", inline)]
 pub enum KeepAlive {
     /// For this long.
     For(Duration),
     /// Until it is unloaded explicitly: any negative number.
     Forever,
+}
+
+form! {
+    /// See the module.
+    SecondsOrText, json_schema!({"type": ["string", "number"]})
 }
 
 impl KeepAlive {

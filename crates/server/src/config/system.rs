@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 /// Lines that are kept.
@@ -15,18 +16,20 @@ const MOST_LINES: usize = 200;
 const MOST_BYTES: usize = 1000;
 
 /// A setting as people read it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(rename = "Setting")]
 pub struct ShownSetting {
     /// Its name in the settings file.
     pub name: String,
-    /// Its value; a secret is masked.
+    /// Its value; keys and passwords are masked.
     pub value: String,
     /// The layer that set it: a flag, a variable, a line of a file, or `default`.
     pub origin: String,
 }
 
 /// A device that can compute.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(rename = "Device")]
 pub struct ShownDevice {
     /// Its name, such as `CUDA0`.
     pub name: String,
@@ -41,7 +44,7 @@ pub struct ShownDevice {
 }
 
 /// A backend or a worker that was found and is not used.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct UnusedDevice {
     /// Its file or its address.
     pub what: String,
@@ -59,7 +62,7 @@ pub struct ShownMachine {
 }
 
 /// One choice of a plan.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct PlanLine {
     /// The choice and its reason.
     pub text: String,
@@ -70,7 +73,7 @@ pub struct PlanLine {
 }
 
 /// The memory of a model on one device.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct PlannedMemory {
     /// The device, or `host` for the memory of the machine.
     pub device: String,
@@ -83,7 +86,8 @@ pub struct PlannedMemory {
 }
 
 /// How a model fits on the machine.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(rename = "Plan")]
 pub struct ShownPlan {
     /// The choices.
     pub lines: Vec<PlanLine>,

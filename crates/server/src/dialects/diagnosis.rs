@@ -6,22 +6,28 @@
 use std::sync::Arc;
 
 use poncho_api::{Finished, Generate};
+use schemars::JsonSchema;
 use serde::Serialize;
 
+use crate::forms::left_out;
 use crate::http::app::SharedApp;
 use crate::owner::Owner;
 use crate::responses::fingerprint::{Change, Fingerprint};
 use crate::responses::records::{Record, Records};
 
 /// The `diagnostics` object of an answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 pub(crate) struct Diagnostics {
     cache_miss_reason: Reason,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(rename = "CacheMissReason", transform = left_out)]
 struct Reason {
     #[serde(rename = "type")]
+    #[schemars(extend("enum" = [
+        "model_changed", "system_changed", "tools_changed", "messages_changed", "previous_message_not_found", "unavailable",
+    ]))]
     kind: &'static str,
     /// Tokens of the earlier prompt that had to be computed again.
     #[serde(skip_serializing_if = "Option::is_none")]

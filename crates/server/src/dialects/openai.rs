@@ -1,8 +1,9 @@
 //! OpenAI's dialect: models, chat completions, completions, responses and embeddings.
 //!
-//! `types` holds what goes over the wire, `convert` turns requests into turns and generations, and each endpoint has
+//! `types` and `answers` hold what goes over the wire, `convert` turns requests into turns and generations, and each endpoint has
 //! its own file. Nothing outside of this folder knows a field name of OpenAI.
 
+pub(crate) mod answers;
 pub(crate) mod call;
 pub(crate) mod chat;
 pub(crate) mod completions;

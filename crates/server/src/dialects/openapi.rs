@@ -1,28 +1,31 @@
 //! `GET /openapi.json`: what every path takes and answers, as an OpenAPI 3.1 document.
 //!
-//! The pieces stand beside this file, one for each family: paths and the schemas they use. A piece lists the statuses of an
-//! operation's errors in `x-errors`; here they get the shape of their family, from the same table that shapes the errors
-//! themselves. A test holds the document against the routes. Asked for without a key, so it must tell nothing of this
-//! server but its version.
+//! The tables beside this file list the operations, one for each family; an operation names the types of its bodies, and
+//! their schemas come from these types. A test holds the document against the routes. Asked for without a key, so it must
+//! tell nothing of this server but its version.
 
-use axum::http::StatusCode;
-use serde_json::{Map, Value, json};
+mod anthropic;
+mod cache;
+mod errors;
+mod llama_server;
+mod ollama;
+mod openai;
+mod operation;
+mod poncho;
+mod responses;
+mod schemas;
+
 use std::sync::LazyLock;
 
-use crate::error::Family;
+use serde_json::{Map, Value, json};
+
+pub(crate) use self::errors::refuses_parameters;
+use self::operation::Operation;
+use self::schemas::Schemas;
 use crate::http::body::Json;
 
 /// Paths that clients of a family may try and that say so instead of "not found".
 pub(crate) const NOT_BUILT: [&str; 1] = ["/api/push"];
-
-/// The pieces, in the order in which they are shown.
-const PIECES: [&str; 5] = [
-    include_str!("openapi/openai.json"),
-    include_str!("openapi/responses.json"),
-    include_str!("openapi/anthropic.json"),
-    include_str!("openapi/ollama.json"),
-    include_str!("openapi/poncho.json"),
-];
 
 pub(crate) static DOCUMENT: LazyLock<Value> = LazyLock::new(document);
 
@@ -31,20 +34,27 @@ pub(crate) async fn get() -> Json<&'static Value> {
     Json(&DOCUMENT)
 }
 
+/// All of them.
+fn operations() -> Vec<Operation> {
+    let tables = [
+        openai::operations(),
+        responses::operations(),
+        anthropic::operations(),
+        ollama::operations(),
+        llama_server::operations(),
+        poncho::operations(),
+        cache::operations(),
+    ];
+    tables.into_iter().flatten().collect()
+}
+
 fn document() -> Value {
-    let (mut paths, mut schemas) = (Map::new(), error_schemas());
-    for piece in PIECES {
-        let Ok(Value::Object(mut piece)) = serde_json::from_str(piece) else { continue };
-        let mut take = |name: &str| match piece.remove(name) {
-            Some(Value::Object(entries)) => entries,
-            _ => Map::new(),
-        };
-        paths.extend(take("paths").into_iter().map(|(path, operations)| {
-            let operations = with_errors(&path, operations);
-            (path, operations)
-        }));
-        schemas.extend(take("schemas"));
+    let (mut paths, mut schemas) = (Map::new(), Schemas::new());
+    for operation in operations() {
+        operation.write(&mut paths, &mut schemas);
     }
+    let mut schemas = schemas.named();
+    schemas.extend(errors::schemas());
     json!({
         "openapi": "3.1.0",
         "info": {
@@ -62,71 +72,6 @@ fn document() -> Value {
             },
         },
     })
-}
-
-/// Whether a parameter that a path does not have is an error: on Poncho's own paths and where the library changes.
-pub(crate) fn refuses_parameters(path: &str) -> bool {
-    let is_own = path.starts_with("/api/") && Family::of_path(path) == Family::OpenAi;
-    is_own || ["/api/copy", "/api/delete", "/api/create"].contains(&path)
-}
-
-/// The operations of a path with their errors written out.
-fn with_errors(path: &str, mut operations: Value) -> Value {
-    let family = Family::of_path(path);
-    for operation in operations.as_object_mut().into_iter().flat_map(Map::values_mut) {
-        let Some(operation) = operation.as_object_mut() else { continue };
-        let errors = operation.remove("x-errors").unwrap_or_default();
-        let mut statuses: Vec<u16> =
-            errors.as_array().into_iter().flatten().filter_map(|status| status.as_u64()?.try_into().ok()).collect();
-        if refuses_parameters(path) {
-            statuses.push(StatusCode::BAD_REQUEST.as_u16());
-        }
-        // Under a name that is not the server's, nothing is answered.
-        statuses.push(StatusCode::FORBIDDEN.as_u16());
-        // Who must send a key may also send none where the server has none.
-        if statuses.contains(&StatusCode::UNAUTHORIZED.as_u16()) {
-            operation.insert("security".to_owned(), json!([{"bearer": []}, {"key": []}, {}]));
-        }
-        let Some(responses) = operation.get_mut("responses").and_then(Value::as_object_mut) else { continue };
-        for status in statuses.into_iter().filter_map(|status| StatusCode::from_u16(status).ok()) {
-            let status = family.status(status);
-            let reference = format!("#/components/schemas/{}", error_schema(family));
-            let content = json!({"application/json": {"schema": {"$ref": reference}}});
-            let description = status.canonical_reason().unwrap_or("Overloaded");
-            responses.insert(status.as_u16().to_string(), json!({"description": description, "content": content}));
-        }
-    }
-    operations
-}
-
-const fn error_schema(family: Family) -> &'static str {
-    match family {
-        Family::OpenAi => "OpenAiError",
-        Family::Anthropic => "AnthropicError",
-        Family::Ollama => "OllamaError",
-    }
-}
-
-fn error_schemas() -> Map<String, Value> {
-    let text = json!({"type": "string"});
-    let maybe = json!({"type": ["string", "null"]});
-    let object = |properties: Value| {
-        let required: Vec<&String> = properties.as_object().into_iter().flat_map(Map::keys).collect();
-        json!({"type": "object", "required": required, "properties": properties})
-    };
-    Map::from_iter([
-        (
-            error_schema(Family::OpenAi).to_owned(),
-            object(json!({"error": object(json!({"message": text, "type": text, "param": maybe, "code": maybe}))})),
-        ),
-        (
-            error_schema(Family::Anthropic).to_owned(),
-            object(json!({
-                "type": {"const": "error"}, "error": object(json!({"type": text, "message": text})), "request_id": text,
-            })),
-        ),
-        (error_schema(Family::Ollama).to_owned(), object(json!({"error": text}))),
-    ])
 }
 
 #[cfg(test)]
@@ -186,13 +131,8 @@ mod tests {
     }
 
     #[test]
-    fn the_pieces_are_whole_and_every_reference_leads_somewhere() {
-        for piece in PIECES {
-            let piece: Value = serde_json::from_str(piece).unwrap();
-            assert!(piece["paths"].is_object() && piece["schemas"].is_object());
-        }
+    fn every_reference_leads_somewhere() {
         let text = DOCUMENT.to_string();
-        assert!(!text.contains("x-errors"));
         for reference in text.split("\"$ref\":\"#").skip(1).map(|rest| rest.split('"').next().unwrap()) {
             assert!(DOCUMENT.pointer(reference).is_some(), "{reference}");
         }

@@ -3,13 +3,16 @@
 //! Read by the bodies of all dialects and applied to the request before it starts. A field of the object that is not known
 //! is refused, unlike elsewhere in a body: the object is Poncho's own, so an unknown field is a typing error.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use poncho_api::{Drafts, Key, Mode, Request};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
 
 use crate::error::ApiError;
+use crate::forms::form;
 
 /// See the module.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -64,17 +67,41 @@ impl PonchoOptions {
     }
 }
 
-/// The object as it comes.
-#[derive(serde::Deserialize)]
+/// Says how the prompt is read.
+#[derive(serde::Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(inline)]
 struct Fields {
+    /// Read the prompt, keep its state, generate nothing.
     prefill_only: Option<bool>,
+    /// The row that the prompt builds on: the finish_key of an earlier reply.
+    #[schemars(with = "Option<String>", regex(pattern = "^[0-9a-f]{64}$"))]
     parent_key: Option<Key>,
+    /// Append a prompt that is used as written to the session.
     #[serde(rename = "continue")]
     continues: Option<bool>,
+    /// Which tokens the reply may be guessed from, at most what the server allows.
+    #[schemars(with = "Option<DraftsWord>")]
     drafts: Option<Drafts>,
+    /// Asks what changed since an earlier reply, which it names; null on the first turn.
     #[serde(default, deserialize_with = "present")]
+    #[schemars(with = "Option<String>")]
     previous_id: Option<Option<String>>,
+}
+
+form! {
+    /// Which tokens drafts may come from.
+    DraftsWord, json_schema!({"type": "string", "enum": Drafts::ALL.map(Drafts::as_str)})
+}
+
+impl JsonSchema for PonchoOptions {
+    fn schema_name() -> Cow<'static, str> {
+        "PonchoOptions".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        json_schema!({"anyOf": [{"type": "boolean"}, generator.subschema_for::<Fields>(), {"type": "null"}]})
+    }
 }
 
 /// A field that is there, `null` or not.

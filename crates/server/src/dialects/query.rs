@@ -10,7 +10,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::LazyLock;
 
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 use axum::middleware::Next;
 use axum::response::Response;
 use serde_json::{Map, Value};
@@ -163,12 +163,6 @@ fn names(query: Option<&str>) -> impl Iterator<Item = Cow<'_, str>> {
     form_urlencoded::parse(query.unwrap_or_default().as_bytes()).map(|(name, _)| name)
 }
 
-/// The value of a parameter; the last one, if there are several.
-pub(crate) fn value<'uri>(uri: &'uri Uri, name: &str) -> Option<Cow<'uri, str>> {
-    let pairs = form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes());
-    pairs.filter(|(key, _)| key == name).map(|(_, value)| value).last()
-}
-
 fn has_body(headers: &HeaderMap) -> bool {
     let length = headers.get(header::CONTENT_LENGTH);
     headers.contains_key(header::TRANSFER_ENCODING) || length.is_some_and(|length| length != "0")
@@ -196,11 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_values_are_decoded() {
-        let uri = Uri::from_static("/props?model=owner%2Fname%3Atag&a=1&model");
-        assert_eq!(value(&uri, "a").as_deref(), Some("1"));
-        assert_eq!(value(&uri, "model").as_deref(), Some(""));
-        assert_eq!(value(&Uri::from_static("/?model=o%2Fn"), "model").as_deref(), Some("o/n"));
+    fn names_are_decoded() {
         assert_eq!(unknown(Some("include%5B%5D=x&beta=true&&limit=1"), &["limit"])[0].path, "?include[]");
         assert_eq!(repeated(Some("limit=1&b=2&limit=3&b=1"), &["limit"]), ["limit"]);
         assert_eq!(quotable("`a\"b\\c\u{e9}\n`"), "`a?b?c??`");

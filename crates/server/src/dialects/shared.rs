@@ -1,14 +1,18 @@
-//! What the dialects do alike around a call: read its headers, start its replies, report what the cache did for it.
+//! What the dialects do alike around a call: read its headers and parameters, start its replies, report what the cache did for it.
 //!
 //! Used by the folders of the dialects and by Poncho's own endpoints. Nothing here knows a field of a dialect.
 
-use axum::http::{HeaderMap, HeaderName, HeaderValue};
-use poncho_api::{Capabilities, DraftReport, Finished, Generate, HitTier, Normalised};
+use std::borrow::Cow;
+
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Uri};
+use poncho_api::{Capabilities, DraftReport, Finished, Generate, HitKind, HitTier, Normalised};
+use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::time::Instant;
 
 use crate::dialects::diagnosis::{Diagnosis, Diagnostics};
 use crate::error::ApiError;
+use crate::forms::{left_out, or_null};
 use crate::http::app::SharedApp;
 use crate::http::heartbeat::Heartbeat;
 use crate::http::reply::Reply;
@@ -37,6 +41,12 @@ pub(crate) fn poncho_header(headers: &HeaderMap) -> Result<bool, ApiError> {
         Some(b"1" | b"true") => Ok(true),
         Some(_) => Err(ApiError::field("x-poncho", "it must be 1 or 0")),
     }
+}
+
+/// The value of a parameter of the address; the last one, if there are several.
+pub(crate) fn query_value<'uri>(uri: &'uri Uri, name: &str) -> Option<Cow<'uri, str>> {
+    let pairs = form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes());
+    pairs.filter(|(key, _)| key == name).map(|(_, value)| value).last()
 }
 
 /// Headers of this server's own that do not exist.
@@ -86,17 +96,21 @@ pub(crate) fn capability_words(can: Capabilities) -> Vec<&'static str> {
 }
 
 /// What the cache did for a request.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+#[schemars(transform = left_out)]
 struct PonchoFacts {
-    /// How the prompt was found; a tiny overlap is `cold`.
+    /// How the prompt was found. Fewer than 32 cached tokens that are less than 5 % of it are cold.
+    #[schemars(extend("enum" = HitKind::ALL.map(HitKind::as_str)))]
     hit: &'static str,
     /// Where it was found; absent if nothing was.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("enum" = HitTier::ALL.map(HitTier::as_str)))]
     tier: Option<&'static str>,
     /// Prompt tokens from the cache.
     cached_tokens: usize,
     /// Prompt tokens that were computed.
     new_tokens: usize,
+    /// At most three decimals.
     prefill_ms: f64,
     /// The row that was saved at the end.
     finish_key: Option<String>,
@@ -109,11 +123,14 @@ struct PonchoFacts {
 }
 
 /// What drafts did for a reply.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 struct DraftFacts {
+    /// Draft tokens that were computed.
+    #[schemars(range(min = 1))]
     drafted: usize,
+    /// Of these, the ones in the reply.
     accepted: usize,
-    /// With at most two decimals.
+    /// Tokens that a decode step drew on average, with at most two decimals.
     tokens_per_step: f64,
 }
 
@@ -143,19 +160,23 @@ impl From<&Finished> for PonchoFacts {
 
 /// The `poncho` object of an answer: what the cache did, if that is asked for, and the warnings, if there are any; or how
 /// far a reply is.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, JsonSchema)]
 pub(crate) struct PonchoReport {
     #[serde(flatten)]
     facts: Option<PonchoFacts>,
     /// How far a reply is, in a stream that has nothing else to say.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Heartbeat")]
     progress: Option<Heartbeat>,
     /// The id that a later request names as its `previous_id`, where it asked for diagnostics.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "String")]
     id: Option<String>,
     /// What changed since the request before, where it was asked for; `null` if nothing did.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "or_null::<Diagnostics>")]
     diagnostics: Option<Option<Diagnostics>>,
+    /// Come whenever a part of the request had no effect. All other facts come on request.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     warnings: Vec<Warning>,
 }
@@ -221,11 +242,13 @@ impl Reporting {
 }
 
 /// An answer without a reply, and its warnings.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "{T}")]
 pub(crate) struct WithWarnings<T> {
     #[serde(flatten)]
     answer: T,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "PonchoReport")]
     poncho: Option<PonchoReport>,
 }
 
@@ -284,6 +307,14 @@ impl Origin {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_names_and_values_of_parameters_are_decoded() {
+        let uri = Uri::from_static("/props?model=owner%2Fname%3Atag&a=1&model");
+        assert_eq!(query_value(&uri, "a").as_deref(), Some("1"));
+        assert_eq!(query_value(&uri, "model").as_deref(), Some(""));
+        assert_eq!(query_value(&Uri::from_static("/?model=o%2Fn"), "model").as_deref(), Some("o/n"));
+    }
 
     #[test]
     fn the_header_is_1_or_0_and_nothing_else() {

@@ -4,21 +4,24 @@
 //! event that their clients count as life. It must never delay an event of the reply.
 
 use poncho_api::{Progress, RequestStage, Started};
+use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 
 use crate::http::reply::ReplyEvent;
 
 /// See the module.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(rename = "Progress")]
 pub(crate) struct Heartbeat {
     #[serde(serialize_with = "word")]
+    #[schemars(with = "String", extend("enum" = RequestStage::ALL.map(RequestStage::as_str)))]
     stage: RequestStage,
     #[serde(flatten)]
     prompt: Option<PromptRead>,
 }
 
 /// How much of the prompt is read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 struct PromptRead {
     prompt_tokens: usize,
     /// Prompt tokens from the cache.

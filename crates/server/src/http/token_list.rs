@@ -6,6 +6,7 @@
 
 use std::fmt;
 
+use schemars::JsonSchema;
 use serde::de::{self, Deserialize, Deserializer, SeqAccess, Visitor};
 
 use crate::error::ApiError;
@@ -14,7 +15,8 @@ use crate::error::ApiError;
 pub(crate) const MOST_TOKENS: usize = 1 << 22;
 
 /// Some tokens.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema)]
+#[schemars(with = "Vec<u32>", inline)]
 pub(crate) struct TokenList(pub(crate) Vec<u32>);
 
 impl TokenList {

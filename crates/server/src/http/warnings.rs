@@ -10,6 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use poncho_models::nearest;
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value};
 use tokio::time::Instant;
@@ -25,8 +26,9 @@ const LOG_AGAIN: Duration = Duration::from_secs(600);
 const MOST_REMEMBERED: usize = 256;
 
 /// What kind of warning it is. Clients may match the words.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
+#[schemars(rename = "WarningCode")]
 pub(crate) enum Code {
     /// No field of this request has that name.
     UnknownField,
@@ -57,7 +59,7 @@ impl Code {
 }
 
 /// One warning.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 pub(crate) struct Warning {
     code: Code,
     /// The field, header or setting that it is about.

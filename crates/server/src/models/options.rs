@@ -8,14 +8,16 @@
 use std::fmt;
 
 use poncho_api::{Request, Sampling, range_text};
+use schemars::JsonSchema;
 use serde::Deserialize as DeserializeDerive;
 use serde::de::{self, Deserialize, Deserializer, Visitor};
 
 use crate::error::ApiError;
-use crate::texts::Texts;
+use crate::forms::Texts;
 
 /// An integer that may also be written as `40.0`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema)]
+#[schemars(with = "f64", inline)]
 pub(crate) struct Integer(pub(crate) i64);
 
 struct IntegerVisitor;
@@ -52,8 +54,9 @@ impl<'de> Deserialize<'de> for Integer {
     }
 }
 
-/// The options that mean something here.
-#[derive(Debug, Default, PartialEq, DeserializeDerive)]
+/// The options that have an effect here.
+#[derive(Debug, Default, PartialEq, DeserializeDerive, JsonSchema)]
+#[schemars(rename = "OllamaOptions", inline)]
 pub(crate) struct Options {
     num_predict: Option<Integer>,
     temperature: Option<f32>,

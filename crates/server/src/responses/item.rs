@@ -5,6 +5,7 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::request_id::random_id;
@@ -17,8 +18,9 @@ const OPAQUE_PREFIX: &str = "poncho1.";
 const BATCH_LENGTH: usize = 30;
 
 /// How far an item has come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
+#[schemars(rename = "ItemStatus")]
 pub(crate) enum Status {
     InProgress,
     Completed,
@@ -28,7 +30,7 @@ pub(crate) enum Status {
 }
 
 /// Who speaks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Role {
     User,
@@ -38,7 +40,7 @@ pub(crate) enum Role {
 }
 
 /// See the module.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(crate) enum Item {
     Message {
@@ -53,6 +55,7 @@ pub(crate) enum Item {
         name: String,
         /// The group that the function was offered in.
         #[serde(skip_serializing_if = "Option::is_none")]
+        #[schemars(with = "String")]
         namespace: Option<String>,
         /// JSON as text.
         arguments: String,
@@ -118,14 +121,16 @@ pub(crate) enum Item {
         #[serde(skip_serializing_if = "Vec::is_empty")]
         content: Vec<ThinkingPart>,
         #[serde(skip_serializing_if = "Option::is_none")]
+        #[schemars(with = "String")]
         encrypted_content: Option<String>,
         status: Status,
     },
 }
 
 /// A part of a message.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
+#[schemars(rename = "MessagePart")]
 pub(crate) enum ContentPart {
     InputText {
         text: String,
@@ -155,8 +160,9 @@ impl ContentPart {
 }
 
 /// What a function gave back.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 #[serde(untagged)]
+#[schemars(inline)]
 pub(crate) enum CallOutput {
     Text(String),
     Parts(Vec<ContentPart>),
@@ -172,7 +178,7 @@ impl CallOutput {
 }
 
 /// A stretch of thinking.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(crate) enum ThinkingPart {
     SummaryText { text: String },

@@ -2,10 +2,14 @@
 //!
 //! Part of stored items and of OpenAI's answers. Nothing here knows where the number comes from.
 
+use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 
+use crate::forms::left_out;
+
 /// A token with its log probability.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "TokenLogprob", transform = left_out)]
 pub(crate) struct TokenOut {
     pub(crate) token: String,
     #[serde(serialize_with = "shortest")]

@@ -7,6 +7,7 @@
 use std::fmt;
 
 use futures_util::future::BoxFuture;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -36,7 +37,7 @@ pub trait ToolSession: Send + Sync {
 }
 
 /// A tool of a server, as `mcp_list_tools` items have it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct RemoteTool {
     /// Its name at the server.
     pub name: String,
@@ -46,6 +47,7 @@ pub struct RemoteTool {
     pub input_schema: Map<String, Value>,
     /// Hints of the server, such as `readOnlyHint`.
     #[serde(default)]
+    #[schemars(with = "Option<Map<String, Value>>")]
     pub annotations: Option<Value>,
 }
 

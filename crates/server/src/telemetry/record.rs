@@ -7,6 +7,7 @@
 
 pub(crate) mod entry;
 mod opening;
+mod shown;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,6 +19,7 @@ use tokio::time::Instant;
 use self::entry::Ended;
 pub(crate) use self::entry::Entry;
 use self::opening::Opening;
+pub(crate) use self::shown::ShownRequest;
 use crate::owner::Owner;
 use crate::telemetry::metrics::Outcome;
 

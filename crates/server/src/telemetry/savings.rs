@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use poncho_api::Completion;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -78,6 +79,33 @@ impl Sums {
     }
 }
 
+/// What the cache saved, as clients see it.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Savings")]
+pub(crate) struct SavingsOut {
+    days: Vec<SavedOnDay>,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct SavedOnDay {
+    /// Such as 2026-01-31, in UTC.
+    day: String,
+    models: Vec<SavedByModel>,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct SavedByModel {
+    model: String,
+    requests: u64,
+    cached_tokens: u64,
+    new_tokens: u64,
+    generated_tokens: u64,
+    /// The time that restoring the cached tokens took.
+    restore_seconds: f64,
+    /// The time that computing them would have taken, less that of restoring them; null if it cannot be estimated.
+    saved_seconds: Option<f64>,
+}
+
 impl Savings {
     /// The sums of a file, if it is named and readable.
     pub(crate) fn open(file: Option<PathBuf>) -> Self {
@@ -119,22 +147,20 @@ impl Savings {
         for (model, sums) in state.days.values().flatten() {
             all.entry(model).or_default().add(sums);
         }
-        let row = |model: &str, sums: &Sums| {
-            json!({
-                "model": model,
-                "requests": sums.requests,
-                "cached_tokens": sums.cached_tokens,
-                "new_tokens": sums.new_tokens,
-                "generated_tokens": sums.generated_tokens,
-                "restore_seconds": sums.restore_us as f64 / 1e6,
-                "saved_seconds": sums.saved(all.get(model).and_then(Sums::pace)),
-            })
+        let row = |(model, sums): (&String, &Sums)| SavedByModel {
+            model: model.clone(),
+            requests: sums.requests,
+            cached_tokens: sums.cached_tokens,
+            new_tokens: sums.new_tokens,
+            generated_tokens: sums.generated_tokens,
+            restore_seconds: sums.restore_us as f64 / 1e6,
+            saved_seconds: sums.saved(all.get(model.as_str()).and_then(Sums::pace)),
         };
-        let day = |(day, models): (&u64, &BTreeMap<String, Sums>)| {
-            let models: Vec<Value> = models.iter().map(|(model, sums)| row(model, sums)).collect();
-            json!({"day": date(*day), "models": models})
+        let day = |(day, models): (&u64, &BTreeMap<String, Sums>)| SavedOnDay {
+            day: date(*day),
+            models: models.iter().map(row).collect(),
         };
-        json!({"days": state.days.iter().rev().map(day).collect::<Vec<Value>>()})
+        json!(SavingsOut { days: state.days.iter().rev().map(day).collect() })
     }
 
     /// Writes the sums if they changed. Blocks.

@@ -5,7 +5,10 @@
 //! of a block.
 //! Answers are written exactly. Nothing here decides anything; `convert.rs` and `conversation.rs` do.
 
+use std::borrow::Cow;
+
 use poncho_api::{Completion, Started};
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::de::{Deserialize, Deserializer, IgnoredAny};
 use serde::{Deserialize as DeserializeDerive, Serialize};
 use serde_json::Value;
@@ -15,17 +18,24 @@ use crate::dialects::diagnosis::Diagnostics;
 use crate::dialects::openai::types::{Either, TextOrList, Texts};
 use crate::dialects::poncho_options::PonchoOptions;
 use crate::dialects::shared::PonchoReport;
+use crate::forms::{AnyObject, left_out, may_be_absent, or_null};
 use crate::http::body::Object;
 use crate::http::sse::Frame;
 
 /// `POST /v1/messages` and `POST /v1/messages/count_tokens`.
-#[derive(Debug, DeserializeDerive)]
+#[derive(Debug, DeserializeDerive, JsonSchema)]
+#[schemars(rename = "MessagesRequest")]
 pub(crate) struct MessagesBody {
+    #[schemars(required)]
     pub(crate) model: Option<String>,
+    #[schemars(length(min = 1))]
     pub(crate) messages: Vec<Object<Message>>,
     pub(crate) system: Option<Content>,
+    #[schemars(required)]
     pub(crate) max_tokens: Option<u32>,
+    #[schemars(with = "Option<Vec<String>>", inner(regex(pattern = r"\S")))]
     pub(crate) stop_sequences: Option<StopSequences>,
+    #[schemars(range(min = 0.0, max = 1.0))]
     pub(crate) temperature: Option<f32>,
     pub(crate) top_p: Option<f32>,
     pub(crate) top_k: Option<u32>,
@@ -44,21 +54,37 @@ pub(crate) struct MessagesBody {
     pub(crate) session_id: Option<String>,
     pub(crate) exact: Option<bool>,
     pub(crate) ignore_eos: Option<bool>,
-    /// Asks for the `poncho` object, and says how the prompt is read.
+    /// true asks for the poncho object; an object also says how the prompt is read, and implies true.
     pub(crate) poncho: Option<PonchoOptions>,
     /// Asks what changed since an earlier request.
     pub(crate) diagnostics: Option<Object<DiagnosticsBody>>,
 }
 
+/// `POST /v1/messages/count_tokens`: the same, but that `max_tokens` may be left out.
+pub(crate) enum CountedBody {}
+
+impl JsonSchema for CountedBody {
+    fn schema_name() -> Cow<'static, str> {
+        "CountRequest".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let mut schema = MessagesBody::json_schema(generator);
+        may_be_absent::<u32>(&mut schema, "max_tokens", generator);
+        schema
+    }
+}
+
 /// `diagnostics` of a request.
-#[derive(Debug, DeserializeDerive)]
+#[derive(Debug, DeserializeDerive, JsonSchema)]
+#[schemars(rename = "DiagnosticsRequest")]
 pub(crate) struct DiagnosticsBody {
     /// The id of an earlier reply; absent on the first turn.
     pub(crate) previous_message_id: Option<String>,
 }
 
 /// Who asks.
-#[derive(Debug, DeserializeDerive)]
+#[derive(Debug, DeserializeDerive, JsonSchema)]
 pub(crate) struct Metadata {
     pub(crate) user_id: Option<String>,
 }
@@ -74,14 +100,16 @@ impl<'de> Deserialize<'de> for StopSequences {
 }
 
 /// A message as it comes.
-#[derive(Debug, DeserializeDerive)]
+#[derive(Debug, DeserializeDerive, JsonSchema)]
 pub(crate) struct Message {
+    #[schemars(extend("enum" = ["user", "assistant", "system"]))]
     pub(crate) role: String,
     pub(crate) content: Content,
 }
 
 /// The content of a message, of a tool's result or of the system prompt.
-#[derive(Debug)]
+#[derive(Debug, JsonSchema)]
+#[schemars(untagged, inline)]
 pub(crate) enum Content {
     Text(String),
     Blocks(Vec<Object<Block>>),
@@ -97,7 +125,7 @@ impl<'de> Deserialize<'de> for Content {
 }
 
 /// A block of any type; which fields matter depends on the type.
-#[derive(Debug, DeserializeDerive)]
+#[derive(Debug, DeserializeDerive, JsonSchema)]
 pub(crate) struct Block {
     #[serde(rename = "type")]
     pub(crate) kind: String,
@@ -106,9 +134,10 @@ pub(crate) struct Block {
     /// Of thinking.
     pub(crate) thinking: Option<String>,
     pub(crate) signature: Option<String>,
-    /// Of a tool's use; the input stays text, so that its order stays what it was.
+    /// Of a tool's use.
     pub(crate) id: Option<String>,
     pub(crate) name: Option<String>,
+    // Stays text, so that its order stays what it was.
     pub(crate) input: Option<Box<RawValue>>,
     /// Of a tool's result.
     pub(crate) tool_use_id: Option<String>,
@@ -123,55 +152,69 @@ pub(crate) struct Block {
     #[expect(dead_code, reason = "the whole block is answered with a warning; a wrong type is refused")]
     pub(crate) data: Option<String>,
     /// The prompt up to here is worth keeping.
+    #[schemars(with = "Option<Value>")]
     pub(crate) cache_control: Option<IgnoredAny>,
 }
 
 /// A tool that may be called.
-#[derive(Debug, DeserializeDerive)]
+#[derive(Debug, DeserializeDerive, JsonSchema)]
+#[schemars(rename = "AnthropicTool")]
 pub(crate) struct ToolBody {
     /// `custom` or nothing; everything else is a tool of Anthropic's.
     #[serde(rename = "type")]
+    #[schemars(extend("enum" = ["custom", null]))]
     pub(crate) kind: Option<String>,
+    #[schemars(required, length(min = 1))]
     pub(crate) name: Option<String>,
     pub(crate) description: Option<String>,
+    #[schemars(with = "AnyObject")]
     pub(crate) input_schema: Option<Box<RawValue>>,
 }
 
 /// `tool_choice`.
-#[derive(Debug, DeserializeDerive)]
+#[derive(Debug, DeserializeDerive, JsonSchema)]
+#[schemars(rename = "AnthropicToolChoice")]
 pub(crate) struct ToolChoiceBody {
     #[serde(rename = "type")]
+    #[schemars(extend("enum" = ["auto", "any", "tool", "none"]))]
     pub(crate) kind: String,
     pub(crate) name: Option<String>,
     pub(crate) disable_parallel_tool_use: Option<bool>,
 }
 
 /// `thinking`.
-#[derive(Debug, DeserializeDerive)]
+#[derive(Debug, DeserializeDerive, JsonSchema)]
+#[schemars(rename = "Thinking")]
 pub(crate) struct ThinkingBody {
     #[serde(rename = "type")]
+    #[schemars(extend("enum" = ["enabled", "disabled", "adaptive"]))]
     pub(crate) kind: String,
     pub(crate) budget_tokens: Option<u32>,
+    #[schemars(extend("enum" = ["summarized", "omitted", null]))]
     pub(crate) display: Option<String>,
 }
 
 /// `output_config`.
-#[derive(Debug, DeserializeDerive)]
+#[derive(Debug, DeserializeDerive, JsonSchema)]
 pub(crate) struct OutputConfig {
+    #[schemars(extend("enum" = ["low", "medium", "high", "xhigh", "max", null]))]
     pub(crate) effort: Option<String>,
     pub(crate) format: Option<Object<OutputFormat>>,
 }
 
 /// The form that a reply must have; the schema stays text, so that its order stays what it was.
-#[derive(Debug, DeserializeDerive)]
+#[derive(Debug, DeserializeDerive, JsonSchema)]
 pub(crate) struct OutputFormat {
     #[serde(rename = "type")]
+    #[schemars(extend("enum" = ["json_schema"]))]
     pub(crate) kind: String,
+    #[schemars(with = "AnyObject")]
     pub(crate) schema: Option<Box<RawValue>>,
 }
 
 /// What a request cost. The three input figures add up to the tokens of the prompt.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(rename = "AnthropicUsage")]
 pub(crate) struct Usage {
     /// Computed and not stored.
     pub(crate) input_tokens: usize,
@@ -212,37 +255,53 @@ impl From<&Completion> for Usage {
 }
 
 /// The answer of `count_tokens`.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct TokenCount {
     pub(crate) input_tokens: usize,
 }
 
 /// A message as it goes out, whole or as a stream's frame.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "MessageAnswer", transform = left_out)]
 pub(crate) struct MessageOut<'a> {
     pub(crate) id: &'a str,
     #[serde(rename = "type")]
+    #[schemars(extend("enum" = ["message"]))]
     pub(crate) kind: &'static str,
+    #[schemars(extend("enum" = ["assistant"]))]
     pub(crate) role: &'static str,
     pub(crate) model: &'a str,
     pub(crate) content: Vec<BlockOut>,
+    #[schemars(extend("enum" = ["end_turn", "max_tokens", "stop_sequence", "tool_use", null]))]
     pub(crate) stop_reason: Option<&'static str>,
     pub(crate) stop_sequence: Option<&'a str>,
     pub(crate) usage: Usage,
     /// What changed since an earlier request, where it was asked for; `null` if nothing did.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "or_null::<Diagnostics>")]
     pub(crate) diagnostics: Option<Option<Diagnostics>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) poncho: Option<PonchoReport>,
 }
 
 /// A block as it goes out.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
+#[schemars(rename = "AnswerBlock")]
 pub(crate) enum BlockOut {
-    Thinking { thinking: String, signature: String },
-    Text { text: String },
-    ToolUse { id: String, name: String, input: Box<RawValue> },
+    Thinking {
+        thinking: String,
+        signature: String,
+    },
+    Text {
+        text: String,
+    },
+    ToolUse {
+        id: String,
+        name: String,
+        #[schemars(with = "AnyObject")]
+        input: Box<RawValue>,
+    },
 }
 
 /// An event of a stream.

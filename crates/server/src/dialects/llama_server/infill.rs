@@ -10,7 +10,8 @@ use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use poncho_api::{Delta, Finish, Finished, Generate, Input, Prompt};
-use serde::Deserialize;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -20,13 +21,13 @@ use crate::dialects::shared::{
     Origin, PonchoReport, Reporting, milliseconds, poncho_header, warn_of_headers, warn_of_model,
 };
 use crate::error::{ApiError, Family};
+use crate::forms::{Texts, left_out};
 use crate::http::app::SharedApp;
 use crate::http::body::{Checked, Json, Object};
 use crate::http::heartbeat::Heartbeat;
 use crate::http::sse::{self, Events, Frame};
 use crate::http::warnings::{Ignored, Warnings};
 use crate::owner::Owner;
-use crate::texts::Texts;
 
 /// What separates the snippets of `input_extra`, as llama.cpp's server has it.
 const SNIPPET: &str = "\n\n--- snippet ---\n\n";
@@ -48,7 +49,8 @@ pub(crate) const IGNORED: [Ignored; 9] = [
 ];
 
 /// What comes in.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
+#[schemars(rename = "InfillRequest")]
 pub(crate) struct InfillBody {
     model: Option<String>,
     input_prefix: Option<String>,
@@ -66,7 +68,8 @@ pub(crate) struct InfillBody {
 }
 
 /// A text from elsewhere in the project.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
+#[schemars(rename = "InfillExtra")]
 struct Extra {
     text: String,
     filename: Option<String>,
@@ -144,38 +147,71 @@ impl Filled {
     /// The whole answer, or the last event with what the pieces before have not said.
     fn whole(&self, content: &str, finished: &Finished) -> Value {
         let completion = &finished.completion;
-        let stop_type = match (finished.finish, &completion.stop_sequence) {
-            (Finish::Length, _) => "limit",
-            (_, Some(_)) => "word",
-            (_, None) => "eos",
-        };
-        let mut answer = json!({
-            "index": 0,
-            "content": content,
-            "stop": true,
-            "model": self.id,
-            "tokens_predicted": completion.completion_tokens,
-            "tokens_evaluated": completion.prompt_tokens,
-            "tokens_cached": completion.context_tokens.len(),
-            "truncated": false,
-            "stop_type": stop_type,
-            "stopping_word": completion.stop_sequence.as_deref().unwrap_or_default(),
-            "generation_settings": {"n_ctx": self.context},
-            "timings": {
-                "cache_n": completion.cached_tokens,
-                "prompt_n": completion.new_tokens,
-                "prompt_ms": milliseconds(completion.prefill_time),
-                "prompt_per_second": per_second(completion.new_tokens, completion.prefill_time),
-                "predicted_n": completion.completion_tokens,
-                "predicted_ms": milliseconds(completion.generation_time),
-                "predicted_per_second": per_second(completion.completion_tokens, completion.generation_time),
+        json!(InfillAnswer {
+            index: 0,
+            content,
+            stop: true,
+            model: &self.id,
+            tokens_predicted: completion.completion_tokens,
+            tokens_evaluated: completion.prompt_tokens,
+            tokens_cached: completion.context_tokens.len(),
+            truncated: false,
+            stop_type: match (finished.finish, &completion.stop_sequence) {
+                (Finish::Length, _) => "limit",
+                (_, Some(_)) => "word",
+                (_, None) => "eos",
             },
-        });
-        if let (Some(answer), Some(poncho)) = (answer.as_object_mut(), self.reporting.of(finished)) {
-            answer.insert("poncho".to_owned(), json!(poncho));
-        }
-        answer
+            stopping_word: completion.stop_sequence.as_deref().unwrap_or_default(),
+            generation_settings: GenerationSettings { n_ctx: self.context },
+            timings: InfillTimings {
+                cache_n: completion.cached_tokens,
+                prompt_n: completion.new_tokens,
+                prompt_ms: milliseconds(completion.prefill_time),
+                prompt_per_second: per_second(completion.new_tokens, completion.prefill_time),
+                predicted_n: completion.completion_tokens,
+                predicted_ms: milliseconds(completion.generation_time),
+                predicted_per_second: per_second(completion.completion_tokens, completion.generation_time),
+            },
+            poncho: self.reporting.of(finished),
+        })
     }
+}
+
+/// What goes out, in llama-server's words.
+#[derive(Serialize, JsonSchema)]
+#[schemars(transform = left_out)]
+pub(crate) struct InfillAnswer<'a> {
+    index: usize,
+    content: &'a str,
+    stop: bool,
+    model: &'a str,
+    tokens_predicted: usize,
+    tokens_evaluated: usize,
+    tokens_cached: usize,
+    truncated: bool,
+    #[schemars(extend("enum" = ["limit", "word", "eos"]))]
+    stop_type: &'static str,
+    stopping_word: &'a str,
+    generation_settings: GenerationSettings,
+    timings: InfillTimings,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    poncho: Option<PonchoReport>,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct GenerationSettings {
+    n_ctx: usize,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct InfillTimings {
+    cache_n: usize,
+    prompt_n: usize,
+    prompt_ms: f64,
+    prompt_per_second: f64,
+    predicted_n: usize,
+    predicted_ms: f64,
+    predicted_per_second: f64,
 }
 
 /// A speed; 0 where nothing was measured, because clients divide and print it.

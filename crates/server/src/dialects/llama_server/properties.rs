@@ -9,11 +9,13 @@ use axum::Extension;
 use axum::extract::State;
 use axum::http::Uri;
 use poncho_api::{RequestReport, RequestStage, SpecialText};
+use schemars::JsonSchema;
+use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::dialects::query;
-use crate::dialects::shared::{WithWarnings, warn_of_model};
+use crate::dialects::shared::{WithWarnings, query_value, warn_of_model};
 use crate::error::ApiError;
+use crate::forms::left_out;
 use crate::http::app::SharedApp;
 use crate::http::body::Json;
 use crate::http::warnings::Warnings;
@@ -22,7 +24,7 @@ use crate::owner::Owner;
 
 /// The model that the query names.
 fn named(uri: &Uri) -> Option<Cow<'_, str>> {
-    query::value(uri, "model").filter(|model| !model.is_empty())
+    query_value(uri, "model").filter(|model| !model.is_empty())
 }
 
 /// The context, the template and the defaults of a model.
@@ -37,36 +39,81 @@ pub(crate) async fn props(State(app): State<SharedApp>, uri: Uri) -> Result<Json
     let generation = model.defaults().generation();
     let sampling = &generation.sampling;
     let special = model.info().special;
-    let answer = json!({
-        "default_generation_settings": {
-            "id": 0,
-            "n_ctx": model.limits().context,
-            "speculative": false,
-            "is_processing": false,
-            "params": {
-                "n_predict": generation.max_tokens.map_or(-1, i64::from),
-                "seed": sampling.seed,
-                "temperature": sampling.temperature,
-                "top_k": sampling.top_k,
-                "top_p": sampling.top_p,
-                "min_p": sampling.min_p,
-                "repeat_penalty": sampling.repetition_penalty,
-                "presence_penalty": sampling.presence_penalty,
-                "frequency_penalty": sampling.frequency_penalty,
-                "stop": generation.stop,
+    let answer = Props {
+        default_generation_settings: DefaultSettings {
+            id: 0,
+            n_ctx: model.limits().context,
+            speculative: false,
+            is_processing: false,
+            params: DefaultParams {
+                n_predict: generation.max_tokens.map_or(-1, i64::from),
+                seed: sampling.seed,
+                temperature: sampling.temperature,
+                top_k: sampling.top_k,
+                top_p: sampling.top_p,
+                min_p: sampling.min_p,
+                repeat_penalty: sampling.repetition_penalty,
+                presence_penalty: sampling.presence_penalty,
+                frequency_penalty: sampling.frequency_penalty,
+                stop: &generation.stop,
             },
         },
-        "total_slots": model.limits().sequences,
-        "model_alias": model.id(),
-        // Clients show it; a path would reveal the folders of this machine.
-        "model_path": model.id(),
-        "modalities": {"vision": false, "audio": false},
-        "chat_template": template.unwrap_or_default(),
-        "bos_token": text_of(&model, special.bos).await,
-        "eos_token": text_of(&model, special.eos).await,
-        "build_info": concat!("poncho-", env!("CARGO_PKG_VERSION")),
-    });
-    Ok(Json(WithWarnings::new(&app, answer, warnings)))
+        total_slots: model.limits().sequences,
+        model_alias: model.id(),
+        model_path: model.id(),
+        modalities: Modalities { vision: false, audio: false },
+        chat_template: template.unwrap_or_default(),
+        bos_token: text_of(&model, special.bos).await,
+        eos_token: text_of(&model, special.eos).await,
+        build_info: concat!("poncho-", env!("CARGO_PKG_VERSION")),
+    };
+    Ok(Json(WithWarnings::new(&app, json!(answer), warnings)))
+}
+
+/// The answer of `GET /props`.
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct Props<'a> {
+    default_generation_settings: DefaultSettings<'a>,
+    #[schemars(range(min = 1))]
+    total_slots: usize,
+    model_alias: &'a str,
+    /// The name of the model: clients show it, and a path would reveal the folders of this machine.
+    model_path: &'a str,
+    modalities: Modalities,
+    chat_template: String,
+    bos_token: String,
+    eos_token: String,
+    build_info: &'static str,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct DefaultSettings<'a> {
+    id: usize,
+    n_ctx: usize,
+    speculative: bool,
+    is_processing: bool,
+    params: DefaultParams<'a>,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct DefaultParams<'a> {
+    /// -1 if there is no limit.
+    n_predict: i64,
+    seed: Option<u64>,
+    temperature: f32,
+    top_k: u32,
+    top_p: f32,
+    min_p: f32,
+    repeat_penalty: f32,
+    presence_penalty: f32,
+    frequency_penalty: f32,
+    stop: &'a [String],
+}
+
+#[derive(Serialize, JsonSchema)]
+struct Modalities {
+    vision: bool,
+    audio: bool,
 }
 
 async fn text_of(model: &ServedModel, token: Option<u32>) -> String {
@@ -86,28 +133,47 @@ pub(crate) async fn slots(
     let model = app.models.resolve_known_or_only(named(&uri).as_deref()).await?;
     let (sees_all, tenant) = (app.keys.sees_all(owner), app.keys.tenant(owner).map(|tenant| tenant.id));
     let running = model.requests().into_iter().filter(|request| request.progress.stage != RequestStage::Queued);
-    let mut slots: Vec<Value> = running.map(|request| busy(&request, sees_all || request.tenant == tenant)).collect();
-    slots.resize(model.limits().sequences.max(slots.len()), json!({"is_processing": false}));
+    let mut slots: Vec<Slot> = running.map(|request| busy(&request, sees_all || request.tenant == tenant)).collect();
+    slots.resize(model.limits().sequences.max(slots.len()), Slot::default());
     for (id, slot) in slots.iter_mut().enumerate() {
-        if let Some(slot) = slot.as_object_mut() {
-            slot.insert("id".to_owned(), id.into());
-            slot.insert("n_ctx".to_owned(), model.limits().context.into());
-            slot.insert("speculative".to_owned(), false.into());
-        }
+        (slot.id, slot.n_ctx) = (id, model.limits().context);
     }
-    Ok(Json(slots.into()))
+    Ok(Json(json!(slots)))
 }
 
-fn busy(request: &RequestReport, shows_figures: bool) -> Value {
-    if !shows_figures {
-        return json!({"is_processing": true});
-    }
+/// A sequence of a model. One without a request, or with that of another key, has no figures.
+#[derive(Clone, Default, Serialize, JsonSchema)]
+#[schemars(transform = left_out)]
+pub(crate) struct Slot {
+    id: usize,
+    n_ctx: usize,
+    speculative: bool,
+    is_processing: bool,
+    #[serde(flatten)]
+    figures: Option<SlotFigures>,
+}
+
+#[derive(Clone, Serialize, JsonSchema)]
+struct SlotFigures {
+    n_prompt_tokens: usize,
+    n_prompt_tokens_processed: usize,
+    n_prompt_tokens_cache: usize,
+    next_token: [NextToken; 1],
+}
+
+#[derive(Clone, Serialize, JsonSchema)]
+struct NextToken {
+    has_next_token: bool,
+    n_decoded: usize,
+}
+
+fn busy(request: &RequestReport, shows_figures: bool) -> Slot {
     let progress = &request.progress;
-    json!({
-        "is_processing": true,
-        "n_prompt_tokens": progress.prompt_tokens,
-        "n_prompt_tokens_processed": progress.processed_tokens.saturating_sub(progress.cached_tokens),
-        "n_prompt_tokens_cache": progress.cached_tokens,
-        "next_token": [{"has_next_token": true, "n_decoded": progress.generated_tokens}],
-    })
+    let figures = shows_figures.then(|| SlotFigures {
+        n_prompt_tokens: progress.prompt_tokens,
+        n_prompt_tokens_processed: progress.processed_tokens.saturating_sub(progress.cached_tokens),
+        n_prompt_tokens_cache: progress.cached_tokens,
+        next_token: [NextToken { has_next_token: true, n_decoded: progress.generated_tokens }],
+    });
+    Slot { is_processing: true, figures, ..Slot::default() }
 }

@@ -8,6 +8,7 @@ use std::fmt;
 
 use axum::extract::State;
 use poncho_api::{Input, TokenizeMode};
+use schemars::JsonSchema;
 use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
 use serde::{Deserialize as DeserializeDerive, Serialize};
 
@@ -15,6 +16,7 @@ use crate::dialects::embedding::{self, Embedded, Inputs};
 use crate::dialects::openai::ignored;
 use crate::dialects::shared::{WithWarnings, warn_of_model};
 use crate::error::ApiError;
+use crate::forms::left_out;
 use crate::http::app::SharedApp;
 use crate::http::body::{Checked, Json};
 use crate::http::unknown_fields;
@@ -29,10 +31,13 @@ const RANK: u64 = 4;
 const SHORT_ARRAY: usize = 0;
 
 /// What comes in.
-#[derive(Debug, DeserializeDerive)]
+#[derive(Debug, DeserializeDerive, JsonSchema)]
+#[schemars(rename = "RerankRequest")]
 pub(crate) struct RerankBody {
     model: Option<String>,
+    #[schemars(length(min = 1))]
     query: String,
+    #[schemars(with = "Vec<DocumentForm>", length(min = 1, max = MOST_DOCUMENTS))]
     documents: Vec<Document>,
     /// How many of the best to return.
     top_n: Option<usize>,
@@ -43,9 +48,20 @@ pub(crate) struct RerankBody {
 #[derive(Debug, Clone)]
 struct Document(String);
 
+/// A text, or an object with one.
+#[derive(JsonSchema)]
+#[schemars(untagged, inline)]
+#[expect(dead_code, reason = "a visitor reads documents, so that unknown fields are noted")]
+enum DocumentForm {
+    Text(#[schemars(length(min = 1))] String),
+    Object(DocumentBody),
+}
+
 /// A document that comes as an object.
-#[derive(Debug, DeserializeDerive)]
+#[derive(Debug, DeserializeDerive, JsonSchema)]
+#[schemars(inline)]
 struct DocumentBody {
+    #[schemars(length(min = 1))]
     text: String,
 }
 
@@ -74,7 +90,7 @@ impl<'de> Visitor<'de> for DocumentVisitor {
 }
 
 /// What goes out.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Reranked {
     object: &'static str,
     model: String,
@@ -82,7 +98,8 @@ pub(crate) struct Reranked {
     usage: RerankUsage,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "RankedDocument", transform = left_out)]
 struct Ranked {
     /// Its place in the request.
     index: usize,
@@ -91,12 +108,13 @@ struct Ranked {
     document: Option<DocumentOut>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "DocumentText")]
 struct DocumentOut {
     text: String,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct RerankUsage {
     prompt_tokens: usize,
     total_tokens: usize,

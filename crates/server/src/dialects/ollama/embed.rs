@@ -5,6 +5,8 @@
 
 use axum::extract::State;
 use poncho_api::Input;
+use schemars::JsonSchema;
+use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -57,6 +59,12 @@ pub(crate) async fn embed(
     Ok(Json(WithWarnings::new(&app, json!(answer), warnings)))
 }
 
+/// The answer of `/api/embeddings`.
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct OldEmbedding {
+    embedding: Vec<f32>,
+}
+
 /// The vector of one text.
 pub(crate) async fn embeddings(
     State(app): State<SharedApp>,
@@ -67,8 +75,8 @@ pub(crate) async fn embeddings(
     let inputs = body.prompt.into_iter().filter(|prompt| !prompt.is_empty()).map(Input::Text).collect();
     let inputs = Inputs { inputs, field: "prompt", truncates: true, normalises: false };
     let vectors = embedding::embed(&app, model, inputs).await?.vectors;
-    let answer = json!({"embedding": vectors.into_iter().next().unwrap_or_default()});
-    Ok(Json(WithWarnings::new(&app, answer, warnings)))
+    let answer = OldEmbedding { embedding: vectors.into_iter().next().unwrap_or_default() };
+    Ok(Json(WithWarnings::new(&app, json!(answer), warnings)))
 }
 
 /// Options are about replies, so none of them has an effect here.

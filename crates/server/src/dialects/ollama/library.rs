@@ -13,7 +13,8 @@ use axum::extract::{Path, Request, State};
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream::{self, Stream};
-use serde::Deserialize;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use tokio::sync::watch;
 
@@ -31,7 +32,8 @@ use crate::models::pulls::{Pull, PullState};
 use crate::models::tags;
 
 /// `POST /api/pull`.
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
+#[schemars(rename = "PullRequest")]
 pub(crate) struct PullBody {
     model: Option<String>,
     /// What older clients call it.
@@ -74,8 +76,15 @@ pub(crate) async fn pull(
     Ok(Json(success).into_response())
 }
 
+/// A line of progress, or all of the answer.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Status")]
+pub(crate) struct StatusLine<'a> {
+    status: &'a str,
+}
+
 fn status(text: &str) -> Value {
-    json!({"status": text})
+    json!(StatusLine { status: text })
 }
 
 fn ndjson(lines: impl Stream<Item = Result<String, Infallible>> + Send + 'static) -> Response {
@@ -191,8 +200,9 @@ impl PullWriter {
 }
 
 /// `POST /api/copy`.
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(rename = "CopyRequest")]
 pub(crate) struct CopyBody {
     source: String,
     destination: String,
@@ -208,8 +218,9 @@ pub(crate) async fn copy(State(app): State<SharedApp>, Json(body): Json<CopyBody
 }
 
 /// `DELETE /api/delete`.
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(rename = "DeleteRequest")]
 pub(crate) struct DeleteBody {
     model: Option<String>,
     name: Option<String>,
@@ -229,8 +240,9 @@ pub(crate) async fn remove(State(app): State<SharedApp>, Json(body): Json<Delete
 
 /// `POST /api/create`, in its older and its newer form. A field that it does not know is refused: the model would differ
 /// from what its author wrote, for every later request.
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(rename = "CreateRequest")]
 pub(crate) struct CreateBody {
     model: Option<String>,
     name: Option<String>,
@@ -245,7 +257,7 @@ pub(crate) struct CreateBody {
     messages: Option<Vec<Object<MessageBody>>>,
     stream: Option<bool>,
     quantize: Option<String>,
-    /// A path of the server's machine, which no client may name.
+    /// Refused: no client may name a path of the server's machine.
     path: Option<String>,
 }
 

@@ -9,7 +9,7 @@ use poncho_api::{CallDelta, Delta, Finish, Finished, TokenLogprob, TokenProbabil
 use serde_json::value::RawValue;
 use tokio::time::Instant;
 
-use super::types::{CallOut, CalledOut, Line, LogprobOut, MessageOut, Said, Timings, TokenOut};
+use super::types::{CallOut, CalledOut, ChatSaid, GenerateSaid, Line, LogprobOut, MessageOut, Said, Timings, TokenOut};
 use crate::dialects::openai::convert::{finite, token_text};
 use crate::dialects::shared::{PonchoReport, Reporting};
 use crate::http::heartbeat::Heartbeat;
@@ -100,9 +100,10 @@ impl ReplyLines {
         let Piece { content, thinking, calls, logprobs } = piece;
         let said = match self.endpoint {
             Endpoint::Chat => {
-                Said::Chat { message: MessageOut { role: "assistant", content, thinking, tool_calls: calls } }
+                let message = MessageOut { role: "assistant", content, thinking, tool_calls: calls };
+                Said::Chat(ChatSaid { message })
             }
-            Endpoint::Generate { .. } => Said::Generate { response: content, thinking },
+            Endpoint::Generate { .. } => Said::Generate(GenerateSaid { response: content, thinking }),
         };
         let (done_reason, timings, context, poncho) = match end {
             Some(end) => (Some(end.reason), end.timings, end.context, end.poncho),

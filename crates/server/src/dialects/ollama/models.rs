@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use super::ignored;
 use super::lines::timestamp;
-use super::types::{Details, ListedOut, LoadedOut, ProgressOut, ShowAnswer, ShowBody};
+use super::types::{Details, ListedOut, LoadedOut, ModelsOut, ProgressOut, ShowAnswer, ShowBody};
 use crate::dialects::shared::{WithWarnings, capability_words, warn_of_name};
 use crate::error::ApiError;
 use crate::http::app::SharedApp;
@@ -58,7 +58,7 @@ pub(crate) async fn tags(State(app): State<SharedApp>) -> Result<Json<Value>, Ap
             details,
         });
     }
-    Ok(Json(json!({"models": models})))
+    Ok(Json(json!(ModelsOut { models })))
 }
 
 /// The models that are in memory, with those on their way in and out.
@@ -66,8 +66,7 @@ pub(crate) async fn ps(State(app): State<SharedApp>) -> Json<Value> {
     let mut models = app.models.in_memory();
     // A client without a preference takes the first.
     models.sort_by_key(|model| Reverse(model.last_used));
-    let listed: Vec<LoadedOut> = models.iter().map(in_memory).collect();
-    Json(json!({"models": listed}))
+    Json(json!(ModelsOut::<LoadedOut> { models: models.iter().map(in_memory).collect() }))
 }
 
 fn in_memory(listed: &InMemory) -> LoadedOut {

@@ -6,6 +6,7 @@
 
 use std::fmt;
 
+use schemars::{JsonSchema, Schema, json_schema};
 use serde::de::{self, Deserialize, Deserializer, Visitor};
 use serde::{Deserialize as DeserializeDerive, Serialize};
 use serde_json::value::RawValue;
@@ -15,6 +16,7 @@ use crate::config::KeepAlive;
 use crate::dialects::openai::types::{Texts, ToolDefinition};
 use crate::dialects::poncho_options::PonchoOptions;
 use crate::dialects::shared::PonchoReport;
+use crate::forms::{AnyObject, form, left_out};
 use crate::http::body::Object;
 use crate::http::token_list::TokenList;
 use crate::models::options::{Integer, Options};
@@ -22,19 +24,24 @@ use crate::models::options::{Integer, Options};
 /// Adds the fields that generate and chat share to a request, and a way to read them alike.
 macro_rules! reply_request {
     ($(#[$doc:meta])+ $name:ident { $($field:ident: $type:ty,)+ }) => {
+        #[derive(Debug, DeserializeDerive, JsonSchema)]
         $(#[$doc])+
-        #[derive(Debug, DeserializeDerive)]
         pub(crate) struct $name {
+            #[schemars(required)]
             pub(crate) model: Option<String>,
             $(pub(crate) $field: $type,)+
             stream: Option<bool>,
+            #[schemars(with = "Option<Format>")]
             format: Option<Box<RawValue>>,
+            #[schemars(transform = shares)]
             options: Option<Object<Options>>,
             keep_alive: Option<KeepAlive>,
             think: Option<Think>,
             logprobs: Option<bool>,
+            #[schemars(range(max = 20))]
             top_logprobs: Option<u8>,
             session_id: Option<String>,
+            /// true asks for the poncho object; an object also says how the prompt is read, and implies true.
             poncho: Option<PonchoOptions>,
         }
 
@@ -72,6 +79,7 @@ pub(crate) struct Shared<'r> {
 
 reply_request! {
     /// `POST /api/generate`.
+    #[schemars(rename = "GenerateRequest")]
     GenerateBody {
         prompt: Option<String>,
         suffix: Option<String>,
@@ -85,6 +93,7 @@ reply_request! {
 
 reply_request! {
     /// `POST /api/chat`.
+    #[schemars(rename = "OllamaChatRequest")]
     ChatBody {
         messages: Option<Vec<Object<MessageBody>>>,
         tools: Option<Vec<Object<ToolDefinition>>>,
@@ -92,7 +101,8 @@ reply_request! {
 }
 
 /// A message as it comes.
-#[derive(Debug, DeserializeDerive)]
+#[derive(Debug, DeserializeDerive, JsonSchema)]
+#[schemars(rename = "OllamaMessage")]
 pub(crate) struct MessageBody {
     pub(crate) role: String,
     pub(crate) content: Option<String>,
@@ -105,7 +115,8 @@ pub(crate) struct MessageBody {
 }
 
 /// A tool call that the assistant made earlier.
-#[derive(Debug, DeserializeDerive)]
+#[derive(Debug, DeserializeDerive, JsonSchema)]
+#[schemars(rename = "OllamaToolCall")]
 pub(crate) struct CallBody {
     pub(crate) id: Option<String>,
     #[serde(rename = "type")]
@@ -115,7 +126,8 @@ pub(crate) struct CallBody {
 }
 
 /// What was called. The arguments stay text, so that their order stays what it was.
-#[derive(Debug, DeserializeDerive)]
+#[derive(Debug, DeserializeDerive, JsonSchema)]
+#[schemars(rename = "OllamaCalledFunction")]
 pub(crate) struct CalledBody {
     pub(crate) name: String,
     #[expect(dead_code, reason = "replies carry it; the place in the list says the same")]
@@ -123,8 +135,31 @@ pub(crate) struct CalledBody {
     pub(crate) arguments: Option<Box<RawValue>>,
 }
 
+form! {
+    /// The form that a reply must have: any, any JSON, or JSON of a schema.
+    Format, json_schema!({"anyOf": [{"type": "string", "enum": ["", "json"]}, {"type": "object"}]})
+}
+
+form! {
+    /// See [`Think`].
+    ThinkForm, json_schema!({"anyOf": [{"type": "boolean"}, {"type": "string", "enum": LEVELS}]})
+}
+
+/// Shares are from 0 to 1.
+fn shares(options: &mut Schema) {
+    for name in ["top_p", "min_p"] {
+        if let Some(option) = options.pointer_mut(&format!("/properties/{name}")).and_then(Value::as_object_mut) {
+            option.extend([("minimum".to_owned(), 0.into()), ("maximum".to_owned(), 1.into())]);
+        }
+    }
+}
+
+/// How much a model may think.
+const LEVELS: [&str; 4] = ["low", "medium", "high", "max"];
+
 /// Whether and how much a model may think.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema)]
+#[schemars(with = "ThinkForm", inline)]
 pub(crate) enum Think {
     Off,
     On,
@@ -146,7 +181,7 @@ impl Visitor<'_> for ThinkVisitor {
     }
 
     fn visit_str<E: de::Error>(self, level: &str) -> Result<Think, E> {
-        let known = ["low", "medium", "high", "max"].into_iter().find(|known| *known == level);
+        let known = LEVELS.into_iter().find(|known| *known == level);
         known.map(Think::Level).ok_or_else(|| E::invalid_value(de::Unexpected::Str(level), &self))
     }
 }
@@ -158,8 +193,10 @@ impl<'de> Deserialize<'de> for Think {
 }
 
 /// `POST /api/embed`.
-#[derive(Debug, DeserializeDerive)]
+#[derive(Debug, DeserializeDerive, JsonSchema)]
+#[schemars(rename = "EmbedRequest")]
 pub(crate) struct EmbedBody {
+    #[schemars(required)]
     pub(crate) model: Option<String>,
     pub(crate) input: Option<Texts>,
     pub(crate) truncate: Option<bool>,
@@ -170,8 +207,10 @@ pub(crate) struct EmbedBody {
 }
 
 /// `POST /api/embeddings`, which older clients use.
-#[derive(Debug, DeserializeDerive)]
+#[derive(Debug, DeserializeDerive, JsonSchema)]
+#[schemars(rename = "OldEmbeddingsRequest")]
 pub(crate) struct EmbeddingsBody {
+    #[schemars(required)]
     pub(crate) model: Option<String>,
     pub(crate) prompt: Option<String>,
     /// Answered with a warning.
@@ -180,7 +219,8 @@ pub(crate) struct EmbeddingsBody {
 }
 
 /// `POST /api/show`.
-#[derive(Debug, DeserializeDerive)]
+#[derive(Debug, DeserializeDerive, JsonSchema)]
+#[schemars(rename = "ShowRequest")]
 pub(crate) struct ShowBody {
     pub(crate) model: Option<String>,
     /// What older clients call it.
@@ -188,13 +228,14 @@ pub(crate) struct ShowBody {
     pub(crate) verbose: Option<bool>,
 }
 
-/// A whole answer of generate or chat, or a line of their streams.
-#[derive(Debug, Serialize)]
-pub(crate) struct Line<'a> {
+/// A whole answer of generate or chat, or a line of their streams. What it says has the name of its schema.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "{S}", transform = left_out)]
+pub(crate) struct Line<'a, S = Said> {
     pub(crate) model: &'a str,
     pub(crate) created_at: String,
     #[serde(flatten)]
-    pub(crate) said: Said,
+    pub(crate) said: S,
     pub(crate) done: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) done_reason: Option<&'static str>,
@@ -212,19 +253,31 @@ pub(crate) struct Line<'a> {
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 pub(crate) enum Said {
-    Chat {
-        message: MessageOut,
-    },
-    Generate {
-        response: String,
-        #[serde(skip_serializing_if = "String::is_empty")]
-        thinking: String,
-    },
+    Chat(ChatSaid),
+    Generate(GenerateSaid),
+}
+
+/// In one of chat.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "ChatAnswer")]
+pub(crate) struct ChatSaid {
+    pub(crate) message: MessageOut,
+}
+
+/// In one of generate.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "GenerateAnswer")]
+pub(crate) struct GenerateSaid {
+    pub(crate) response: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) thinking: String,
 }
 
 /// The assistant's message.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "OllamaAnswerMessage")]
 pub(crate) struct MessageOut {
+    #[schemars(extend("enum" = ["assistant"]))]
     pub(crate) role: &'static str,
     pub(crate) content: String,
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -234,22 +287,25 @@ pub(crate) struct MessageOut {
 }
 
 /// A tool call.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "OllamaAnswerToolCall")]
 pub(crate) struct CallOut {
     pub(crate) id: String,
     pub(crate) function: CalledOut,
 }
 
 /// What is called.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "OllamaAnswerFunctionCall")]
 pub(crate) struct CalledOut {
     pub(crate) index: usize,
     pub(crate) name: String,
+    #[schemars(with = "AnyObject")]
     pub(crate) arguments: Box<RawValue>,
 }
 
 /// What a reply cost; times in nanoseconds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 pub(crate) struct Timings {
     pub(crate) total_duration: u64,
     pub(crate) load_duration: u64,
@@ -260,7 +316,8 @@ pub(crate) struct Timings {
 }
 
 /// A drawn token with its log probability.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "OllamaLogprob")]
 pub(crate) struct LogprobOut {
     #[serde(flatten)]
     pub(crate) token: TokenOut,
@@ -269,7 +326,8 @@ pub(crate) struct LogprobOut {
 }
 
 /// A token that was or could have been drawn.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "OllamaToken")]
 pub(crate) struct TokenOut {
     pub(crate) token: String,
     pub(crate) logprob: f32,
@@ -277,7 +335,7 @@ pub(crate) struct TokenOut {
 }
 
 /// The answer of `/api/embed`.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct EmbedAnswer<'a> {
     pub(crate) model: &'a str,
     pub(crate) embeddings: Vec<Vec<f32>>,
@@ -287,7 +345,8 @@ pub(crate) struct EmbedAnswer<'a> {
 }
 
 /// What a model is.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "ModelDetails")]
 pub(crate) struct Details {
     pub(crate) parent_model: &'static str,
     pub(crate) format: &'static str,
@@ -298,7 +357,8 @@ pub(crate) struct Details {
 }
 
 /// A model that can be asked for.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "ListedModel")]
 pub(crate) struct ListedOut {
     pub(crate) name: String,
     pub(crate) model: String,
@@ -308,8 +368,16 @@ pub(crate) struct ListedOut {
     pub(crate) details: Details,
 }
 
+/// The answer of `/api/tags` and `/api/ps`.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "{T}s")]
+pub(crate) struct ModelsOut<T> {
+    pub(crate) models: Vec<T>,
+}
+
 /// A model that is loaded.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "LoadedModel", transform = left_out)]
 pub(crate) struct LoadedOut {
     pub(crate) name: String,
     pub(crate) model: String,
@@ -319,24 +387,27 @@ pub(crate) struct LoadedOut {
     pub(crate) expires_at: String,
     pub(crate) size_vram: u64,
     pub(crate) context_length: usize,
-    /// Ours: `loading`, `loaded` or `unloading`.
+    /// Not in Ollama's API.
+    #[schemars(extend("enum" = ["loading", "loaded", "unloading"]))]
     pub(crate) state: &'static str,
-    /// Ours: requests that use it or wait for it.
+    /// Requests that use it or wait for it. Not in Ollama's API.
     pub(crate) requests: usize,
-    /// Ours: how far a load is.
+    /// How far a load is. Not in Ollama's API.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) progress: Option<ProgressOut>,
 }
 
 /// How far a load is; both 0 while nothing of the file has to be read.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "LoadProgress")]
 pub(crate) struct ProgressOut {
     pub(crate) completed: u64,
     pub(crate) total: u64,
 }
 
 /// All about a model.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(transform = left_out)]
 pub(crate) struct ShowAnswer {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) license: Option<String>,

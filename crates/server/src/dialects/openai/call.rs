@@ -7,8 +7,8 @@ use axum::response::{IntoResponse, Response};
 use futures_util::future::try_join_all;
 use serde::Serialize;
 
+use super::answers::{Envelope, Usage, WholeAnswer};
 use super::convert::choices;
-use super::types::{Answer, Envelope, Usage};
 use crate::http::app::SharedApp;
 use crate::http::body::Json;
 use crate::http::reply::Reply;
@@ -83,8 +83,7 @@ pub(crate) struct Totals {
 impl Totals {
     /// The answer that is not a stream.
     pub(crate) fn answer<C: Serialize>(&self, envelope: &Envelope, choices: &[C]) -> Response {
-        let usage = Some(Some(self.usage));
-        Json(Answer { envelope, choices, usage, poncho: self.poncho.as_ref() }).into_response()
+        Json(WholeAnswer { envelope, choices, usage: self.usage, poncho: self.poncho.as_ref() }).into_response()
     }
 
     pub(crate) fn add(&mut self, call: &Call, index: usize, reply: &Finished) {

@@ -8,11 +8,12 @@ use axum::http::HeaderMap;
 use axum::response::Response;
 use tokio::time::Instant;
 
+use super::answers::{AssistantMessage, CallOut, ChatChoice, Choice, ChunkChoice, ChunkDelta, FunctionOut};
 use super::call::{Call, addressed};
 use super::convert::{chat_logprobs, chat_turn, envelope, finish_word};
 use super::ignored;
 use super::pieces::Pieces;
-use super::types::{AssistantMessage, CallOut, ChatChoice, ChatRequestBody, ChunkChoice, ChunkDelta, FunctionOut};
+use super::types::ChatRequestBody;
 use poncho_api::{Delta, Finished};
 
 use crate::dialects::diagnosis::Diagnosis;
@@ -49,7 +50,7 @@ pub(crate) async fn create(
     warn_of_variables(&mut warnings, &model, &asked, "reasoning_effort").await;
     let reporting = Reporting::new(&app, options.reports || poncho_header(&headers)?, warnings);
     let in_pieces = body.stream.unwrap_or(false);
-    let envelope = envelope(&model, "chatcmpl-", if in_pieces { "chat.completion.chunk" } else { "chat.completion" });
+    let envelope = envelope(&model, "chatcmpl-", if in_pieces { "chat.completion.chunk" } else { ChatChoice::OBJECT });
     let diagnosis = options
         .previous_id
         .as_ref()

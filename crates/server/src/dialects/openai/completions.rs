@@ -12,12 +12,13 @@ use axum::response::Response;
 use poncho_api::{Delta, Finished, Generate, Input, Prompt, SpecialText, TokenLogprob};
 use tokio::time::Instant;
 
+use super::answers::{Choice, TextChoice, TextLogprobs};
 use super::call::{Call, addressed};
 use super::convert::{envelope, finish_word, finite, generation, token_text};
 use super::ignored;
 use super::pieces::Pieces;
 use super::prompt::PromptForm;
-use super::types::{CompletionRequestBody, TextChoice, TextLogprobs};
+use super::types::CompletionRequestBody;
 
 use crate::dialects::poncho_options::PromptOrigin;
 use crate::dialects::shared::{Origin, Reporting, poncho_header, warn_of_headers, warn_of_model};
@@ -81,7 +82,7 @@ pub(crate) async fn create(
     let in_pieces = body.stream.unwrap_or(false);
     let replies = call.start(asked, in_pieces).await?;
     let texts = Texts { echo, n: usize::try_from(n).unwrap_or(1), wants_logprobs: body.logprobs.is_some() };
-    let envelope = envelope(&call.origin.model, "cmpl-", "text_completion");
+    let envelope = envelope(&call.origin.model, "cmpl-", TextChoice::OBJECT);
     if in_pieces {
         let keep_alive = call.origin.app.config.stream_keep_alive;
         let pieces = Pieces::new(call, envelope, replies.len());

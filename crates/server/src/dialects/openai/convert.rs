@@ -12,13 +12,14 @@ use poncho_api::{
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
+use super::answers::{CallOut, ChatLogprobs, Envelope, FunctionOut, PromptDetails, Usage};
 use super::types::{
-    CallOut, ChatLogprobs, ChatRequestBody, Content, Envelope, FunctionDefinition, FunctionOut, Message, PromptDetails,
-    ResponseFormat, Shared, TokenOut, ToolCallBody, ToolDefinition, Usage,
+    ChatRequestBody, Content, FunctionDefinition, Message, ResponseFormat, Shared, ToolCallBody, ToolDefinition,
 };
 use crate::error::{ApiError, NO_IMAGES};
 use crate::models::served::ServedModel;
 use crate::request_id::{random_id, unix_seconds};
+use crate::responses::token::TokenOut;
 
 /// The most replies to one prompt.
 const MAX_CHOICES: u32 = 8;

@@ -6,6 +6,7 @@
 use axum::extract::State;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::call::model_name;
@@ -22,11 +23,14 @@ use crate::http::warnings::Warnings;
 const INPUT: PromptForm = PromptForm { field: "input", most: 2048, may_be_empty: false };
 
 /// What comes in.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
+#[schemars(rename = "EmbeddingsRequest")]
 pub(crate) struct EmbeddingsBody {
+    #[schemars(required)]
     model: Option<String>,
     /// A text, texts, tokens or lists of tokens.
     input: Prompts,
+    #[schemars(extend("enum" = ["float", "base64", null]))]
     encoding_format: Option<String>,
     dimensions: Option<u32>,
     /// Who asks; answered with a warning.
@@ -34,29 +38,34 @@ pub(crate) struct EmbeddingsBody {
 }
 
 /// What goes out.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Embeddings")]
 pub(crate) struct EmbeddingsOut {
+    #[schemars(extend("enum" = ["list"]))]
     object: &'static str,
     data: Vec<EmbeddingOut>,
     model: String,
     usage: EmbeddingUsage,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Embedding")]
 struct EmbeddingOut {
+    #[schemars(extend("enum" = ["embedding"]))]
     object: &'static str,
     index: usize,
     embedding: Encoded,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 #[serde(untagged)]
+#[schemars(inline)]
 enum Encoded {
     Floats(Vec<f32>),
     Base64(String),
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct EmbeddingUsage {
     prompt_tokens: usize,
     total_tokens: usize,

@@ -5,14 +5,27 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::extract::{Path, State};
 use poncho_api::{Capabilities, EngineError};
+use schemars::JsonSchema;
+use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::types::{ModelMeta, ModelOut};
+use super::answers::{ModelMeta, ModelOut};
 use crate::dialects::shared::capability_words;
 use crate::error::ApiError;
 use crate::http::app::SharedApp;
 use crate::http::body::Json;
 use crate::models::names::{ListedModel, Source};
+
+/// The answer of `GET /v1/models`.
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct ModelList {
+    #[schemars(extend("enum" = ["list"]))]
+    object: &'static str,
+    data: Vec<ModelOut>,
+    has_more: bool,
+    first_id: Option<String>,
+    last_id: Option<String>,
+}
 
 /// Every name that requests may use.
 pub(crate) async fn list(State(app): State<SharedApp>) -> Result<Json<Value>, ApiError> {
@@ -24,7 +37,7 @@ pub(crate) async fn list(State(app): State<SharedApp>) -> Result<Json<Value>, Ap
     // The last three are Anthropic's: its clients page through lists.
     let ends = [data.first(), data.last()].map(|model| model.map(|model| model.id.clone()));
     let [first_id, last_id] = ends;
-    Ok(Json(json!({"object": "list", "data": data, "has_more": false, "first_id": first_id, "last_id": last_id})))
+    Ok(Json(json!(ModelList { object: "list", data, has_more: false, first_id, last_id })))
 }
 
 /// One of them.

@@ -8,8 +8,8 @@ use std::collections::BTreeSet;
 use poncho_api::Finished;
 use serde::Serialize;
 
+use super::answers::{Answer, Envelope};
 use super::call::{Call, Totals};
-use super::types::{Answer, Envelope};
 use crate::dialects::shared::PonchoReport;
 use crate::error::{ApiError, Family};
 use crate::http::heartbeat::Heartbeat;

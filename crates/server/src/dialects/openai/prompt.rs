@@ -3,9 +3,11 @@
 //! Used by `completions.rs` and `embeddings.rs`, and by what explains a prompt. Every refusal names the field, down to the
 //! element. Tokens are read as tokens, never as JSON values, and counted while they are read.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use poncho_api::Input;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{self, Deserialize, DeserializeSeed, Deserializer, SeqAccess, Visitor};
 
 use crate::error::ApiError;
@@ -74,6 +76,26 @@ impl Prompts {
 
     fn single(prompt: Input) -> Self {
         Self { prompts: vec![prompt], is_list: false }
+    }
+}
+
+impl JsonSchema for Prompts {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "Prompts".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let (text, tokens) = (generator.subschema_for::<String>(), generator.subschema_for::<u32>());
+        json_schema!({"anyOf": [
+            text,
+            {"type": "array", "items": text, "minItems": 1},
+            {"type": "array", "items": tokens, "minItems": 1},
+            {"type": "array", "items": {"type": "array", "items": tokens, "minItems": 1}, "minItems": 1},
+        ]})
     }
 }
 

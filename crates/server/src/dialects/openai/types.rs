@@ -1,36 +1,41 @@
-//! What goes over the wire in OpenAI's dialect, field by field.
+//! What comes over the wire in OpenAI's dialect, field by field; `answers.rs` has what goes out.
 //!
-//! Requests are read leniently: fields that are not listed are answered with a warning, `null` is absent. Answers are
-//! written exactly.
-//! Nothing here decides anything; `convert.rs` does.
+//! Requests are read leniently: fields that are not listed are answered with a warning, `null` is absent. Nothing here
+//! decides anything; `convert.rs` does.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::Deserialize as DeserializeDerive;
 use serde::de::{Deserialize, Deserializer};
-use serde::{Deserialize as DeserializeDerive, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::prompt::Prompts;
 use crate::dialects::poncho_options::PonchoOptions;
-use crate::dialects::shared::PonchoReport;
+use crate::forms::{AnyObject, form, may_be_absent};
+pub(crate) use crate::forms::{Either, TextOrList, Texts};
 use crate::http::body::Object;
-pub(crate) use crate::responses::token::TokenOut;
-pub(crate) use crate::texts::{Either, TextOrList, Texts};
 
 /// Adds the fields that completions and responses share to a request, and a way to read them alike; `$limit` is what the
 /// request calls the most tokens of a reply.
 macro_rules! completion_request {
-    ($(#[$doc:meta])+ $name:ident($limit:ident) { $($(#[$field_doc:meta])* $field:ident: $type:ty,)+ }) => {
+    (
+        $(#[$doc:meta])+
+        $name:ident($(#[$limit_doc:meta])* $limit:ident) { $($(#[$field_doc:meta])* $field:ident: $type:ty,)+ }
+    ) => {
         completion_request! {
-            @sampled $(#[$doc])+ #[derive(Debug, DeserializeDerive)] $name {
+            @sampled #[derive(Debug, DeserializeDerive, JsonSchema)] $(#[$doc])+ $name {
+                #[schemars(required)]
                 model: Option<String>,
                 $($(#[$field_doc])* $field: $type,)+
+                $(#[$limit_doc])*
                 $limit: Option<u32>,
                 stream: Option<bool>,
                 /// Who asks; answered with a warning.
                 user: Option<String>,
-                /// Asks for the `poncho` object, and says how the prompt is read.
+                /// true asks for the poncho object; an object also says how the prompt is read, and implies true.
                 poncho: Option<PonchoOptions>,
             }
         }
@@ -68,6 +73,7 @@ macro_rules! completion_request {
             pub(crate) repetition_penalty: Option<f32>,
             pub(crate) presence_penalty: Option<f32>,
             pub(crate) frequency_penalty: Option<f32>,
+            #[schemars(extend("propertyNames" = {"pattern": "^[0-9]+$"}))]
             pub(crate) logit_bias: Option<BTreeMap<String, f32>>,
             pub(crate) seed: Option<i64>,
             pub(crate) stop: Option<Texts>,
@@ -81,8 +87,8 @@ pub(crate) use completion_request;
 
 completion_request! {
     @sampled
-    /// Limits and sampling, as any dialect asks for them.
-    #[derive(Default)]
+    /// Limits and sampling, as any dialect asks for them. It has no schema of its own; its fields have attributes of one.
+    #[derive(Default, JsonSchema)]
     Shared {
         max_tokens: Option<u32>,
     }
@@ -90,18 +96,23 @@ completion_request! {
 
 completion_request! {
     /// `POST /v1/chat/completions`.
+    #[schemars(rename = "ChatRequest")]
     ChatRequestBody(max_tokens) {
+        #[schemars(length(min = 1))]
         messages: Vec<Object<Message>>,
         max_completion_tokens: Option<u32>,
         logprobs: Option<bool>,
+        #[schemars(range(max = 20))]
         top_logprobs: Option<u8>,
         tools: Option<Vec<Object<ToolDefinition>>>,
+        #[schemars(with = "Option<ToolChoice>")]
         tool_choice: Option<Value>,
         parallel_tool_calls: Option<bool>,
         response_format: Option<Object<ResponseFormat>>,
         reasoning_effort: Option<String>,
         modalities: Option<Vec<String>>,
         chat_template_kwargs: Option<BTreeMap<String, Value>>,
+        #[schemars(range(min = 1, max = 8))]
         n: Option<u32>,
         stream_options: Option<Object<StreamOptions>>,
     }
@@ -109,27 +120,63 @@ completion_request! {
 
 completion_request! {
     /// `POST /v1/completions`.
+    #[schemars(rename = "CompletionRequest")]
     CompletionRequestBody(max_tokens) {
         /// A text, texts, tokens or lists of tokens.
         prompt: Prompts,
         echo: Option<bool>,
         suffix: Option<String>,
         best_of: Option<u32>,
+        #[schemars(range(max = 5))]
         logprobs: Option<u8>,
+        #[schemars(range(min = 1, max = 8))]
         n: Option<u32>,
         stream_options: Option<Object<StreamOptions>>,
     }
 }
 
+form! {
+    /// A word, or an object that names a function.
+    ToolChoice, json_schema!({"anyOf": [
+        {"type": "string", "enum": ["auto", "none", "required"]},
+        {
+            "type": "object",
+            "properties": {
+                "type": {"type": "string"},
+                "function": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
+            },
+            "required": ["function"],
+        },
+    ]})
+}
+
+/// `POST /apply-template`: a chat request. Its `model` may be left out, and its number of replies does not matter.
+pub(crate) enum ConversationBody {}
+
+impl JsonSchema for ConversationBody {
+    fn schema_name() -> Cow<'static, str> {
+        "ConversationRequest".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let mut schema = ChatRequestBody::json_schema(generator);
+        may_be_absent::<String>(&mut schema, "model", generator);
+        may_be_absent::<u32>(&mut schema, "n", generator);
+        schema
+    }
+}
+
 /// `stream_options`.
-#[derive(Debug, DeserializeDerive)]
+#[derive(Debug, DeserializeDerive, JsonSchema)]
 pub(crate) struct StreamOptions {
     pub(crate) include_usage: Option<bool>,
 }
 
 /// A message as it comes.
-#[derive(Debug, DeserializeDerive)]
+#[derive(Debug, DeserializeDerive, JsonSchema)]
+#[schemars(rename = "ChatMessage")]
 pub(crate) struct Message {
+    #[schemars(extend("enum" = ["system", "developer", "user", "assistant", "tool"]))]
     pub(crate) role: String,
     pub(crate) content: Option<Content>,
     pub(crate) name: Option<String>,
@@ -139,7 +186,8 @@ pub(crate) struct Message {
 }
 
 /// A tool call that the assistant made earlier.
-#[derive(Debug, DeserializeDerive)]
+#[derive(Debug, DeserializeDerive, JsonSchema)]
+#[schemars(rename = "ToolCall")]
 pub(crate) struct ToolCallBody {
     pub(crate) id: String,
     #[serde(rename = "type")]
@@ -151,7 +199,7 @@ pub(crate) struct ToolCallBody {
 }
 
 /// What was called.
-#[derive(Debug, DeserializeDerive)]
+#[derive(Debug, DeserializeDerive, JsonSchema)]
 pub(crate) struct CalledFunction {
     pub(crate) name: String,
     /// A JSON text; some clients send the object itself.
@@ -159,34 +207,50 @@ pub(crate) struct CalledFunction {
 }
 
 /// A tool that may be called.
-#[derive(Debug, DeserializeDerive)]
+#[derive(Debug, DeserializeDerive, JsonSchema)]
+#[schemars(rename = "FunctionTool")]
 pub(crate) struct ToolDefinition {
     #[serde(rename = "type")]
+    #[schemars(extend("enum" = ["function"]))]
     pub(crate) kind: String,
-    /// Absent for a tool of another type.
+    // Absent for a tool of another type, which is refused by its name.
+    #[schemars(required)]
     pub(crate) function: Option<Object<FunctionDefinition>>,
 }
 
-/// The function of a tool. Its parameters stay text, so that their order stays what it was.
-#[derive(Debug, DeserializeDerive)]
+/// The function of a tool.
+#[derive(Debug, DeserializeDerive, JsonSchema)]
 pub(crate) struct FunctionDefinition {
+    #[schemars(length(min = 1))]
     pub(crate) name: String,
     pub(crate) description: Option<String>,
+    // Stays text, so that its order stays what it was.
+    #[schemars(with = "Option<AnyObject>")]
     pub(crate) parameters: Option<Box<RawValue>>,
     #[expect(dead_code, reason = "arguments follow the schema whatever this says; a wrong type is refused")]
     pub(crate) strict: Option<bool>,
 }
 
 /// `response_format`.
-#[derive(Debug, DeserializeDerive)]
+#[derive(Debug, DeserializeDerive, JsonSchema)]
+#[schemars(extend("anyOf" = [
+    {"properties": {"type": {"enum": ["text", "json_object"]}}},
+    {
+        "properties": {
+            "json_schema": {"type": "object", "properties": {"schema": {"type": "object"}}, "required": ["schema"]},
+        },
+        "required": ["json_schema"],
+    },
+]))]
 pub(crate) struct ResponseFormat {
     #[serde(rename = "type")]
+    #[schemars(extend("enum" = ["text", "json_object", "json_schema"]))]
     pub(crate) kind: String,
     pub(crate) json_schema: Option<Object<SchemaFormat>>,
 }
 
 /// `response_format.json_schema`; the schema stays text for the same reason.
-#[derive(Debug, DeserializeDerive)]
+#[derive(Debug, DeserializeDerive, JsonSchema)]
 pub(crate) struct SchemaFormat {
     #[expect(dead_code, reason = "a label that the API requires; a wrong type is refused")]
     pub(crate) name: Option<String>,
@@ -196,14 +260,16 @@ pub(crate) struct SchemaFormat {
 }
 
 /// The content of a message.
-#[derive(Debug)]
+#[derive(Debug, JsonSchema)]
+#[schemars(untagged, inline)]
 pub(crate) enum Content {
     Text(String),
     Parts(Vec<Object<Part>>),
 }
 
 /// A part of a content.
-#[derive(Debug, DeserializeDerive)]
+#[derive(Debug, DeserializeDerive, JsonSchema)]
+#[schemars(rename = "ContentPart")]
 pub(crate) struct Part {
     #[serde(rename = "type")]
     pub(crate) kind: String,
@@ -218,177 +284,4 @@ impl<'de> Deserialize<'de> for Content {
             Either::List(parts) => Self::Parts(parts),
         })
     }
-}
-
-/// What a request cost.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub(crate) struct Usage {
-    pub(crate) prompt_tokens: usize,
-    pub(crate) completion_tokens: usize,
-    pub(crate) total_tokens: usize,
-    pub(crate) prompt_tokens_details: PromptDetails,
-}
-
-/// Where the prompt came from.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub(crate) struct PromptDetails {
-    pub(crate) cached_tokens: usize,
-}
-
-/// The fields that every answer of an endpoint starts with.
-#[derive(Debug, Clone, Serialize)]
-pub(crate) struct Envelope {
-    pub(crate) id: String,
-    pub(crate) object: &'static str,
-    pub(crate) created: u64,
-    pub(crate) model: String,
-    pub(crate) system_fingerprint: String,
-}
-
-/// A whole answer, or a piece of a stream.
-#[derive(Debug, Serialize)]
-pub(crate) struct Answer<'a, C> {
-    #[serde(flatten)]
-    pub(crate) envelope: &'a Envelope,
-    pub(crate) choices: &'a [C],
-    /// Absent, `null` or the numbers.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) usage: Option<Option<Usage>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) poncho: Option<&'a PonchoReport>,
-}
-
-/// A choice of a whole chat answer.
-#[derive(Debug, Serialize)]
-pub(crate) struct ChatChoice {
-    pub(crate) index: usize,
-    pub(crate) message: AssistantMessage,
-    pub(crate) logprobs: Option<ChatLogprobs>,
-    pub(crate) finish_reason: &'static str,
-}
-
-/// The assistant's message.
-#[derive(Debug, Serialize)]
-pub(crate) struct AssistantMessage {
-    pub(crate) role: &'static str,
-    pub(crate) content: Option<String>,
-    pub(crate) refusal: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) reasoning_content: Option<String>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(crate) tool_calls: Vec<CallOut>,
-}
-
-/// A tool call, whole or in pieces.
-#[derive(Debug, Serialize)]
-pub(crate) struct CallOut {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) index: Option<usize>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) id: Option<String>,
-    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
-    pub(crate) kind: Option<&'static str>,
-    pub(crate) function: FunctionOut,
-}
-
-/// What is called.
-#[derive(Debug, Serialize)]
-pub(crate) struct FunctionOut {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) name: Option<String>,
-    pub(crate) arguments: String,
-}
-
-/// A choice of a piece of a chat stream.
-#[derive(Debug, Serialize)]
-pub(crate) struct ChunkChoice {
-    pub(crate) index: usize,
-    pub(crate) delta: ChunkDelta,
-    pub(crate) logprobs: Option<ChatLogprobs>,
-    pub(crate) finish_reason: Option<&'static str>,
-}
-
-/// What a piece adds.
-#[derive(Debug, Default, Serialize)]
-pub(crate) struct ChunkDelta {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) role: Option<&'static str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) content: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) reasoning_content: Option<String>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(crate) tool_calls: Vec<CallOut>,
-}
-
-/// Log probabilities of a chat reply.
-#[derive(Debug, Serialize)]
-pub(crate) struct ChatLogprobs {
-    pub(crate) content: Vec<TokenOut>,
-    pub(crate) refusal: Option<Vec<TokenOut>>,
-}
-
-/// A choice of a completion, whole or in pieces.
-#[derive(Debug, Serialize)]
-pub(crate) struct TextChoice {
-    pub(crate) index: usize,
-    pub(crate) text: String,
-    pub(crate) logprobs: Option<TextLogprobs>,
-    pub(crate) finish_reason: Option<&'static str>,
-}
-
-/// Log probabilities of a completion.
-#[derive(Debug, Default, Serialize)]
-pub(crate) struct TextLogprobs {
-    pub(crate) tokens: Vec<String>,
-    pub(crate) token_logprobs: Vec<f32>,
-    pub(crate) top_logprobs: Vec<BTreeMap<String, f32>>,
-    pub(crate) text_offset: Vec<usize>,
-}
-
-/// A model in a list.
-#[derive(Debug, Serialize)]
-pub(crate) struct ModelOut {
-    pub(crate) id: String,
-    pub(crate) object: &'static str,
-    pub(crate) created: u64,
-    pub(crate) owned_by: &'static str,
-    /// Tokens that one request may use, where clients of OpenRouter and LM Studio look for it.
-    pub(crate) context_length: usize,
-    /// The same for clients of LM Studio.
-    pub(crate) max_context_length: usize,
-    /// The same for clients of vLLM.
-    pub(crate) max_model_len: usize,
-    /// The same for clients of Anthropic's API.
-    pub(crate) max_input_tokens: usize,
-    /// What clients of Anthropic's API show.
-    pub(crate) display_name: String,
-    /// The same as `object`, for clients of Anthropic's API.
-    #[serde(rename = "type")]
-    pub(crate) kind: &'static str,
-    /// What it can do, in Ollama's words; absent for a model that is not loaded.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) capabilities: Option<Vec<&'static str>>,
-    /// For clients of OpenRouter, and only for a loaded model.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) supported_parameters: Option<Vec<&'static str>>,
-    pub(crate) meta: ModelMeta,
-}
-
-/// What else is known of a model.
-#[derive(Debug, Serialize)]
-pub(crate) struct ModelMeta {
-    /// The full name of the model; differs for an alias.
-    pub(crate) model: String,
-    /// Whether it is in memory; else the next request loads it.
-    pub(crate) loaded: bool,
-    pub(crate) architecture: String,
-    pub(crate) n_ctx: usize,
-    pub(crate) n_ctx_train: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) n_vocab: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) n_embd: Option<u32>,
-    pub(crate) n_params: u64,
-    pub(crate) size: u64,
 }

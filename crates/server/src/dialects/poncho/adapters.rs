@@ -10,10 +10,11 @@ use axum::Extension;
 use axum::extract::{Path, State};
 use axum::http::Uri;
 use poncho_api::{AdapterId, AdapterInfo, EngineError, NodeModel, to_hex};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::blocking::blocking;
-use crate::dialects::query;
+use crate::dialects::shared::query_value;
 use crate::error::ApiError;
 use crate::http::app::SharedApp;
 use crate::http::body::Json;
@@ -25,7 +26,8 @@ use crate::owner::Owner;
 const MOST_ADAPTERS: usize = 16;
 
 /// An adapter as clients see it.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Adapter")]
 pub(crate) struct AdapterOut {
     id: u64,
     model: String,
@@ -41,7 +43,8 @@ impl AdapterOut {
 }
 
 /// The answer of `GET /api/adapters`.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Adapters")]
 pub(crate) struct AdaptersOut {
     adapters: Vec<AdapterOut>,
 }
@@ -49,18 +52,20 @@ pub(crate) struct AdaptersOut {
 /// `GET /api/adapters?model=NAME`: the adapters of all loaded models, or of one. It loads none.
 pub(crate) async fn list(State(app): State<SharedApp>, uri: Uri) -> Result<Json<AdaptersOut>, ApiError> {
     let mut adapters = Vec::new();
-    for model in loaded(&app, query::value(&uri, "model").as_deref()).await? {
+    for model in loaded(&app, query_value(&uri, "model").as_deref()).await? {
         adapters.extend(model.adapters().iter().map(|info| AdapterOut::new(&*model, info)));
     }
     Ok(Json(AdaptersOut { adapters }))
 }
 
 /// `POST /api/adapters`.
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(rename = "LoadAdapterRequest")]
 pub(crate) struct LoadBody {
     model: Option<String>,
-    /// `sha256:` and the hash of an uploaded file.
+    /// The hash under which the file was sent to /api/blobs.
+    #[schemars(regex(pattern = "^sha256:[0-9a-f]{64}$"))]
     digest: String,
     /// Its strength; 1 if it is left out.
     scale: Option<f32>,
@@ -95,8 +100,9 @@ pub(crate) async fn load(
 }
 
 /// `PATCH /api/adapters/{id}`.
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(rename = "ScaleAdapterRequest")]
 pub(crate) struct ScaleBody {
     model: Option<String>,
     scale: f32,

@@ -7,12 +7,14 @@
 use axum::Extension;
 use axum::extract::{Path, State};
 use axum::http::Uri;
-use poncho_api::{Key, RowPage, RowReport, SpecialText, Tier, to_hex};
-use serde::Deserialize;
+use poncho_api::{Key, RowPage, RowReport, SaveReason, SpecialText, Tier, to_hex};
+use schemars::{JsonSchema, json_schema};
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::dialects::query;
+use crate::dialects::shared::query_value;
 use crate::error::ApiError;
+use crate::forms::form;
 use crate::http::app::SharedApp;
 use crate::http::body::Json;
 use crate::owner::Owner;
@@ -38,34 +40,84 @@ pub(crate) async fn rows(
     let mut shown = Vec::with_capacity(rows.len());
     for one in &rows {
         let text = if app.keys.sees_rows_text(owner) { text(&app, one).await } else { None };
-        shown.push(row(one, own.is_some(), text.as_deref()));
+        shown.push(Row::new(one, own.is_some(), text));
     }
     let rows = shown;
     let next = offset.saturating_add(rows.len());
     let next = Some(next).filter(|next| *next < total && !rows.is_empty());
-    Ok(Json(json!({"total": total, "offset": offset, "rows": rows, "next_offset": next})))
+    Ok(Json(json!(Rows { total, offset, rows, next_offset: next })))
 }
 
-/// A row; a narrowed view leaves out what others' use of it would change.
-fn row(row: &RowReport, is_narrowed: bool, text: Option<&str>) -> Value {
-    let unless_narrowed = |number: u64| (!is_narrowed).then_some(number);
-    json!({
-        "key": row.key.to_string(),
-        "parent": row.parent.map(|key| key.to_string()),
-        "fingerprint": to_hex(&row.fingerprint),
-        "tokens": row.tokens,
-        "start": row.start,
-        "children": row.children,
-        "tiers": row.tiers.iter().map(|tier| tier.as_str()).collect::<Vec<_>>(),
-        "pending": row.pending,
-        "bytes": row.bytes,
-        "hits": unless_narrowed(row.hits.into()),
-        "created": row.created,
-        "last_used": unless_narrowed(row.last_used),
-        "reason": row.reason.as_str(),
-        "pinned": row.pinned,
-        "text": text,
-    })
+/// The answer of `GET /api/cache/rows`.
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct Rows {
+    total: usize,
+    offset: usize,
+    rows: Vec<Row>,
+    next_offset: Option<usize>,
+}
+
+/// A row of the cache as clients see it.
+#[derive(Serialize, JsonSchema)]
+struct Row {
+    key: String,
+    /// The row that it builds on.
+    parent: Option<String>,
+    /// Of the model with its adapters.
+    fingerprint: String,
+    tokens: u32,
+    /// The first token that it stores itself.
+    start: u32,
+    /// How many rows build on it.
+    children: usize,
+    /// Tiers that hold it, fastest first.
+    #[schemars(with = "Vec<TierWord>")]
+    tiers: Vec<&'static str>,
+    /// Whether a write of it is queued or running.
+    pending: bool,
+    /// Bytes it takes, all tiers together.
+    bytes: u64,
+    /// How often it was used; null for a key that sees its own rows only.
+    hits: Option<u64>,
+    /// Creation, unix seconds.
+    created: u64,
+    /// Last use, unix seconds; null for a key that sees its own rows only.
+    last_used: Option<u64>,
+    /// Why it was saved.
+    #[schemars(extend("enum" = SaveReason::ALL.map(SaveReason::as_str)))]
+    reason: &'static str,
+    pinned: bool,
+    /// Its first words, for the key that sent them.
+    text: Option<String>,
+}
+
+form! {
+    /// A tier of this machine.
+    TierWord, json_schema!({"type": "string", "enum": Tier::ALL.map(Tier::as_str)})
+}
+
+impl Row {
+    /// A narrowed view leaves out what others' use of it would change.
+    fn new(row: &RowReport, is_narrowed: bool, text: Option<String>) -> Self {
+        let unless_narrowed = |number: u64| (!is_narrowed).then_some(number);
+        Self {
+            key: row.key.to_string(),
+            parent: row.parent.map(|key| key.to_string()),
+            fingerprint: to_hex(&row.fingerprint),
+            tokens: row.tokens,
+            start: row.start,
+            children: row.children,
+            tiers: row.tiers.iter().map(|tier| tier.as_str()).collect(),
+            pending: row.pending,
+            bytes: row.bytes,
+            hits: unless_narrowed(row.hits.into()),
+            created: row.created,
+            last_used: unless_narrowed(row.last_used),
+            reason: row.reason.as_str(),
+            pinned: row.pinned,
+            text,
+        }
+    }
 }
 
 /// The first words of a row that builds on no other, if a model that can read its tokens is loaded.
@@ -84,6 +136,13 @@ pub(super) fn row_key(id: &str) -> Result<Key, ApiError> {
     Key::from_hex(id).ok_or_else(|| ApiError::field("id", "it must be the key of a row, in hexadecimal digits"))
 }
 
+/// The answer of `DELETE /api/cache/rows/{id}`.
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct Removed {
+    key: String,
+    removed: bool,
+}
+
 /// `DELETE /api/cache/rows/{id}`: drops a row that is not in use, that nobody pinned and that no other row builds on. With several API keys
 /// each drops only rows that are its own alone.
 pub(crate) async fn remove(
@@ -93,24 +152,32 @@ pub(crate) async fn remove(
 ) -> Result<Json<Value>, ApiError> {
     let key = row_key(&id)?;
     let removed = app.models.node().remove_row(app.keys.narrowed(owner), key).await;
-    Ok(Json(json!({"key": id, "removed": removed})))
+    Ok(Json(json!(Removed { key: id, removed })))
 }
 
 /// A number of the query.
 fn number(uri: &Uri, name: &str) -> Result<Option<usize>, ApiError> {
-    query::value(uri, name)
+    query_value(uri, name)
         .map(|value| value.parse().map_err(|_| ApiError::field(name, "it must be a whole number")))
         .transpose()
 }
 
 /// `POST /api/cache/evict`.
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(rename = "EvictRequest")]
 pub(crate) struct EvictBody {
     /// How much to free.
     bytes: u64,
     /// Where; everywhere if it is left out.
+    #[schemars(with = "Option<Vec<TierWord>>")]
     tiers: Option<Vec<String>>,
+}
+
+/// The answer of whatever frees something.
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct Freed {
+    freed_bytes: u64,
 }
 
 /// Frees at least that many bytes, oldest rows first. With several API keys each frees only what is its own alone.
@@ -128,12 +195,13 @@ pub(crate) async fn evict(
         None => Tier::ALL.to_vec(),
     };
     let freed = app.models.node().evict_bytes(app.keys.narrowed(owner), body.bytes, &tiers).await;
-    Ok(Json(json!({"freed_bytes": freed})))
+    Ok(Json(json!(Freed { freed_bytes: freed })))
 }
 
 /// `POST /api/cache/clear` and `/api/cache/gc`: an empty object.
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(inline)]
 pub(crate) struct EmptyBody {}
 
 /// Drops every row that is not in use. With several API keys each drops only the rows that belong to it alone.
@@ -146,7 +214,7 @@ pub(crate) async fn clear(
         Some(own) => app.models.node().evict_bytes(Some(own), u64::MAX, &Tier::ALL).await,
         None => app.models.node().clear_cache().await,
     };
-    Ok(Json(json!({"freed_bytes": freed})))
+    Ok(Json(json!(Freed { freed_bytes: freed })))
 }
 
 /// Removes files that can never be used again; usable rows stay. They belong to no key, so a key among several that is
@@ -160,5 +228,5 @@ pub(crate) async fn gc(
         Some(_) => 0,
         None => app.models.node().collect_garbage().await,
     };
-    Ok(Json(json!({"freed_bytes": freed})))
+    Ok(Json(json!(Freed { freed_bytes: freed })))
 }

@@ -7,6 +7,8 @@
 use axum::Extension;
 use axum::extract::State;
 use axum::http::Uri;
+use schemars::JsonSchema;
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::explain::{Dialect, Shape};
@@ -17,6 +19,15 @@ use crate::http::body::{Json, JsonBytes, parse};
 use crate::http::unknown_fields::of_query;
 use crate::owner::Owner;
 use crate::responses::store::OwnResponses;
+
+/// The answer.
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct InputTokens {
+    object: &'static str,
+    input_tokens: usize,
+    /// Tokens that a prompt and its reply may have together.
+    context_length: usize,
+}
 
 /// Of a chat completion.
 pub(crate) async fn chat(
@@ -64,10 +75,7 @@ async fn count(
     let (asked, warnings) = dialect.checked_prompt(body, &shape, &model, stored, of_query(uri.query())).await?;
     let model = model.asked_by(app.keys.tenant(owner));
     let rendered = model.rendered(asked).await?;
-    let answer = json!({
-        "object": object,
-        "input_tokens": rendered.tokens.len(),
-        "context_length": model.limits().context,
-    });
-    Ok(Json(WithWarnings::new(app, answer, warnings)))
+    let context_length = model.limits().context;
+    let answer = InputTokens { object, input_tokens: rendered.tokens.len(), context_length };
+    Ok(Json(WithWarnings::new(app, json!(answer), warnings)))
 }

@@ -4,14 +4,18 @@
 //! explained is what would be computed. Errors have OpenAI's shape. With several API keys, each sees its own rows only:
 //! no prompt text but the caller's own leaves here.
 
+use std::borrow::Cow;
+
 use axum::Extension;
 use axum::extract::State;
 use axum::http::Uri;
 use poncho_api::{
-    Around, CauseWords, Explained, ExplainedRow, Generate, MessagePlace, Prompt, RemotePrefix, Request, Resumption,
+    Around, Cause, CauseWords, Explained, ExplainedRow, Generate, MessagePlace, Prompt, RemotePrefix, Request,
+    Resumption,
 };
-use serde::Deserialize;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::IgnoredAny;
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
@@ -20,14 +24,14 @@ use crate::dialects::anthropic::ignored as anthropic_ignored;
 use crate::dialects::ollama::{chat as ollama_chat, generate as ollama_generate, ignored as ollama_ignored};
 use crate::dialects::openai::convert::chat_turn;
 use crate::dialects::openai::ignored as openai_ignored;
-use crate::dialects::openai::types::CompletionRequestBody;
-use crate::dialects::query;
+use crate::dialects::openai::types::{CompletionRequestBody, ConversationBody};
 use crate::dialects::responses::{create as responses, ignored as responses_ignored};
-use crate::dialects::shared::{WithWarnings, warn_of_model};
+use crate::dialects::shared::{WithWarnings, query_value, warn_of_model};
 use crate::dialects::template_variables::warn_of_variables;
 use crate::error::ApiError;
 use crate::http::app::SharedApp;
 use crate::http::body::{Json, JsonBytes, parse};
+use crate::http::token_list::TokenList;
 use crate::http::unknown_fields::{self, UnknownField};
 use crate::http::warnings::{Ignored, Warnings};
 use crate::models::served::ServedModel;
@@ -50,9 +54,9 @@ pub(crate) async fn explain_miss(
     let stored = OwnResponses { store: &app.responses, owner };
     let (asked, warnings) = dialect.checked_prompt(&body.0, &shape, &model, stored, Vec::new()).await?;
     let model = model.asked_by(app.keys.tenant(owner));
-    let mut answer = explained(model.id(), model.explained(asked, None).await?);
-    hide_stored_text(&mut answer, app.keys.sees_rows_text(owner));
-    Ok(Json(WithWarnings::new(&app, answer, warnings)))
+    let found = model.explained(asked, None).await?;
+    let answer = Explanation::new(model.id(), found, app.keys.sees_rows_text(owner));
+    Ok(Json(WithWarnings::new(&app, json!(answer), warnings)))
 }
 
 /// The dialects of a body.
@@ -66,7 +70,7 @@ pub(crate) enum Dialect {
 
 /// The dialect that the query names.
 fn named(uri: &Uri) -> Result<Option<Dialect>, ApiError> {
-    match query::value(uri, "dialect").as_deref() {
+    match query_value(uri, "dialect").as_deref() {
         None => Ok(None),
         Some("openai") => Ok(Some(Dialect::OpenAi)),
         Some("anthropic") => Ok(Some(Dialect::Anthropic)),
@@ -244,44 +248,84 @@ impl Dialect {
     }
 }
 
-/// An admin learns about the rows of all keys, but no word of them.
-pub(super) fn hide_stored_text(answer: &mut Value, sees_text: bool) {
-    if let Value::Object(fields) = answer
-        && !sees_text
-    {
-        fields.insert("cached".to_owned(), Value::Null);
+/// Where a prompt differs from the most similar cached one.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct Explanation {
+    model: String,
+    /// Tokens of the prompt.
+    tokens: usize,
+    /// Leading tokens that agree with a stored row.
+    agree: usize,
+    /// Leading tokens that the model can resume from.
+    usable: usize,
+    /// Tokens that are stored behind what differs, and have to be computed again.
+    lost: usize,
+    /// The first token that differs.
+    offset: Option<usize>,
+    /// The message that differs.
+    message: Option<MessagePlace>,
+    cause: Cause,
+    reason: &'static str,
+    /// What to do; null if there is nothing to do.
+    fix: Option<&'static str>,
+    /// The row that the prompt was compared with.
+    row: Option<ExplainedRow>,
+    /// The stored text at the difference, for the key that sent it.
+    cached: Option<Around>,
+    /// The prompt's own text there.
+    asked: Option<Around>,
+    /// Where both go on with the same text.
+    resumes: Option<Resumption>,
+    /// A longer beginning of the prompt that other machines have.
+    remote: Option<RemotePrefix>,
+}
+
+impl Explanation {
+    /// An admin learns about the rows of all keys, but no word of them.
+    pub(super) fn new(model: &str, found: Explained, sees_text: bool) -> Self {
+        let CauseWords { reason, fix, .. } = found.cause.words();
+        let offset = found.divergence.as_ref().map(|divergence| divergence.offset);
+        let resumes = found.divergence.as_ref().and_then(|divergence| divergence.resumes);
+        let (cached, asked) = found.divergence.map(|divergence| (divergence.cached, divergence.asked)).unzip();
+        Self {
+            model: model.to_owned(),
+            tokens: found.tokens,
+            agree: found.agree,
+            usable: found.usable,
+            lost: found.lost,
+            offset,
+            message: found.message,
+            cause: found.cause,
+            reason,
+            fix,
+            row: found.row,
+            cached: cached.filter(|_| sees_text),
+            asked,
+            resumes,
+            remote: found.remote,
+        }
     }
 }
 
-/// The JSON of an explanation.
-pub(super) fn explained(model: &str, found: Explained) -> Value {
-    let CauseWords { word, reason, fix } = found.cause.words();
-    let around = |around: Around| json!({"before": around.before, "after": around.after});
-    let row = |row: ExplainedRow| json!({"key": row.key, "tokens": row.tokens, "tier": row.tier});
-    let remote =
-        |RemotePrefix { key, tokens, bytes, tier }| json!({"key": key, "tokens": tokens, "bytes": bytes, "tier": tier});
-    let message = |message: MessagePlace| json!({"number": message.number, "role": message.role});
-    let resumption = |place: Resumption| json!({"cached": place.cached, "asked": place.asked});
-    let offset = found.divergence.as_ref().map(|divergence| divergence.offset);
-    let resumes = found.divergence.as_ref().and_then(|divergence| divergence.resumes);
-    let (cached, asked) = found.divergence.map(|divergence| (divergence.cached, divergence.asked)).unzip();
-    json!({
-        "model": model,
-        "tokens": found.tokens,
-        "agree": found.agree,
-        "usable": found.usable,
-        "lost": found.lost,
-        "offset": offset,
-        "message": found.message.map(message),
-        "cause": word,
-        "reason": reason,
-        "fix": fix,
-        "row": found.row.map(row),
-        "cached": cached.map(around),
-        "asked": asked.map(around),
-        "resumes": resumes.map(resumption),
-        "remote": found.remote.map(remote),
-    })
+/// `POST /api/cache/explain`: a conversation, or a prompt.
+pub(crate) enum PromptBody {}
+
+impl JsonSchema for PromptBody {
+    fn schema_name() -> Cow<'static, str> {
+        "PromptRequest".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let (name, tokens) = (generator.subschema_for::<Option<String>>(), generator.subschema_for::<TokenList>());
+        json_schema!({"anyOf": [
+            generator.subschema_for::<ConversationBody>(),
+            {
+                "type": "object",
+                "properties": {"model": name, "prompt": {"anyOf": [{"type": "string"}, tokens]}},
+                "required": ["prompt"],
+            },
+        ]})
+    }
 }
 
 #[cfg(test)]

@@ -6,7 +6,8 @@ use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use poncho_api::EngineError;
-use serde::Deserialize;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -19,12 +20,25 @@ use crate::http::console;
 use crate::models::manager::Unloaded;
 
 /// `POST /api/models/load`.
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(rename = "LoadModelRequest")]
 pub(crate) struct LoadBody {
     model: String,
-    /// How long it stays after its last request.
+    /// How long it stays after its last request: 5m, seconds, 0, or -1 for no limit.
     keep_alive: Option<KeepAlive>,
+}
+
+/// The answer of `POST /api/models/load`.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "LoadAnswer")]
+pub(crate) struct Loaded {
+    model: String,
+    #[schemars(extend("enum" = ["loaded"]))]
+    state: &'static str,
+    n_ctx: usize,
+    #[schemars(range(min = 0))]
+    load_ms: f64,
 }
 
 /// Loads a model and says when it is there.
@@ -36,14 +50,25 @@ pub(crate) async fn load(State(app): State<SharedApp>, Json(body): Json<LoadBody
     }
     let context = model.limits().context;
     let milliseconds = milliseconds(begun.elapsed());
-    Ok(Json(json!({"model": model.id(), "state": "loaded", "n_ctx": context, "load_ms": milliseconds})))
+    let model = model.id().to_owned();
+    Ok(Json(json!(Loaded { model, state: "loaded", n_ctx: context, load_ms: milliseconds })))
 }
 
 /// `POST /api/models/unload`.
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(rename = "UnloadModelRequest")]
 pub(crate) struct UnloadBody {
     model: String,
+}
+
+/// The answer of `POST /api/models/unload`.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "UnloadAnswer")]
+pub(crate) struct UnloadedOut {
+    model: String,
+    #[schemars(extend("enum" = ["unloaded", "unloading"]))]
+    state: &'static str,
 }
 
 /// Saves what a model holds and unloads it, at once or when its last request has ended.
@@ -64,7 +89,7 @@ pub(crate) async fn unload(
             return Err(ApiError::field("model", reason));
         }
     };
-    Ok(Json(json!({"model": id, "state": state})))
+    Ok(Json(json!(UnloadedOut { model: id, state })))
 }
 
 /// `GET /`: the console for a browser, and for others what Ollama's clients look for before they begin.

@@ -13,16 +13,18 @@ use axum::http::{HeaderName, HeaderValue, Uri};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
-use poncho_api::RequestProgress;
+use poncho_api::{Normalised, RequestProgress};
+use schemars::JsonSchema;
+use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
-use super::explain;
+use super::explain::Explanation;
 use crate::error::ApiError;
 use crate::http::app::SharedApp;
 use crate::http::body::Json;
 use crate::owner::Owner;
-use crate::telemetry::record::Entry;
+use crate::telemetry::record::{Entry, ShownRequest};
 
 /// The pause between two looks at requests that run.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -49,15 +51,24 @@ impl<'v> Viewer<'v> {
         entry.owner == self.owner || self.sees_all
     }
 
-    fn shown(&self, entry: &Entry) -> Option<Value> {
+    fn shown(&self, entry: &Entry) -> Option<ShownRequest> {
         let progress = self.progress.get(&entry.label).filter(|_| entry.is_open());
         self.sees(entry).then(|| entry.shown(entry.owner == self.owner, progress))
     }
 
     /// What changed since a version.
-    fn since(&self, version: u64) -> (Vec<Value>, u64) {
+    fn since(&self, version: u64) -> (Vec<ShownRequest>, u64) {
         self.app.record.since(version, |entry| self.shown(entry))
     }
+}
+
+/// The answer of `GET /api/requests`.
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct Requests {
+    version: u64,
+    /// How many are kept at most.
+    kept: usize,
+    requests: Vec<ShownRequest>,
 }
 
 /// `GET /api/requests`: the last requests, oldest first. Never waits for a model. With `?follow=1` a stream of them.
@@ -72,8 +83,8 @@ pub(crate) async fn list(
         Some(_) => return Err(ApiError::field("follow", "the only parameter is follow, and it must be 1")),
     }
     let (requests, version) = Viewer::new(&app, owner).since(0);
-    let answer = json!({"version": version, "kept": app.config.requests_kept, "requests": requests});
-    Ok(Json(answer).into_response())
+    let answer = Requests { version, kept: app.config.requests_kept, requests };
+    Ok(Json(json!(answer)).into_response())
 }
 
 /// A stream of `requests` events. The first one has all requests, the others have those that changed or run.
@@ -120,6 +131,14 @@ fn unknown(id: u64) -> ApiError {
     ApiError::NoRequest { id }
 }
 
+/// The answer of `DELETE /api/requests/{id}`.
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct Cancelled {
+    id: u64,
+    /// False if it had ended before.
+    cancelled: bool,
+}
+
 /// `DELETE /api/requests/{id}`: cancels a request that has not ended.
 pub(crate) async fn cancel(
     State(app): State<SharedApp>,
@@ -138,7 +157,20 @@ pub(crate) async fn cancel(
         })
     });
     let was_open = cancelled.flatten().ok_or_else(|| unknown(id))?;
-    Ok(Json(json!({"id": id, "cancelled": was_open})))
+    Ok(Json(json!(Cancelled { id, cancelled: was_open })))
+}
+
+/// The answer of `GET /api/requests/{id}/why`.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "RequestExplanation")]
+pub(crate) struct Why {
+    #[serde(flatten)]
+    explanation: Explanation,
+    id: u64,
+    /// Tokens that were cached when it ran.
+    found: usize,
+    /// What was made equal in its prompt.
+    hygiene: Vec<Normalised>,
 }
 
 /// `GET /api/requests/{id}/why`: where the prompt of a request differs from the most similar cached one, as of then. Only
@@ -154,12 +186,7 @@ pub(crate) async fn why(
     let hygiene = app.record.with(id, Entry::hygiene);
     let (prompt, _) = prompt.ok_or(ApiError::PromptForgotten { id })?;
     let model = app.models.resolve_or_only(Some(&model)).await?.asked_by(app.keys.tenant(owner));
-    let mut answer = explain::explained(model.id(), model.explained(*prompt, Some(past)).await?);
-    explain::hide_stored_text(&mut answer, app.keys.sees_rows_text(owner));
-    if let Value::Object(fields) = &mut answer {
-        fields.insert("id".to_owned(), id.into());
-        fields.insert("found".to_owned(), past.cached_tokens.into());
-        fields.insert("hygiene".to_owned(), json!(hygiene.unwrap_or_default()));
-    }
-    Ok(Json(answer))
+    let found = model.explained(*prompt, Some(past)).await?;
+    let explanation = Explanation::new(model.id(), found, app.keys.sees_rows_text(owner));
+    Ok(Json(json!(Why { explanation, id, found: past.cached_tokens, hygiene: hygiene.unwrap_or_default() })))
 }

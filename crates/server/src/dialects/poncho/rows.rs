@@ -6,6 +6,8 @@
 use axum::Extension;
 use axum::extract::{Path, State};
 use poncho_api::{CopyCheck, EvictionSum, Key, PinOutcome, RowTokens, SpecialText};
+use schemars::JsonSchema;
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::cache::{EmptyBody, row_key};
@@ -18,6 +20,13 @@ fn no_row(key: Key) -> ApiError {
     ApiError::NoRow { key }
 }
 
+/// The answer of `PUT /api/cache/rows/{id}/pin`.
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct Pinned {
+    key: String,
+    pinned: bool,
+}
+
 /// `PUT /api/cache/rows/{id}/pin`: keeps a row, and the rows that it builds on, while others are evicted.
 pub(crate) async fn pin(
     State(app): State<SharedApp>,
@@ -26,11 +35,19 @@ pub(crate) async fn pin(
 ) -> Result<Json<Value>, ApiError> {
     let key = row_key(&id)?;
     match app.models.node().pin_row(app.keys.narrowed(owner), key).await {
-        PinOutcome::Pinned => Ok(Json(json!({"key": id, "pinned": true}))),
+        PinOutcome::Pinned => Ok(Json(json!(Pinned { key: id, pinned: true }))),
         PinOutcome::NoRow => Err(no_row(key)),
         PinOutcome::TooLarge { limit } => Err(ApiError::PinsTooLarge { limit }),
         PinOutcome::TooMany { limit } => Err(ApiError::TooManyPins { limit }),
     }
+}
+
+/// The answer of `DELETE /api/cache/rows/{id}/pin`.
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct Unpinned {
+    key: String,
+    pinned: bool,
+    was_pinned: bool,
 }
 
 /// `DELETE /api/cache/rows/{id}/pin`: lets a row go again. A key among several removes its own pin.
@@ -41,7 +58,15 @@ pub(crate) async fn unpin(
 ) -> Result<Json<Value>, ApiError> {
     let key = row_key(&id)?;
     let was_pinned = app.models.node().unpin_row(app.keys.narrowed(owner), key).await;
-    Ok(Json(json!({"key": id, "pinned": false, "was_pinned": was_pinned})))
+    Ok(Json(json!(Unpinned { key: id, pinned: false, was_pinned })))
+}
+
+/// The answer of `POST /api/cache/rows/{id}/verify`.
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct VerifiedRow {
+    key: String,
+    whole: bool,
+    copies: Vec<CopyCheck>,
 }
 
 /// `POST /api/cache/rows/{id}/verify`: compares the stored copies of a row with their checksums.
@@ -53,10 +78,17 @@ pub(crate) async fn verify(
 ) -> Result<Json<Value>, ApiError> {
     let key = row_key(&id)?;
     let copies = app.models.node().verify_row(app.keys.narrowed(owner), key).await.ok_or_else(|| no_row(key))?;
-    let is_whole = copies.iter().all(|copy| copy.problem.is_none());
-    let shown =
-        |copy: &CopyCheck| json!({"tier": copy.tier, "checked_bytes": copy.checked_bytes, "problem": copy.problem});
-    Ok(Json(json!({"key": id, "whole": is_whole, "copies": copies.iter().map(shown).collect::<Vec<Value>>()})))
+    let whole = copies.iter().all(|copy| copy.problem.is_none());
+    Ok(Json(json!(VerifiedRow { key: id, whole, copies })))
+}
+
+/// The answer of `GET /api/cache/rows/{id}/text`.
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct RowText {
+    key: String,
+    model: Option<String>,
+    tokens: Vec<u32>,
+    text: Option<String>,
 }
 
 /// `GET /api/cache/rows/{id}/text`: all tokens of a row and their text, for the key that sent them. The text is null if no
@@ -81,7 +113,13 @@ pub(crate) async fn text(
         None => None,
     };
     let model = model.map(|model| model.report().id.clone());
-    Ok(Json(json!({"key": id, "model": model, "tokens": tokens, "text": text})))
+    Ok(Json(json!(RowText { key: id, model, tokens, text })))
+}
+
+/// The answer of `GET /api/cache/evictions`.
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct Evictions {
+    evictions: Vec<EvictionSum>,
 }
 
 /// `GET /api/cache/evictions`: rows that left their tiers in the last 30 days, by hour, tier and cause. They cover all
@@ -91,7 +129,5 @@ pub(crate) async fn evictions(
     Extension(owner): Extension<Owner>,
 ) -> Result<Json<Value>, ApiError> {
     app.keys.check_sees_sums(owner)?;
-    let sums = app.models.node().evictions().await;
-    let shown = |sum: &EvictionSum| json!({"hour": sum.hour, "tier": sum.tier, "cause": sum.cause, "rows": sum.rows, "bytes": sum.bytes});
-    Ok(Json(json!({"evictions": sums.iter().map(shown).collect::<Vec<Value>>()})))
+    Ok(Json(json!(Evictions { evictions: app.models.node().evictions().await })))
 }

@@ -11,6 +11,7 @@ use std::future::Future;
 
 use axum::extract::State;
 use poncho_api::{EngineError, Mode, SpecialText, TokenizeMode, Verified};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -37,17 +38,38 @@ const PROMPT: TokenizeMode = TokenizeMode { add_special: true, parse_special: tr
 /// A draft goes on from the prompt.
 const DRAFT: TokenizeMode = TokenizeMode { add_special: false, parse_special: true };
 
+/// Tokens instead of a text.
+#[derive(JsonSchema)]
+#[expect(dead_code, reason = "the document has a name for it; requests are read as lists")]
+struct OptionalTokens(Option<TokenList>);
+
 /// `POST /api/verify`.
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(rename = "VerifyRequest")]
 pub(crate) struct VerifyBody {
     model: Option<String>,
     prompt: Option<String>,
     /// Instead of `prompt`.
+    #[schemars(with = "OptionalTokens")]
     tokens: Option<TokenList>,
     draft: Option<String>,
     /// Instead of `draft`.
+    #[schemars(with = "OptionalTokens")]
     draft_tokens: Option<TokenList>,
+}
+
+/// The answer of `POST /api/verify`.
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct VerifyAnswer {
+    model: String,
+    /// How many tokens of the draft the model would draw.
+    #[schemars(range(max = MOST_DRAFTED))]
+    accepted: usize,
+    /// The token that it draws after them.
+    next: u32,
+    next_text: String,
+    draft_tokens: Vec<u32>,
 }
 
 /// How many tokens of a draft the model would have drawn itself.
@@ -66,21 +88,30 @@ pub(crate) async fn verify(
     }
     let Verified { accepted, next } = within(&app, model.verify(prefix, draft.clone())).await?;
     let next_text = model.detokenize(vec![next], SpecialText::Render).await?;
-    let id = model.id();
-    Ok(Json(json!({
-        "model": id, "accepted": accepted, "next": next, "next_text": next_text, "draft_tokens": draft,
-    })))
+    let model = model.id().to_owned();
+    Ok(Json(json!(VerifyAnswer { model, accepted, next, next_text, draft_tokens: draft })))
 }
 
 /// `POST /api/draft`.
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(rename = "DraftRequest")]
 pub(crate) struct DraftBody {
     model: Option<String>,
     prompt: Option<String>,
     /// Instead of `prompt`.
+    #[schemars(with = "OptionalTokens")]
     tokens: Option<TokenList>,
+    #[schemars(range(min = 1, max = MOST_DRAFTED))]
     count: usize,
+}
+
+/// The answer of `POST /api/draft`.
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct DraftAnswer {
+    model: String,
+    tokens: Vec<u32>,
+    text: String,
 }
 
 /// The model's own next tokens. There are fewer than asked for if the model ends its text.
@@ -91,25 +122,31 @@ pub(crate) async fn draft(State(app): State<SharedApp>, Json(body): Json<DraftBo
     let prefix = prefix.read(&model).await?;
     let tokens = within(&app, model.draft(prefix, count)).await?;
     let text = model.detokenize(tokens.clone(), SpecialText::Render).await?;
-    Ok(Json(json!({"model": model.id(), "tokens": tokens, "text": text})))
+    Ok(Json(json!(DraftAnswer { model: model.id().to_owned(), tokens, text })))
 }
 
 /// `POST /api/speculate`.
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(rename = "SpeculateRequest")]
 pub(crate) struct SpeculateBody {
     model: Option<String>,
+    /// The model that drafts.
     draft_model: String,
     prompt: Option<String>,
     /// Instead of `prompt`.
+    #[schemars(with = "OptionalTokens")]
     tokens: Option<TokenList>,
+    /// 256 if it is left out.
+    #[schemars(range(min = 1, max = MOST_REPLIED))]
     max_tokens: Option<usize>,
-    /// Tokens of one draft.
+    /// Tokens of one draft; 8 if it is left out.
+    #[schemars(range(min = 1, max = MOST_IN_ROUND))]
     count: Option<usize>,
 }
 
 /// A reply and the models that made it.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub(crate) struct SpeculateAnswer {
     model: String,
     draft_model: String,

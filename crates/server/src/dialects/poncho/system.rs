@@ -5,9 +5,12 @@
 
 use axum::Extension;
 use axum::extract::State;
-use poncho_api::StatusReport;
+use poncho_api::{HygieneRule, PeerReport, Phase, StatusReport};
+use schemars::JsonSchema;
+use serde::Serialize;
 use serde_json::{Value, json};
 
+use crate::config::{ShownDevice, ShownPlan, ShownSetting, UnusedDevice};
 use crate::error::ApiError;
 use crate::http::app::SharedApp;
 use crate::http::body::Json;
@@ -23,41 +26,84 @@ pub(crate) async fn system(
     let mut models = Vec::new();
     for model in node.models() {
         let (report, footprint) = (model.report(), model.footprint().await);
-        models.push(json!({
-            "id": report.id,
-            "architecture": report.info.architecture,
-            "parameters": report.info.n_params,
-            "quantisation": report.quantisation,
-            "context": report.limits.context,
-            "weights_bytes": footprint.weights,
-            "context_bytes": footprint.cells,
-            "plan": app.config.plans.as_ref().and_then(|plan| plan(&report.path, &report.id)),
-            "status": status(&model.status()),
-        }));
+        models.push(SystemModel {
+            id: report.id.clone(),
+            architecture: report.info.architecture.clone(),
+            parameters: report.info.n_params,
+            quantisation: report.quantisation.clone(),
+            context: report.limits.context,
+            weights_bytes: footprint.weights,
+            context_bytes: footprint.cells,
+            plan: app.config.plans.as_ref().and_then(|plan| plan(&report.path, &report.id)),
+            status: ModelStatus::from(&model.status()),
+        });
     }
-    Ok(Json(json!({
-        "version": env!("CARGO_PKG_VERSION"),
-        "in_flight": app.life.count(),
-        "models": models,
-        "devices": app.config.machine.devices,
-        "unused_devices": app.config.machine.unused,
-        "nodes": node.peers(),
-        "settings": app.config.settings,
-        "warnings": app.config.recent_warnings.all(),
-        "hygiene": node.hygiene().iter().map(|rule| rule.as_str()).collect::<Vec<_>>(),
+    let machine = &app.config.machine;
+    Ok(Json(json!(System {
+        version: env!("CARGO_PKG_VERSION"),
+        in_flight: app.life.count(),
+        models,
+        devices: machine.devices.clone(),
+        unused_devices: machine.unused.clone(),
+        nodes: node.peers(),
+        settings: app.config.settings.clone(),
+        warnings: app.config.recent_warnings.all(),
+        hygiene: node.hygiene(),
     })))
 }
 
+/// The answer of `GET /api/system`.
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct System {
+    version: &'static str,
+    /// Requests that have not ended.
+    in_flight: usize,
+    models: Vec<SystemModel>,
+    devices: Vec<ShownDevice>,
+    unused_devices: Vec<UnusedDevice>,
+    nodes: Vec<PeerReport>,
+    settings: Vec<ShownSetting>,
+    warnings: Vec<String>,
+    /// The rules that are on.
+    hygiene: Vec<HygieneRule>,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct SystemModel {
+    id: String,
+    architecture: String,
+    parameters: u64,
+    quantisation: Option<String>,
+    context: usize,
+    weights_bytes: u64,
+    context_bytes: u64,
+    plan: Option<ShownPlan>,
+    status: ModelStatus,
+}
+
 /// What a model does: the same report as in `/metrics`.
-fn status(status: &StatusReport) -> Value {
-    json!({
-        "phase": status.phase.as_str(),
-        "active": status.active,
-        "pending": status.pending,
-        "sessions": status.sessions,
-        "prefilled_tokens": status.prefilled_tokens,
-        "generated_tokens": status.generated_tokens,
-    })
+#[derive(Serialize, JsonSchema)]
+struct ModelStatus {
+    #[schemars(extend("enum" = Phase::ALL.map(Phase::as_str)))]
+    phase: &'static str,
+    active: usize,
+    pending: usize,
+    sessions: usize,
+    prefilled_tokens: u64,
+    generated_tokens: u64,
+}
+
+impl From<&StatusReport> for ModelStatus {
+    fn from(status: &StatusReport) -> Self {
+        Self {
+            phase: status.phase.as_str(),
+            active: status.active,
+            pending: status.pending,
+            sessions: status.sessions,
+            prefilled_tokens: status.prefilled_tokens,
+            generated_tokens: status.generated_tokens,
+        }
+    }
 }
 
 /// What the cache saved, by day and model.

@@ -15,11 +15,11 @@ use super::mcp::Listed;
 use super::namespace::Grouped;
 use super::object::ResponseOut;
 use crate::dialects::openai::convert::chat_logprobs;
-use crate::dialects::openai::types::TokenOut;
 use crate::dialects::shared::PonchoReport;
 use crate::http::sse::Frame;
 use crate::request_id::random_id;
 use crate::responses::item::{CallBatch, ContentPart, Item, Role, Status, ThinkingPart, opaque};
+use crate::responses::token::TokenOut;
 
 /// What a client wants to see of a reply.
 #[derive(Debug, Clone, Copy, Default)]

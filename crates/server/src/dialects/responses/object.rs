@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 
 use poncho_api::{Completion, Finish, Finished, Sampling};
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -13,14 +14,17 @@ use super::turn::Truncation;
 use super::types::{ReasoningConfig, ResponseRequestBody, TextConfig, TextFormat, ToolBody};
 use crate::dialects::shared::PonchoReport;
 use crate::error::{ApiError, Family};
+use crate::forms::left_out;
 use crate::http::body::Object;
 use crate::request_id::{random_id, unix_seconds};
 use crate::responses::item::Item;
 
 /// See the module.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "Response", transform = left_out)]
 pub(crate) struct ResponseOut {
     pub(crate) id: String,
+    #[schemars(extend("enum" = ["response"]))]
     object: &'static str,
     created_at: u64,
     pub(crate) status: ResponseStatus,
@@ -47,6 +51,7 @@ pub(crate) struct ResponseOut {
     tools: Vec<ToolBody>,
     top_logprobs: u8,
     top_p: f32,
+    #[schemars(extend("enum" = ["auto", "disabled"]))]
     truncation: &'static str,
     usage: Option<UsageOut>,
     user: Option<String>,
@@ -56,7 +61,7 @@ pub(crate) struct ResponseOut {
 }
 
 /// How far a response has come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum ResponseStatus {
     InProgress,
@@ -78,20 +83,23 @@ impl ResponseStatus {
 }
 
 /// Why a response failed.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+#[schemars(rename = "ResponseError")]
 struct ErrorOut {
     code: String,
     message: String,
 }
 
 /// Why a response is not whole.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 struct IncompleteDetails {
+    #[schemars(extend("enum" = ["max_output_tokens"]))]
     reason: &'static str,
 }
 
 /// What a response cost.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(rename = "ResponseUsage")]
 struct UsageOut {
     input_tokens: usize,
     input_tokens_details: InputDetails,
@@ -100,14 +108,16 @@ struct UsageOut {
     total_tokens: usize,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(rename = "InputTokensDetails")]
 struct InputDetails {
     cached_tokens: usize,
     /// Prompt tokens that were computed and that the next request may find in the cache.
     cache_write_tokens: usize,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(rename = "OutputTokensDetails")]
 struct OutputDetails {
     reasoning_tokens: usize,
 }

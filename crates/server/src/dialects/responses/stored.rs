@@ -6,6 +6,8 @@ use axum::Extension;
 use axum::extract::{Path, RawQuery, State};
 use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
+use schemars::JsonSchema;
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::error::ApiError;
@@ -39,6 +41,16 @@ pub(crate) async fn get(
     Ok(([(header::CONTENT_TYPE, json)], stored.json.clone()).into_response())
 }
 
+/// The answer of `DELETE /v1/responses/{id}`.
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct DeletedResponse {
+    id: String,
+    #[schemars(extend("enum" = ["response"]))]
+    object: &'static str,
+    #[schemars(extend("const" = true))]
+    deleted: bool,
+}
+
 /// `DELETE /v1/responses/{id}`.
 pub(crate) async fn delete(
     State(app): State<SharedApp>,
@@ -48,7 +60,7 @@ pub(crate) async fn delete(
     if !app.responses.remove(owner, &id) {
         return Err(ApiError::NoResponse { id });
     }
-    Ok(Json(json!({"id": id, "object": "response", "deleted": true})))
+    Ok(Json(json!(DeletedResponse { id, object: "response", deleted: true })))
 }
 
 /// `POST /v1/responses/{id}/cancel`.
@@ -60,6 +72,17 @@ pub(crate) async fn cancel(
     find(&app, owner, &id)?;
     let reason = "the response was not made in the background and has ended; close the connection to stop one";
     Err(ApiError::field("id", reason))
+}
+
+/// The answer of `GET /v1/responses/{id}/input_items`.
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct ItemList<'a> {
+    #[schemars(extend("enum" = ["list"]))]
+    object: &'static str,
+    data: Vec<&'a Item>,
+    first_id: Option<&'a str>,
+    last_id: Option<&'a str>,
+    has_more: bool,
 }
 
 /// `GET /v1/responses/{id}/input_items`.
@@ -80,12 +103,12 @@ pub(crate) async fn input_items(
         }
     };
     let shown: Vec<&Item> = items.iter().skip(start).take(page.limit).copied().collect();
-    Ok(Json(json!({
-        "object": "list",
-        "data": shown,
-        "first_id": shown.first().map(|item| item.id()),
-        "last_id": shown.last().map(|item| item.id()),
-        "has_more": start + shown.len() < items.len(),
+    Ok(Json(json!(ItemList {
+        object: "list",
+        first_id: shown.first().map(|item| item.id()),
+        last_id: shown.last().map(|item| item.id()),
+        has_more: start + shown.len() < items.len(),
+        data: shown,
     })))
 }
 

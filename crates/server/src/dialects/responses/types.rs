@@ -5,37 +5,47 @@
 
 use std::collections::BTreeMap;
 
+use schemars::{JsonSchema, Schema, json_schema};
 use serde::de::{Deserialize, Deserializer};
 use serde::{Deserialize as DeserializeDerive, Serialize};
-use serde_json::Value;
 use serde_json::value::RawValue;
+use serde_json::{Value, json};
 
 use crate::dialects::openai::types::{Content, Either, Part, Shared, TextOrList, Texts, completion_request};
 use crate::dialects::poncho_options::PonchoOptions;
+use crate::forms::{AnyObject, form};
 use crate::http::body::Object;
 use crate::responses::tool_server::RemoteTool;
 
 completion_request! {
     /// `POST /v1/responses`.
-    ResponseRequestBody(max_output_tokens) {
+    #[schemars(rename = "ResponseRequest")]
+    ResponseRequestBody(#[schemars(range(min = 1))] max_output_tokens) {
         input: Option<Input>,
         instructions: Option<String>,
         previous_response_id: Option<String>,
+        /// Refused: use previous_response_id.
         conversation: Option<Value>,
+        /// Refused: prompts are not stored here.
         prompt: Option<Value>,
         tools: Option<Vec<Object<ToolBody>>>,
+        #[schemars(with = "Option<ResponseToolChoice>")]
         tool_choice: Option<Value>,
         parallel_tool_calls: Option<bool>,
         max_tool_calls: Option<u32>,
         text: Option<Object<TextConfig>>,
         reasoning: Option<Object<ReasoningConfig>>,
+        #[schemars(range(max = 20))]
         top_logprobs: Option<u8>,
         include: Option<Vec<String>>,
         store: Option<bool>,
+        #[schemars(transform = of_metadata)]
         metadata: Option<BTreeMap<String, String>>,
+        #[schemars(extend("enum" = ["auto", "disabled", null]))]
         truncation: Option<String>,
         /// Streams carry no padding.
         stream_options: Option<Object<ResponseStreamOptions>>,
+        #[schemars(extend("enum" = [false, null]))]
         background: Option<bool>,
         /// There is one tier.
         service_tier: Option<String>,
@@ -53,14 +63,39 @@ impl ResponseRequestBody {
     }
 }
 
+form! {
+    /// A word, or an object with a type.
+    ResponseToolChoice, json_schema!({"anyOf": [
+        {"type": "string", "enum": ["auto", "none", "required"]},
+        {"type": "object", "properties": {"type": {"type": "string"}}, "required": ["type"]},
+    ]})
+}
+
+form! {
+    /// An error as text; some clients send an object.
+    TextOrObject, json_schema!({"type": ["string", "object"]})
+}
+
+form! {
+    /// Names, or an object with them.
+    ListOrObject, json_schema!({"type": ["array", "object"]})
+}
+
+/// The limits that `turn.rs` checks.
+fn of_metadata(schema: &mut Schema) {
+    schema.insert("maxProperties".to_owned(), 16.into());
+    schema.insert("additionalProperties".to_owned(), json!({"type": "string", "maxLength": 512}));
+}
+
 /// `stream_options`.
-#[derive(Debug, DeserializeDerive)]
+#[derive(Debug, DeserializeDerive, JsonSchema)]
 pub(crate) struct ResponseStreamOptions {
     pub(crate) include_obfuscation: Option<bool>,
 }
 
-/// `input`.
-#[derive(Debug)]
+/// A text, or items.
+#[derive(Debug, JsonSchema)]
+#[schemars(untagged, inline)]
 pub(crate) enum Input {
     Text(String),
     Items(Vec<Object<InputItem>>),
@@ -76,12 +111,17 @@ impl<'de> Deserialize<'de> for Input {
 }
 
 /// An item of the input, of any kind: one flat struct, so that an error names the field inside the item.
-#[derive(Debug, DeserializeDerive)]
+#[derive(Debug, DeserializeDerive, JsonSchema)]
 pub(crate) struct InputItem {
     #[serde(rename = "type")]
+    #[schemars(extend("enum" = [
+        "message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output",
+        "mcp_list_tools", "mcp_call", "mcp_approval_request", "mcp_approval_response", "reasoning", "item_reference", null,
+    ]))]
     pub(crate) kind: Option<String>,
     pub(crate) id: Option<String>,
     pub(crate) status: Option<String>,
+    #[schemars(extend("enum" = ["user", "assistant", "system", "developer", null]))]
     pub(crate) role: Option<String>,
     pub(crate) content: Option<Content>,
     pub(crate) call_id: Option<String>,
@@ -96,6 +136,7 @@ pub(crate) struct InputItem {
     /// Of items of MCP servers.
     pub(crate) server_label: Option<String>,
     pub(crate) tools: Option<Vec<Object<RemoteTool>>>,
+    #[schemars(with = "Option<TextOrObject>")]
     pub(crate) error: Option<Value>,
     pub(crate) approval_request_id: Option<String>,
     pub(crate) approve: Option<bool>,
@@ -103,22 +144,25 @@ pub(crate) struct InputItem {
 }
 
 /// A tool; functions have their fields beside the type. Schemas stay text, so that their order stays what it was.
-#[derive(Debug, Clone, DeserializeDerive, Serialize)]
+#[derive(Debug, Clone, DeserializeDerive, Serialize, JsonSchema)]
+#[schemars(rename = "ResponseTool")]
 pub(crate) struct ToolBody {
     #[serde(rename = "type")]
     pub(crate) kind: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) name: Option<String>,
     pub(crate) description: Option<String>,
+    #[schemars(with = "Option<AnyObject>")]
     pub(crate) parameters: Option<Box<RawValue>>,
     pub(crate) strict: Option<bool>,
     /// The form of a custom tool's input.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<AnyObject>")]
     pub(crate) format: Option<Value>,
     /// The functions of a group.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) tools: Option<Vec<Object<ToolBody>>>,
-    /// From here on of an MCP server.
+    /// Of an MCP server.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) server_label: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -132,22 +176,33 @@ pub(crate) struct ToolBody {
     #[serde(skip_serializing)]
     pub(crate) authorization: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<ListOrObject>")]
     pub(crate) allowed_tools: Option<Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<TextOrObject>")]
     pub(crate) require_approval: Option<Value>,
 }
 
 /// `text`.
-#[derive(Debug, Clone, Default, DeserializeDerive, Serialize)]
+#[derive(Debug, Clone, Default, DeserializeDerive, Serialize, JsonSchema)]
 pub(crate) struct TextConfig {
     pub(crate) format: Option<Object<TextFormat>>,
+    #[schemars(extend("enum" = ["low", "medium", "high", null]))]
     pub(crate) verbosity: Option<String>,
 }
 
 /// `text.format`.
-#[derive(Debug, Clone, DeserializeDerive, Serialize)]
+#[derive(Debug, Clone, DeserializeDerive, Serialize, JsonSchema)]
+#[schemars(extend("anyOf" = [
+    {"properties": {"type": {"enum": ["text", "json_object"]}}},
+    {
+        "properties": {"name": {"type": "string", "minLength": 1}, "schema": {"type": "object"}},
+        "required": ["name", "schema"],
+    },
+]))]
 pub(crate) struct TextFormat {
     #[serde(rename = "type")]
+    #[schemars(extend("enum" = ["text", "json_object", "json_schema"]))]
     pub(crate) kind: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) name: Option<String>,
@@ -160,9 +215,10 @@ pub(crate) struct TextFormat {
 }
 
 /// `reasoning`.
-#[derive(Debug, Clone, Default, DeserializeDerive, Serialize)]
+#[derive(Debug, Clone, Default, DeserializeDerive, Serialize, JsonSchema)]
 pub(crate) struct ReasoningConfig {
     pub(crate) effort: Option<String>,
+    #[schemars(extend("enum" = ["auto", "concise", "detailed", "none", null]))]
     pub(crate) summary: Option<String>,
     /// What `summary` was called before.
     #[serde(skip_serializing)]

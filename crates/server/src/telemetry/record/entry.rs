@@ -1,4 +1,4 @@
-//! One request in the record, and its JSON.
+//! One request in the record, and what is shown of it.
 //!
 //! Written by `record.rs`, shown by `dialects/poncho/requests.rs`. Title and prompt are text of the caller: `shown` must
 //! never give them to another owner.
@@ -6,12 +6,12 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use poncho_api::{Completion, Generate, HitTier, Normalised, PastLookup, RequestProgress, RequestStage, Started};
-use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::Submitted;
 use super::opening::Opening;
+use super::shown::{ShownEnd, ShownRequest, ShownState, UnderWay};
 use crate::owner::Owner;
 use crate::telemetry::metrics::Outcome;
 use crate::telemetry::units::milliseconds;
@@ -135,78 +135,73 @@ impl Entry {
         figures.map(|figures| figures.hygiene.clone()).unwrap_or_default()
     }
 
-    /// Its JSON. `is_own` is whether the caller sent it; `progress` is what its model reports.
-    pub(crate) fn shown(&self, is_own: bool, progress: Option<&RequestProgress>) -> Value {
+    /// What is shown of it. `is_own` is whether the caller sent it; `progress` is what its model reports.
+    pub(crate) fn shown(&self, is_own: bool, progress: Option<&RequestProgress>) -> ShownRequest {
         let own = |text: &str| is_own.then(|| text.to_owned());
-        let mut shown = json!({
-            "id": self.number,
-            "request_id": self.request_id.as_deref().and_then(own),
-            "model": self.model,
-            "key": self.owner.0,
-            "conversation": format!("{:016x}", self.conversation),
-            "title": own(&self.title),
-            "arrived_ms": u64::try_from(self.arrived_at.as_millis()).unwrap_or(u64::MAX),
-        });
-        let rest = match &self.end {
-            Some(end) => end.shown(self.found),
-            None => self.under_way(progress),
-        };
-        if let (Value::Object(shown), Value::Object(rest)) = (&mut shown, rest) {
-            shown.extend(rest);
+        ShownRequest {
+            id: self.number,
+            request_id: self.request_id.as_deref().and_then(own),
+            model: self.model.clone(),
+            key: self.owner.0,
+            conversation: format!("{:016x}", self.conversation),
+            title: own(&self.title),
+            arrived_ms: u64::try_from(self.arrived_at.as_millis()).unwrap_or(u64::MAX),
+            state: match &self.end {
+                Some(end) => ShownState::Ended(end.shown(self.found)),
+                None => ShownState::UnderWay(self.under_way(progress)),
+            },
         }
-        shown
     }
 
     /// A request that has not ended.
-    fn under_way(&self, progress: Option<&RequestProgress>) -> Value {
+    fn under_way(&self, progress: Option<&RequestProgress>) -> UnderWay {
         let generating = self.first_token.is_some();
         // The model's report is as old as its last decode call.
         let stage = progress.map_or(RequestStage::Queued, |progress| progress.stage);
         let stage = if generating { RequestStage::Generating } else { stage };
         let known = self.found.map(|found| (found.prompt, found.cached_tokens));
         let known = known.or(progress.map(|progress| (progress.prompt_tokens, progress.cached_tokens)));
-        let processed = progress.map(|progress| progress.processed_tokens);
         let rate = progress.filter(|progress| progress.stage == stage).and_then(|progress| progress.tokens_per_second);
         let left = progress.filter(|_| stage == RequestStage::Prefilling).zip(rate).map(|(progress, rate)| {
             let left = progress.prompt_tokens.saturating_sub(progress.processed_tokens);
             (left as f64 / rate.max(f64::MIN_POSITIVE) * 1000.0).round()
         });
-        json!({
-            "stage": stage.as_str(),
-            "prompt_tokens": known.map(|(prompt, _)| prompt),
-            "cached_tokens": known.map(|(_, cached)| cached),
-            "new_tokens": known.map(|(prompt, cached)| prompt.saturating_sub(cached)),
-            "processed_tokens": processed,
-            "generated_tokens": progress.map_or(0, |progress| progress.generated_tokens),
-            "tokens_per_second": rate.map(|rate| (rate * 10.0).round() / 10.0),
-            "left_ms": left.filter(|left| left.is_finite()),
-            "age_ms": milliseconds(self.arrived.elapsed()),
-        })
+        UnderWay {
+            stage: stage.as_str(),
+            prompt_tokens: known.map(|(prompt, _)| prompt),
+            cached_tokens: known.map(|(_, cached)| cached),
+            new_tokens: known.map(|(prompt, cached)| prompt.saturating_sub(cached)),
+            processed_tokens: progress.map(|progress| progress.processed_tokens),
+            generated_tokens: progress.map_or(0, |progress| progress.generated_tokens),
+            tokens_per_second: rate.map(|rate| (rate * 10.0).round() / 10.0),
+            left_ms: left.filter(|left| left.is_finite()),
+            age_ms: milliseconds(self.arrived.elapsed()),
+        }
     }
 }
 
 impl Ended {
-    fn shown(&self, found: Option<Started>) -> Value {
+    fn shown(&self, found: Option<Started>) -> ShownEnd {
         let figures = self.figures.as_ref();
         let prompt = figures.map(|figures| figures.prompt).or(found.map(|found| found.prompt));
         let cached = figures.map(|figures| figures.cached).or(found.map(|found| found.cached_tokens));
         let time = |read: fn(&Figures) -> Duration| figures.map(|figures| milliseconds(read(figures)));
-        json!({
-            "stage": "ended",
-            "outcome": self.outcome.as_str(),
-            "error": self.code,
-            "prompt_tokens": prompt,
-            "cached_tokens": cached,
-            "new_tokens": prompt.zip(cached).map(|(prompt, cached)| prompt.saturating_sub(cached)),
-            "generated_tokens": self.generated,
-            "hit": figures.map(|figures| figures.hit),
-            "source": figures.and_then(|figures| figures.source).map(HitTier::as_str),
-            "queue_ms": time(|figures| figures.queue),
-            "restore_ms": time(|figures| figures.restore),
-            "prefill_ms": time(|figures| figures.prefill),
-            "decode_ms": time(|figures| figures.decode),
-            "total_ms": milliseconds(self.total),
-            "hygiene": figures.map(|figures| &figures.hygiene),
-        })
+        ShownEnd {
+            stage: "ended",
+            outcome: self.outcome.as_str(),
+            error: self.code.clone(),
+            prompt_tokens: prompt,
+            cached_tokens: cached,
+            new_tokens: prompt.zip(cached).map(|(prompt, cached)| prompt.saturating_sub(cached)),
+            generated_tokens: self.generated,
+            hit: figures.map(|figures| figures.hit),
+            source: figures.and_then(|figures| figures.source).map(HitTier::as_str),
+            queue_ms: time(|figures| figures.queue),
+            restore_ms: time(|figures| figures.restore),
+            prefill_ms: time(|figures| figures.prefill),
+            decode_ms: time(|figures| figures.decode),
+            total_ms: milliseconds(self.total),
+            hygiene: figures.map(|figures| figures.hygiene.clone()),
+        }
     }
 }

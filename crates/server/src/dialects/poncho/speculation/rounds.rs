@@ -8,8 +8,10 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use poncho_api::{EngineError, SpecialText, Verified};
+use schemars::JsonSchema;
 use serde::Serialize;
 
+use crate::forms::left_out;
 use crate::models::served::ServedModel;
 
 /// How long a draft may take. A call to a node that is gone would wait for minutes until it is back; the target goes on
@@ -20,28 +22,30 @@ pub(super) const DRAFT_WAIT: Duration = Duration::from_secs(10);
 const OWN_TOKENS: usize = 64;
 
 /// Why a reply is over.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum StopReason {
-    /// The target ended it.
+    /// The model ended it.
     End,
     /// It has as many tokens as were asked for, or the context is full.
     Length,
 }
 
 /// A reply and how it came about.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(transform = left_out)]
 pub(super) struct Speculated {
-    /// The target's own greedy tokens, without the one that ends the reply.
+    /// The model's own greedy tokens, without the one that ends the reply.
     pub(super) tokens: Vec<u32>,
-    /// Calls in which the target computed tokens.
+    /// Calls in which the model computed tokens.
+    #[schemars(range(min = 1))]
     rounds: usize,
-    /// Tokens that were drafted.
+    /// Draft tokens that were verified.
     drafted: usize,
-    /// Of these, the ones that are part of the reply.
+    /// Draft tokens that are part of the reply.
     accepted: usize,
     stop_reason: StopReason,
-    /// Why the draft model was left out from some round on.
+    /// Why the model went on without drafts; absent if it did not.
     #[serde(skip_serializing_if = "Option::is_none")]
     draft_failed: Option<String>,
 }
