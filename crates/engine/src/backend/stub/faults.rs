@@ -162,7 +162,11 @@ impl StubFaults {
 
     /// Lets the decodes that are held now go on. One that is held later waits for the next release.
     pub fn release(&self) {
-        self.lock().releases += 1;
+        let mut state = self.lock();
+        state.releases += 1;
+        // They are not held from here on, even if their threads have not run yet.
+        state.held = 0;
+        drop(state);
         self.shared.changed.notify_all();
     }
 
@@ -224,7 +228,9 @@ impl StubFaults {
             let waited = self.shared.changed.wait_timeout(state, ABORT_POLL);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
-        state.held -= 1;
+        if state.releases == releases {
+            state.held -= 1;
+        }
     }
 
     /// Whether this call is to fail.

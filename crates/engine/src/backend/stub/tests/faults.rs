@@ -102,3 +102,16 @@ fn a_held_decode_ends_by_release_or_abort() {
         assert_eq!(worker.join().unwrap(), expected);
     }
 }
+
+/// A test that released a decode and waited for the next one sometimes took the first one for it.
+#[test]
+fn a_released_decode_is_not_held_before_its_thread_has_run() {
+    let faults = StubFaults::default();
+    let held = faults.clone();
+    let thread = thread::spawn(move || held.hold(None));
+    assert!(faults.wait_until_held(LONG));
+    faults.release();
+    assert!(!faults.wait_until_held(Duration::ZERO));
+    thread.join().unwrap();
+    assert!(!faults.wait_until_held(Duration::ZERO));
+}
