@@ -50,15 +50,17 @@ build: bootstrap ## Build the binaries poncho and poncho-bench (BACKEND=cuda, hi
 	$(STEP) 'build' cargo build -p poncho -p poncho-bench --release
 	$(if $(BACKEND),$(STEP) 'backend $(BACKEND)' scripts/gpu/build_backend.py $(BACKEND) --poncho $(PONCHO) --jobs $$(nproc))
 
+# As in scripts/dist/builds.py.
+CPU_BUILDS := avx512 avxvnni
 cpu-builds: build ## Build poncho for newer CPUs too (AVX-512, AVX-VNNI); the program takes the best one that works
-	$(STEP) 'builds for newer CPUs' scripts/dist/cpu_builds.py $(ARGS)
+	$(STEP) 'builds for newer CPUs' scripts/dist/builds.py $(or $(ARGS),$(CPU_BUILDS))
 
 cpu-figures: cpu-builds model ## Measure the builds for newer CPUs beside the one for all (CPU_ROUNDS)
+	$(STEP) 'build for all CPUs' scripts/dist/builds.py base
 	$(STEP) 'figures of builds' crates/bench/cpu/figures.py
 
-# Incremental compilation makes the program larger. The libraries, llama.cpp among them, are the same with and without it.
 dist: cpu-builds ## Pack the binaries into target/dist: an archive, a Debian package, a Python wheel; each is tried
-	$(STEP) 'build to be packed' env CARGO_INCREMENTAL=0 cargo build -p poncho -p poncho-bench --release
+	$(STEP) 'build for all CPUs' scripts/dist/builds.py base
 	$(STEP) 'packages' scripts/dist/archive.py
 
 test: bootstrap ## Everything that CI checks: format, lints, docs, all tests, a short fuzz run

@@ -2,7 +2,7 @@
 # Packs the release binaries with manual pages, completions, unit and licence into target/dist: an archive, a Debian package and a
 # Python wheel, each beside a sha256 file, and the debug information apart.
 #
-# Called by `make dist` after the build. A package depends only on what is in it: names in order, no owners, the time of the
+# Called by `make dist` after the builds. A package depends only on what is in it: names in order, no owners, the time of the
 # last commit. The packed binaries are then unpacked and run with an empty environment; one that needs more than the C
 # library of the system is refused. It must never change the binaries of the build.
 import gzip
@@ -18,19 +18,20 @@ import sys
 import tarfile
 import tempfile
 
+import builds
 import clean_root
 import deb
 import wheel
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target").resolve()
+TARGET = builds.TARGET
 # What every Linux with glibc has; anything else would have to be installed first.
 SYSTEM_LIBRARIES = re.compile(r"(linux-vdso|ld-linux.*|libc|libm|libdl|libpthread|librt|libutil)\.so")
 BINARIES = ("poncho", "poncho-bench")
 # A download that people wait for.
-MOST_BYTES = 40 << 20
-# Builds for newer CPUs, beside the program (cpu_builds.py).
-CPU_BUILDS = "poncho-cpu"
+MOST_BYTES = 40_000_000
+# Builds for newer CPUs, beside the program (builds.py).
+CPU_BUILDS = builds.FOLDER.name
 COMPLETIONS = {"bash": "poncho.bash", "zsh": "_poncho", "fish": "poncho.fish"}
 
 
@@ -151,7 +152,7 @@ def try_in_clean_roots(package, wheel_file):
 
 
 def main():
-    release = TARGET / "release"
+    release = builds.BASE
     version = said(str(release / "poncho"), "-V").split()[1]
     when = int(os.environ.get("SOURCE_DATE_EPOCH") or said("git", "log", "-1", "--format=%ct", cwd=ROOT))
     top = f"poncho-{version}-{platform.machine()}-linux"

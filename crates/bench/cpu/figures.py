@@ -19,7 +19,8 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent.parent
 HERE = pathlib.Path(__file__).resolve().parent
 TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target").resolve()
-BINARY = TARGET / "release" / "poncho"
+# Built as it is released, with the others beside it.
+BINARY = TARGET / "packed" / "base" / "release" / "poncho"
 BUILDS = TARGET / "release" / "poncho-cpu"
 MODEL = ROOT / ".tools/models/SmolLM2-135M-Instruct.Q4_1.gguf"
 TOOLS = ROOT / ".tools/gguf"

@@ -23,8 +23,8 @@ const LONGEST_TRIAL: Duration = Duration::from_secs(5);
 /// Commands that compute in their own process or in a child of the same build.
 const COMPUTING: [&str; 5] = ["serve", "run", "node", "embed", "rpc-worker"];
 
-/// A build, with the compiler flags that its file was made with. The best one first; `scripts/dist/cpu_builds.py` has the
-/// same list.
+/// A build, with the compiler flags that its file was made with. The best one first; `scripts/dist/builds.py` has the same
+/// list.
 const BUILDS: [(&str, &str); 2] = [
     ("avx512", "-march=x86-64-v4 -mavx512vnni -mavx512vbmi -mavx512vbmi2 -mavx512bf16"),
     ("avxvnni", "-march=x86-64-v3 -mavxvnni"),
