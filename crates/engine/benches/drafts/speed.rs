@@ -20,6 +20,9 @@ const SHORTEST: usize = 1024;
 const REPLY: usize = 512;
 /// Lengths that cut prompts have.
 const DISTINCT: usize = 128;
+/// Rounds of generated exchanges, and the tokens of each reply.
+const ROUNDS: usize = 16;
+const GENERATED_REPLY: u32 = 128;
 const SOURCES: [Drafts; 3] = [Drafts::Off, Drafts::Context, Drafts::Stored];
 
 /// What is played.
@@ -96,8 +99,9 @@ impl Sums {
         let factor = |source: usize| {
             let mut sorted = self.factors[source].clone();
             sorted.sort_unstable_by(f64::total_cmp);
-            let [least, low, high] = [0, 1, 3].map(|quarter| sorted[(sorted.len() - 1) * quarter / 4]);
-            format!("{:.3} ({low:.2} to {high:.2}, least {least:.2})", drafted[source].rate() / off.rate())
+            let [least, low, median, high] = [0, 1, 2, 3].map(|quarter| sorted[(sorted.len() - 1) * quarter / 4]);
+            let whole = drafted[source].rate() / off.rate();
+            format!("{whole:.3} (median {median:.3}, {low:.2} to {high:.2}, least {least:.2})")
         };
         let steps = self.all.map(Played::steps).join(" | ");
         let busy = drafted.map(|drafted| format!("{:.3}", drafted.busy_rate() / off.busy_rate())).join(" | ");
@@ -123,8 +127,8 @@ pub(crate) fn print(path: &Path, traces: Vec<Trace>, plan: &Plan) {
              | a step: off | context | stored |"
         );
         println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |");
-        // Several rounds: what a model that was just loaded tries first must not be all that is seen.
-        let generated = u32::try_from(4 * streams.max(4)).unwrap();
+        // Two thousand steps: what a model that was just loaded tries first must not be all that is seen.
+        let generated = u32::try_from(ROUNDS * streams.max(4)).unwrap();
         for (name, make) in [("nothing repeats", noise as fn(u32) -> Exchange), ("always wrong", wrong)] {
             let exchanges: Vec<Exchange> = (0..generated).map(make).collect();
             let mut models = Models::load(path, context, streams);
@@ -270,9 +274,12 @@ fn wrong(number: u32) -> Exchange {
 }
 
 fn reply(number: u32) -> Vec<Token> {
-    (600..664).map(|place| token(number, place)).collect()
+    (600..600 + GENERATED_REPLY).map(|place| token(number, place)).collect()
 }
 
+/// No exchange has a token at two places, and what follows a token differs from exchange to exchange.
 fn token(number: u32, place: u32) -> Token {
-    1000 + (place.wrapping_mul(7919) + number * 104_729) % 40_000
+    // The places of an exchange are different multiples of its number modulo a prime.
+    const PRIME: u32 = 40_009;
+    1000 + place * (number + 1) % PRIME
 }
