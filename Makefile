@@ -50,10 +50,8 @@ build: bootstrap ## Build the binaries poncho and poncho-bench (BACKEND=cuda, hi
 	$(STEP) 'build' cargo build -p poncho -p poncho-bench --release
 	$(if $(BACKEND),$(STEP) 'backend $(BACKEND)' scripts/gpu/build_backend.py $(BACKEND) --poncho $(PONCHO) --jobs $$(nproc))
 
-# As in scripts/dist/builds.py.
-CPU_BUILDS := avx512 avxvnni
 cpu-builds: build ## Build poncho for newer CPUs too (AVX-512, AVX-VNNI); the program takes the best one that works
-	$(STEP) 'builds for newer CPUs' scripts/dist/builds.py $(or $(ARGS),$(CPU_BUILDS))
+	$(STEP) 'builds for newer CPUs' scripts/dist/builds.py $(ARGS)
 
 cpu-figures: cpu-builds model ## Measure the builds for newer CPUs beside the one for all (CPU_ROUNDS)
 	$(STEP) 'build for all CPUs' scripts/dist/builds.py base

@@ -3,9 +3,10 @@
 # finds the builds for newer CPUs in target/release/poncho-cpu and takes the best one that works (crates/cli/src/variants.rs,
 # which has the same list).
 #
-# Called by `make cpu-builds`, `make cpu-figures` and `make dist` with the names of builds. Each has a target folder of its
-# own, because llama.cpp is compiled with other flags or for another profile; the folder of all other builds must never see
-# them. A build for newer CPUs is tried as the program tries it, if this CPU has its instructions.
+# Called by `make cpu-builds`, `make cpu-figures` and `make dist`: `base` names the build for all CPUs; without a name, all
+# builds for newer ones are made. Each has a target folder of its own, because llama.cpp is compiled with other flags or for
+# another profile; the folder of all other builds must never see them. A build for newer CPUs is tried as the program tries
+# it, if this CPU has its instructions.
 import os
 import pathlib
 import platform
@@ -67,7 +68,7 @@ def try_newer(name, needed):
 
 
 def main():
-    chosen = sys.argv[1:]
+    chosen = sys.argv[1:] or list(BUILDS)
     if unknown := set(chosen) - {"base", *BUILDS}:
         sys.exit(f"builds: {', '.join(sorted(unknown))} is unknown; there are base, {', '.join(BUILDS)}")
     if "base" in chosen:

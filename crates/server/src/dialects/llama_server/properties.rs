@@ -97,7 +97,7 @@ struct DefaultSettings<'a> {
 
 #[derive(Serialize, JsonSchema)]
 struct DefaultParams<'a> {
-    /// -1 if there is no limit.
+    /// The most tokens of a reply; -1 means unlimited.
     n_predict: i64,
     seed: Option<u64>,
     temperature: f32,
