@@ -17,6 +17,11 @@ use poncho_engine::backend::{
 
 use crate::traces::Exchange;
 
+/// Rows with logits in one batch of replies: draft rows of all requests, and a row for each request.
+const ROWS: usize = 128;
+/// All logits but the peak.
+const LOW: f32 = -10.0;
+
 /// The exchanges that are played now, with the sequence of each as soon as it is known.
 type Playing = Arc<Mutex<Vec<(Arc<[Token]>, usize, Option<SeqId>)>>>;
 
@@ -69,7 +74,16 @@ impl ModelDouble for ForcedModel {
     fn context(&self, options: &ContextOptions, abort: Arc<AtomicBool>) -> Result<Box<dyn Context>, ContextError> {
         let context = self.model.new_context(options, abort)?;
         let width = usize::try_from(self.model.info().n_vocab).unwrap();
-        Ok(Box::new(ForcedContext { context, playing: Arc::clone(&self.playing), width, rows: Vec::new() }))
+        Ok(Box::new(ForcedContext {
+            context,
+            playing: Arc::clone(&self.playing),
+            width,
+            places: Vec::new(),
+            // Written at once: pages that were never written are faster to read, and a source that happens to have more of
+            // them would look faster.
+            logits: vec![LOW; ROWS * width],
+            peaks: vec![0; ROWS],
+        }))
     }
 }
 
@@ -77,8 +91,12 @@ struct ForcedContext {
     context: Box<dyn Context>,
     playing: Playing,
     width: usize,
-    /// The logits of the rows of the last batch.
-    rows: Vec<Option<(Token, Vec<f32>)>>,
+    /// For each row of the last batch the place of its logits.
+    places: Vec<Option<usize>>,
+    /// The logits of all places, one after the other.
+    logits: Vec<f32>,
+    /// The token with the highest logit, by place.
+    peaks: Vec<usize>,
 }
 
 impl ForcedContext {
@@ -106,14 +124,20 @@ impl Context for ForcedContext {
 
     fn decode(&mut self, batch: &Batch) -> DecodeOutcome {
         let outcome = self.context.decode(batch);
-        self.rows.resize_with(self.rows.len().max(batch.rows.len()), || None);
-        for (number, row) in batch.rows.iter().enumerate().filter(|(_, row)| row.want_logits) {
+        self.places.clear();
+        self.places.resize(batch.rows.len(), None);
+        let wanted = batch.rows.iter().enumerate().filter(|(_, row)| row.want_logits);
+        for (place, (number, row)) in wanted.enumerate() {
+            if place == self.peaks.len() {
+                self.peaks.push(0);
+                self.logits.resize(self.peaks.len() * self.width, LOW);
+            }
             let token = self.next(row.seq, row.pos, row.token).unwrap_or(0);
-            let width = self.width;
-            let (peak, logits) = self.rows[number].get_or_insert_with(|| (0, vec![0.0; width]));
-            logits[usize::try_from(*peak).unwrap()] = 0.0;
-            logits[usize::try_from(token).unwrap()] = 10.0;
-            *peak = token;
+            let logits = &mut self.logits[place * self.width..][..self.width];
+            logits[self.peaks[place]] = LOW;
+            self.peaks[place] = usize::try_from(token).unwrap();
+            logits[self.peaks[place]] = -LOW;
+            self.places[number] = Some(place);
         }
         outcome
     }
@@ -121,7 +145,8 @@ impl Context for ForcedContext {
     fn logits(&self, row: usize) -> Option<&[f32]> {
         // Taken from the device as for any other reply.
         self.context.logits(row)?;
-        self.rows.get(row)?.as_ref().map(|(_, logits)| logits.as_slice())
+        let place = (*self.places.get(row)?)?;
+        self.logits.get(place * self.width..)?.get(..self.width)
     }
 
     fn row_embedding(&self, row: usize) -> Option<&[f32]> {
