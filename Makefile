@@ -123,7 +123,7 @@ drafts-peer: build model peer ## Measure drafts on the CPU beside llama-server w
 	$(STEP) 'drafts' crates/bench/drafts_peer.py
 
 turmoil: bootstrap ## End the engine 200 times at random moments under eight streams, and print how long they waited
-	$(STEP) 'turmoil' env PONCHO_TURMOIL=50 cargo nextest run --release -p poncho --no-capture -E 'test(turmoil)'
+	$(STEP) 'turmoil' env PONCHO_TURMOIL=50 cargo nextest run --release --workspace --no-capture -E 'test(turmoil)'
 
 shared-figures: build model ## Measure the shared cache with SeaweedFS: beside a plain GET, with stores that fail (ARGS="remote faults": some parts)
 	$(STEP) 'object store' scripts/fetch/seaweedfs.py
@@ -131,13 +131,13 @@ shared-figures: build model ## Measure the shared cache with SeaweedFS: beside a
 	$(STEP) 'shared cache' crates/bench/shared/figures.py $(ARGS)
 
 fit-matrix: bootstrap model ## Start on hosts of 2 to 16 GiB and plan large models for GPUs, and print tables (docs/fit.md)
-	$(STEP) 'fit matrix' env PONCHO_FIT_MATRIX=1 cargo nextest run --release -p poncho --no-capture -E 'test(fit_matrix)'
+	$(STEP) 'fit matrix' env PONCHO_FIT_MATRIX=1 cargo nextest run --release --workspace --no-capture -E 'test(fit_matrix)'
 
 cluster-figures: build model ## Measure and break a cluster of four nodes, and print figures (docs/cluster.md; TRACES names recorded conversations, MODEL a small model to replay them with)
 	$(STEP) 'NATS server' scripts/fetch/nats.py
 	$(STEP) 'pulls' cargo build -p poncho-shared --example pull_rate --release
 	$(STEP) 'pulls through a line of 1 Gbit' scripts/with_line.sh 1gbit $(CARGO_TARGET_DIR)/release/examples/pull_rate 256
-	$(STEP) 'cluster figures' env PONCHO_CLUSTER_FIGURES=1 $(if $(TRACES),PONCHO_CLUSTER_TRACES=$(abspath $(TRACES))) $(if $(MODEL),PONCHO_CLUSTER_MODEL=$(abspath $(MODEL))) cargo nextest run --release -p poncho --no-capture -E 'test(figures)'
+	$(STEP) 'cluster figures' env PONCHO_CLUSTER_FIGURES=1 $(if $(TRACES),PONCHO_CLUSTER_TRACES=$(abspath $(TRACES))) $(if $(MODEL),PONCHO_CLUSTER_MODEL=$(abspath $(MODEL))) cargo nextest run --release --workspace --no-capture -E 'package(poncho) & test(figures)'
 
 agents: bootstrap ## Run real agents as docs/agents.md sets them up (nightly; installs 2 GB of clients)
 	$(STEP) 'build' cargo build -p poncho --release
