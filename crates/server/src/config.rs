@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use crate::library::ModelLibrary;
 use crate::responses::tool_server::ToolServer;
-pub(crate) use endpoint::Endpoint;
+pub(crate) use endpoint::traces_url;
 pub use keep_alive::KeepAlive;
 pub use memory::MemoryBudget;
 pub use system::{
@@ -73,7 +73,7 @@ pub struct ServerConfig {
     pub allowed_hosts: Vec<String>,
     /// Origins of pages that may use this server, such as `https://chat.example`; none by default.
     pub cors: Vec<String>,
-    /// The address of an OpenTelemetry collector that takes traces as OTLP over plain HTTP; `None` makes no traces.
+    /// The address of an OpenTelemetry collector that takes traces as OTLP over HTTP or HTTPS; `None` makes no traces.
     pub otlp_endpoint: Option<String>,
     /// How many of the last requests `/api/requests` and the console show; 0 keeps none.
     pub requests_kept: usize,
@@ -201,13 +201,19 @@ pub enum ConfigError {
         /// The name that clients would use.
         alias: String,
     },
-    /// A collector that cannot be reached that way.
+    /// An address of a collector that cannot be used.
     #[error("the collector's address {url:?} cannot be used: {reason}; write it as http://localhost:4318")]
     Endpoint {
         /// As it was given.
         url: String,
         /// What is wrong with it.
         reason: &'static str,
+    },
+    /// A machine that cannot send to a collector.
+    #[error("traces cannot be sent: {reason}; install the system's certificates, or use an address with http://")]
+    Exporter {
+        /// What is missing.
+        reason: String,
     },
     /// Something that no browser sends as its origin.
     #[error("{origin:?} is not a valid origin; write it as https://chat.example, in lower case and without a path")]
@@ -257,7 +263,7 @@ impl ServerConfig {
         if let Some(origin) = self.cors.iter().find(|origin| !is_origin(origin)) {
             return Err(ConfigError::Origin { origin: origin.clone() });
         }
-        self.otlp_endpoint.as_deref().map(Endpoint::read).transpose()?;
+        self.otlp_endpoint.as_deref().map(traces_url).transpose()?;
         match self.aliases.iter().find(|(alias, target)| alias.is_empty() || target.is_empty()) {
             Some((alias, target)) => Err(ConfigError::EmptyAlias { alias: alias.clone(), target: target.clone() }),
             None => Ok(()),
@@ -315,13 +321,15 @@ mod tests {
             ServerConfig { aliases: BTreeMap::from([("gpt".into(), String::new())]), ..ServerConfig::default() },
             ServerConfig { aliases: BTreeMap::from([("a*b".into(), "c".into())]), ..ServerConfig::default() },
             ServerConfig { cors: vec!["*".into()], ..ServerConfig::default() },
-            ServerConfig { otlp_endpoint: Some("https://x".into()), ..ServerConfig::default() },
+            ServerConfig { otlp_endpoint: Some("ftp://x".into()), ..ServerConfig::default() },
         ];
         let said = wrong.map(|config| config.check().unwrap_err().to_string());
         let words = ["key 2", "key 2", "max_body", "request_timeout", "\"gpt\"", "\"a*b\"", "\"*\"", "http://"];
         for (text, word) in said.iter().zip(words) {
             assert!(text.contains(word), "{text}");
         }
+        let secure = ServerConfig { otlp_endpoint: Some("https://x".into()), ..ServerConfig::default() };
+        assert_eq!(secure.check(), Ok(()));
     }
 
     #[test]

@@ -12,6 +12,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, header};
 use axum::middleware::{self, Next};
 use axum::response::Response;
 use axum::routing::{any, delete, get, head, patch, post, put};
+use opentelemetry::KeyValue;
 use tokio::time::Instant;
 use tracing::Instrument;
 
@@ -33,7 +34,7 @@ use crate::http::origin::guard;
 use crate::http::unread_body::UnreadBody;
 use crate::request_id::request_id;
 use crate::telemetry::traces::scope::Scope;
-use crate::telemetry::traces::{Attribute, RequestSpan, Trace};
+use crate::telemetry::traces::{RequestSpan, Trace};
 use crate::telemetry::units::micros;
 
 /// All of the server.
@@ -193,13 +194,14 @@ async fn outermost(State(app): State<SharedApp>, request: Request, next: Next) -
     if scope.trace.is_none() {
         return response;
     }
+    let name = format!("{method} {route}");
     let attributes = vec![
-        Attribute::text("http.request.method", method.as_str()),
-        Attribute::text("http.route", &route),
-        Attribute::number("http.response.status_code", i64::from(status)),
-        Attribute::text("poncho.request_id", &id),
+        KeyValue::new("http.request.method", method.to_string()),
+        KeyValue::new("http.route", route),
+        KeyValue::new("http.response.status_code", i64::from(status)),
+        KeyValue::new("poncho.request_id", id),
     ];
-    let ended = RequestSpan { scope, name: format!("{method} {route}"), attributes, is_error: status >= 500 };
+    let ended = RequestSpan { scope, name, attributes, is_error: status >= 500 };
     response.map(|body| holding(body, ended))
 }
 

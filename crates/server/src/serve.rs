@@ -20,7 +20,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
-use crate::config::{ConfigError, Endpoint, ServerConfig};
+use crate::config::{ConfigError, ServerConfig, traces_url};
 use crate::http::app::{App, SharedApp};
 use crate::http::uploads;
 use crate::http::write_timeout::TimedStream;
@@ -88,10 +88,8 @@ pub async fn serve_until(
     ending: Ending<impl Future<Output = ()>, impl Future<Output = ()>, impl FnOnce(Draining)>,
 ) -> Result<(), ConfigError> {
     config.check()?;
-    let (exporter, sending) = match config.otlp_endpoint.as_deref().map(Endpoint::read).transpose()? {
-        Some(endpoint) => Some(Exporter::start(endpoint)).unzip(),
-        None => (None, None),
-    };
+    let collector = config.otlp_endpoint.as_deref().map(traces_url).transpose()?;
+    let (exporter, sending) = collector.as_ref().map(Exporter::start).transpose()?.unzip();
     let app: SharedApp = Arc::new(App::new(node, config, listener.local_addr().ok(), exporter).await);
     let mut connections = Connections::new(&app);
     let mut background = JoinSet::new();

@@ -1,10 +1,15 @@
 //! Log lines of a served model: request ids, both formats, and nothing that a client would not want to see there.
 
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::TcpListener;
 use std::path::Path;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
 
 use poncho_testkit::{ModelKind, model_path};
 use serde_json::{Value, json};
 
+use crate::fake_server::BOUND;
 use crate::served::{Served, exchange, serve_command};
 use crate::support::{poncho, run};
 
@@ -142,13 +147,47 @@ fn log_lines_carry_the_id_that_the_client_sent() {
     }
 }
 
+/// The collector refuses, so that a line about it is logged.
+#[test]
+fn headers_of_the_environment_reach_the_collector_and_no_log_line() {
+    const TOKEN: &str = "a-token-of-the-collector";
+    let folder = tempfile::tempdir().unwrap();
+    let collector = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", collector.local_addr().unwrap());
+    let (tell, told) = channel();
+    std::thread::spawn(move || {
+        let (mut stream, _) = collector.accept().unwrap();
+        let lines = BufReader::new(stream.try_clone().unwrap()).lines().map(Result::unwrap);
+        let head: Vec<String> = lines.take_while(|line| !line.is_empty()).collect();
+        tell.send(head).unwrap();
+        // The server may have ended with the test.
+        let _ = stream.write_all(b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
+    });
+    let mut command = serve_command(&folder.path().join("kv"));
+    command.args(["--port", "0", "--log-level", "trace", "--otlp-endpoint", &url]).env("HOME", folder.path());
+    command.env("OTEL_EXPORTER_OTLP_HEADERS", format!("authorization=Bearer%20{TOKEN},x-tenant=blue"));
+    let served = Served::start_command(&mut command, folder.path());
+    assert_eq!(served.ask("GET", "/health").0, 200);
+    let head = told.recv_timeout(BOUND).unwrap();
+    assert_eq!(head[0], "POST /v1/traces HTTP/1.1");
+    for header in [format!("authorization: Bearer {TOKEN}"), "x-tenant: blue".to_owned()] {
+        assert!(head.contains(&header), "{header} in {head:?}");
+    }
+    let start = Instant::now();
+    while !served.messages().contains("traces are not taken") {
+        assert!(start.elapsed() < BOUND, "{}", served.messages());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(!log(served, folder.path()).contains(TOKEN));
+}
+
 #[test]
 fn wrong_settings_are_told_before_a_model_is_loaded() {
     let folder = tempfile::tempdir().unwrap();
     for (flags, word) in [
         (["--cors", "*"], "https://chat.example"),
         (["--cors", "chat.example"], "https://chat.example"),
-        (["--otlp-endpoint", "https://collector"], "http://localhost:4318"),
+        (["--otlp-endpoint", "ftp://collector"], "http://localhost:4318"),
     ] {
         let mut command = poncho();
         command.args(["serve", "--port", "0", "--model"]).arg(model_path(ModelKind::Attention)).args(flags);

@@ -1,40 +1,28 @@
 //! The address of a trace collector.
 //!
-//! Checked with the other settings; the exporter sends there. Plain HTTP only.
+//! Checked with the other settings; the exporter sends there. One with a password is refused: it would be logged.
 
-use axum::http::Uri;
+use reqwest::Url;
 
 use super::ConfigError;
 
 /// Where a collector takes traces, below its address.
 const TRACES: &str = "/v1/traces";
 
-/// Where a collector listens.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Endpoint {
-    /// With the port, for the `Host` header.
-    pub(crate) authority: String,
-    pub(crate) host: String,
-    pub(crate) port: u16,
-    pub(crate) path: String,
-}
-
-impl Endpoint {
-    /// Reads `http://host[:port][/path]`.
-    pub(crate) fn read(url: &str) -> Result<Self, ConfigError> {
-        let wrong = |reason: &'static str| ConfigError::Endpoint { url: url.to_owned(), reason };
-        let uri: Uri = url.trim().parse().map_err(|_| wrong("it is not a valid address"))?;
-        if uri.scheme_str() != Some("http") {
-            return Err(wrong("it does not begin with http://"));
-        }
-        let authority = uri.authority().ok_or_else(|| wrong("it names no host"))?;
-        if authority.as_str().contains('@') || uri.query().is_some() {
-            return Err(wrong("it may only have a host, a port and a path"));
-        }
-        let host = authority.host().trim_start_matches('[').trim_end_matches(']').to_owned();
-        let path = format!("{}{TRACES}", uri.path().trim_end_matches('/'));
-        Ok(Self { authority: authority.to_string(), host, port: authority.port_u16().unwrap_or(80), path })
+/// Reads `http://host[:port][/path]`, or the same with `https`. Returns the address that takes traces.
+pub(crate) fn traces_url(given: &str) -> Result<Url, ConfigError> {
+    let wrong = |reason: &'static str| ConfigError::Endpoint { url: given.to_owned(), reason };
+    let mut url = Url::parse(given.trim()).map_err(|_| wrong("it is not a valid address"))?;
+    if !matches!(url.scheme(), "http" | "https") {
+        return Err(wrong("it does not begin with http:// or https://"));
     }
+    let has_user = !url.username().is_empty() || url.password().is_some();
+    if has_user || url.query().is_some() || url.fragment().is_some() {
+        return Err(wrong("it may only have a host, a port and a path"));
+    }
+    let path = format!("{}{TRACES}", url.path().trim_end_matches('/'));
+    url.set_path(&path);
+    Ok(url)
 }
 
 #[cfg(test)]
@@ -42,13 +30,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_plain_addresses_are_taken() {
-        let read = |url: &str| Endpoint::read(url).map(|endpoint| (endpoint.host, endpoint.port, endpoint.path));
-        assert_eq!(read("http://localhost:4318"), Ok(("localhost".into(), 4318, "/v1/traces".into())));
-        assert_eq!(read("http://[::1]:4318/"), Ok(("::1".into(), 4318, "/v1/traces".into())));
-        assert_eq!(read(" http://collector/otel/ "), Ok(("collector".into(), 80, "/otel/v1/traces".into())));
-        for wrong in ["", "localhost:4318", "https://x", "http://", "http://user:pw@x", "http://x?a=b", "http://x y"] {
-            assert!(read(wrong).unwrap_err().to_string().contains("http://"), "{wrong}");
+    fn only_addresses_of_the_web_without_secrets_are_taken() {
+        for (given, url, authority) in [
+            ("http://localhost:4318", "http://localhost:4318/v1/traces", "localhost:4318"),
+            ("http://[::1]:4318/", "http://[::1]:4318/v1/traces", "[::1]:4318"),
+            (" http://collector/otel/ ", "http://collector/otel/v1/traces", "collector"),
+            ("https://collector", "https://collector/v1/traces", "collector"),
+            ("https://collector:4318/a%20b/", "https://collector:4318/a%20b/v1/traces", "collector:4318"),
+        ] {
+            let read = traces_url(given).unwrap();
+            assert_eq!((read.as_str(), read.authority()), (url, authority), "{given}");
+        }
+        for wrong in [
+            "",
+            "localhost:4318",
+            "ftp://x",
+            "http://",
+            "http://x:99999",
+            "http://user:pw@x",
+            "https://user@x",
+            "http://x?a=b",
+            "http://x#a",
+            "http://x y",
+        ] {
+            assert!(traces_url(wrong).unwrap_err().to_string().contains("http://"), "{wrong}");
         }
     }
 }

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use opentelemetry::KeyValue;
 use poncho_api::{Completion, FinishReason, Normalised, Started};
 use tokio::time::Instant;
 
@@ -16,8 +17,8 @@ use crate::telemetry::metrics::{Measured, Metrics, Outcome};
 use crate::telemetry::record::Recorded;
 use crate::telemetry::reply_line::{End, REPLY_TARGET, ReplyLine};
 use crate::telemetry::savings::Savings;
+use crate::telemetry::traces::Step;
 use crate::telemetry::traces::scope::Scope;
-use crate::telemetry::traces::{Attribute, Step};
 use crate::telemetry::units::micros;
 
 /// Where the figures of a reply go.
@@ -206,21 +207,20 @@ impl ReplyTimes {
         let restored = admitted + completion.restore_time;
         let read = self.submitted + completion.prefill_time;
         let count = |number: usize| i64::try_from(number).unwrap_or(i64::MAX);
-        let model = Attribute::text("gen_ai.request.model", &self.model);
+        let model = KeyValue::new("gen_ai.request.model", self.model.clone());
         trace.step(Step::Queue, self.submitted, admitted, vec![model.clone()]);
         let restoring = vec![
             model.clone(),
-            Attribute::text("poncho.hit", completion.hit.as_str()),
-            Attribute::number("poncho.cached_tokens", count(completion.cached_tokens)),
+            KeyValue::new("poncho.hit", completion.hit.as_str()),
+            KeyValue::new("poncho.cached_tokens", count(completion.cached_tokens)),
         ];
         trace.step(Step::Restore, admitted, restored, restoring);
-        let reading =
-            vec![model.clone(), Attribute::number("gen_ai.usage.input_tokens", count(completion.prompt_tokens))];
+        let reading = vec![model.clone(), KeyValue::new("gen_ai.usage.input_tokens", count(completion.prompt_tokens))];
         trace.step(Step::Prefill, restored, read.max(restored), reading);
         let writing = vec![
             model,
-            Attribute::number("gen_ai.usage.output_tokens", count(completion.completion_tokens)),
-            Attribute::text("gen_ai.response.finish_reason", completion.finish_reason.as_str()),
+            KeyValue::new("gen_ai.usage.output_tokens", count(completion.completion_tokens)),
+            KeyValue::new("gen_ai.response.finish_reason", completion.finish_reason.as_str()),
         ];
         trace.step(Step::Decode, read, read + completion.generation_time, writing);
     }
@@ -238,9 +238,9 @@ impl ReplyTimes {
         ];
         for (step, from, until) in steps {
             let Some(from) = from else { return };
-            let mut attributes = vec![Attribute::text("gen_ai.request.model", &self.model)];
+            let mut attributes = vec![KeyValue::new("gen_ai.request.model", self.model.clone())];
             if until.is_none() {
-                attributes.push(Attribute::text("poncho.outcome", outcome.as_str()));
+                attributes.push(KeyValue::new("poncho.outcome", outcome.as_str()));
             }
             trace.step(step, from, until.unwrap_or(now), attributes);
         }

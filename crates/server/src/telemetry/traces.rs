@@ -2,22 +2,23 @@
 //!
 //! The outermost layer begins a trace, replies add the steps receive, queue, restore, prefill and decode, and the whole
 //! request ends when the last byte left. A caller's `traceparent` is continued, and its wish not to be recorded is
-//! respected. Spans go into a bounded queue (`trace/export.rs`); making one must never wait for anything.
+//! respected. Spans go into a bounded queue (`traces/export.rs`); making one must never wait for anything.
 
+mod collector;
 pub(crate) mod export;
-mod otlp;
 pub(crate) mod scope;
-mod span;
 
+use std::borrow::Cow;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use axum::http::HeaderMap;
+use opentelemetry::trace::{SpanContext, SpanId, SpanKind, Status, TraceFlags, TraceId, TraceState};
+use opentelemetry::{InstrumentationScope, KeyValue};
+use opentelemetry_sdk::trace::{IdGenerator, RandomIdGenerator, SpanData, SpanEvents, SpanLinks};
 use tokio::time::Instant;
 
 use self::export::Exporter;
-pub(crate) use self::span::Attribute;
-use self::span::{Span, SpanKind};
 
 /// The parts of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,11 +51,11 @@ impl Step {
 /// The trace of a request that is being answered.
 pub(crate) struct Trace {
     exporter: Arc<Exporter>,
-    trace: [u8; 16],
+    trace: TraceId,
     /// Of the whole request.
-    span: [u8; 8],
+    span: SpanId,
     /// The caller's.
-    parent: Option<[u8; 8]>,
+    parent: Option<SpanId>,
     began: Instant,
     /// The same moment on the wall.
     wall: SystemTime,
@@ -63,15 +64,16 @@ pub(crate) struct Trace {
 impl Trace {
     /// Begins a trace, or goes on with the caller's; `None` if the caller does not want it recorded.
     pub(crate) fn begin(exporter: &Arc<Exporter>, headers: &HeaderMap) -> Option<Self> {
-        let caller = headers.get("traceparent").and_then(|value| Caller::read(value.as_bytes()));
-        if caller.as_ref().is_some_and(|caller| !caller.is_recorded) {
+        let caller = headers.get("traceparent").and_then(|value| caller(value.as_bytes()));
+        if caller.as_ref().is_some_and(|caller| !caller.is_sampled()) {
             return None;
         }
+        let ids = RandomIdGenerator::default();
         Some(Self {
             exporter: Arc::clone(exporter),
-            trace: caller.as_ref().map_or_else(random, |caller| caller.trace),
-            span: random(),
-            parent: caller.map(|caller| caller.span),
+            trace: caller.as_ref().map_or_else(|| ids.new_trace_id(), SpanContext::trace_id),
+            span: ids.new_span_id(),
+            parent: caller.as_ref().map(SpanContext::span_id),
             began: Instant::now(),
             wall: SystemTime::now(),
         })
@@ -83,33 +85,48 @@ impl Trace {
     }
 
     /// A step of the request is over.
-    pub(crate) fn step(&self, step: Step, from: Instant, until: Instant, attributes: Vec<Attribute>) {
-        self.exporter.send(Span {
-            trace: self.trace,
-            id: random(),
-            parent: Some(self.span),
-            name: step.as_str().to_owned(),
-            kind: SpanKind::Internal,
-            from: self.at(from),
-            until: self.at(until),
-            attributes,
-            is_error: false,
-        });
+    pub(crate) fn step(&self, step: Step, from: Instant, until: Instant, attributes: Vec<KeyValue>) {
+        let id = RandomIdGenerator::default().new_span_id();
+        let from_and_until = (self.at(from), self.at(until));
+        self.exporter.send(self.inner_span(id, step.as_str().into(), from_and_until, attributes));
     }
 
     /// The request is over.
-    fn end(&self, name: &str, attributes: Vec<Attribute>, is_error: bool) {
-        self.exporter.send(Span {
-            trace: self.trace,
-            id: self.span,
-            parent: self.parent,
-            name: name.to_owned(),
-            kind: SpanKind::Server,
-            from: self.wall,
-            until: self.at(Instant::now()),
-            attributes,
-            is_error,
+    fn end(&self, name: String, attributes: Vec<KeyValue>, is_error: bool) {
+        let from_and_until = (self.wall, self.at(Instant::now()));
+        self.exporter.send(SpanData {
+            parent_span_id: self.parent.unwrap_or(SpanId::INVALID),
+            parent_span_is_remote: self.parent.is_some(),
+            span_kind: SpanKind::Server,
+            status: if is_error { Status::error("") } else { Status::Unset },
+            ..self.inner_span(self.span, name.into(), from_and_until, attributes)
         });
+    }
+
+    /// A span within that of the whole request.
+    fn inner_span(
+        &self,
+        id: SpanId,
+        name: Cow<'static, str>,
+        (start_time, end_time): (SystemTime, SystemTime),
+        attributes: Vec<KeyValue>,
+    ) -> SpanData {
+        let scope = InstrumentationScope::builder(env!("CARGO_PKG_NAME")).with_version(env!("CARGO_PKG_VERSION"));
+        SpanData {
+            span_context: SpanContext::new(self.trace, id, TraceFlags::SAMPLED, false, TraceState::NONE),
+            parent_span_id: self.span,
+            parent_span_is_remote: false,
+            span_kind: SpanKind::Internal,
+            name,
+            start_time,
+            end_time,
+            attributes,
+            dropped_attributes_count: 0,
+            events: SpanEvents::default(),
+            links: SpanLinks::default(),
+            status: Status::Unset,
+            instrumentation_scope: scope.build(),
+        }
     }
 
     fn at(&self, moment: Instant) -> SystemTime {
@@ -122,63 +139,38 @@ pub(crate) struct RequestSpan {
     pub(crate) scope: Arc<scope::Scope>,
     /// The method and the route.
     pub(crate) name: String,
-    pub(crate) attributes: Vec<Attribute>,
+    pub(crate) attributes: Vec<KeyValue>,
     pub(crate) is_error: bool,
 }
 
 impl Drop for RequestSpan {
     fn drop(&mut self) {
         if let Some(trace) = &self.scope.trace {
-            trace.end(&self.name, std::mem::take(&mut self.attributes), self.is_error);
+            trace.end(std::mem::take(&mut self.name), std::mem::take(&mut self.attributes), self.is_error);
         }
     }
 }
 
-/// What a `traceparent` header says.
-#[derive(Debug, PartialEq, Eq)]
-struct Caller {
-    trace: [u8; 16],
-    span: [u8; 8],
-    is_recorded: bool,
+/// Reads the `traceparent` header `00-(32 digits)-(16 digits)-(2 digits)`; anything else is none, as W3C wants it.
+///
+/// The propagator of the SDK is not used: it takes ids with too few digits.
+fn caller(value: &[u8]) -> Option<SpanContext> {
+    let text = std::str::from_utf8(value).ok()?.trim();
+    let mut parts = text.split('-');
+    let version = digits(parts.next()?, 2)?;
+    let trace = TraceId::from_hex(digits(parts.next()?, 32)?).ok()?;
+    let span = SpanId::from_hex(digits(parts.next()?, 16)?).ok()?;
+    let flags = u8::from_str_radix(digits(parts.next()?, 2)?, 16).ok()?;
+    // Later versions may append something; the first may not, and 255 is not a version.
+    let is_known = version != "ff" && (version != "00" || parts.next().is_none());
+    let caller = SpanContext::new(trace, span, TraceFlags::new(flags), true, TraceState::NONE);
+    (is_known && caller.is_valid()).then_some(caller)
 }
 
-impl Caller {
-    /// Reads `00-(32 digits)-(16 digits)-(2 digits)`; anything else counts as no header at all, as W3C wants it.
-    fn read(value: &[u8]) -> Option<Self> {
-        let text = std::str::from_utf8(value).ok()?.trim();
-        let mut parts = text.split('-');
-        let version: [u8; 1] = digits(parts.next()?)?;
-        let trace: [u8; 16] = digits(parts.next()?)?;
-        let span: [u8; 8] = digits(parts.next()?)?;
-        let [flags] = digits::<1>(parts.next()?)?;
-        // Later versions may append something; the first may not, and 255 is not a version.
-        let is_known = version != [255] && (version != [0] || parts.next().is_none());
-        let is_named = trace != [0; 16] && span != [0; 8];
-        (is_known && is_named).then_some(Self { trace, span, is_recorded: flags & 1 == 1 })
-    }
-}
-
-/// Exactly `N` bytes in lower-case hexadecimal digits.
-fn digits<const N: usize>(text: &str) -> Option<[u8; N]> {
+/// The text, if it is `count` lower-case hexadecimal digits.
+fn digits(text: &str, count: usize) -> Option<&str> {
     let is_lower = text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
-    if text.len() != 2 * N || !is_lower {
-        return None;
-    }
-    let mut bytes = [0; N];
-    for (byte, pair) in bytes.iter_mut().zip(text.as_bytes().chunks(2)) {
-        *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
-    }
-    Some(bytes)
-}
-
-/// A random name. Never all zeros, which means "none".
-fn random<const N: usize>() -> [u8; N] {
-    let mut bytes = [0; N];
-    if getrandom::fill(&mut bytes).is_err() || bytes == [0; N] {
-        let nanos = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO).as_nanos();
-        bytes.iter_mut().zip(nanos.to_le_bytes()).for_each(|(byte, fresh)| *byte = fresh | 1);
-    }
-    bytes
+    (text.len() == count && is_lower).then_some(text)
 }
 
 #[cfg(test)]
@@ -190,10 +182,11 @@ mod tests {
 
     #[test]
     fn a_callers_trace_is_read() {
-        let read = Caller::read(format!("00-{TRACE}-{SPAN}-01").as_bytes()).unwrap();
-        assert_eq!((read.trace[0], read.trace[15], read.span[7], read.is_recorded), (0x4b, 0x36, 0xb7, true));
-        assert!(!Caller::read(format!("00-{TRACE}-{SPAN}-00").as_bytes()).unwrap().is_recorded);
-        assert!(Caller::read(format!("cc-{TRACE}-{SPAN}-01-what-comes").as_bytes()).is_some(), "a later version");
+        let read = caller(format!("00-{TRACE}-{SPAN}-01").as_bytes()).unwrap();
+        assert_eq!((read.trace_id().to_string(), read.span_id().to_string()), (TRACE.to_owned(), SPAN.to_owned()));
+        assert!(read.is_sampled());
+        assert!(!caller(format!("00-{TRACE}-{SPAN}-00").as_bytes()).unwrap().is_sampled());
+        assert!(caller(format!("cc-{TRACE}-{SPAN}-01-what-comes").as_bytes()).is_some(), "a later version");
     }
 
     #[test]
@@ -212,8 +205,8 @@ mod tests {
             format!("00-{TRACE}-{SPAN}-1"),
             format!("00-{}é-{SPAN}-01", &TRACE[2..]),
         ] {
-            assert_eq!(Caller::read(wrong.as_bytes()), None, "{wrong}");
+            assert_eq!(caller(wrong.as_bytes()), None, "{wrong}");
         }
-        assert_eq!(Caller::read(b"\xff\xfe"), None);
+        assert_eq!(caller(b"\xff\xfe"), None);
     }
 }

@@ -10,6 +10,7 @@ use hyper_util::rt::TokioIo;
 use poncho_engine::backend::stub::DecodeFault;
 use poncho_server::ServerConfig;
 use serde_json::{Value, json};
+use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpListener;
 
 use crate::support::{PATIENCE, Server, Setup, asking, eventually, wait_until_held, with};
@@ -65,8 +66,10 @@ async fn take(
     let body = request.into_body().collect().await.unwrap().to_bytes();
     let body: Value = serde_json::from_slice(&body).unwrap();
     let resource = &body["resourceSpans"][0];
-    let name = json!({"key": "service.name", "value": {"stringValue": "poncho"}});
-    assert_eq!(resource["resource"]["attributes"][0], name);
+    assert_eq!(attribute(&resource["resource"], "service.name"), &json!({"stringValue": "poncho"}));
+    let version = json!({"stringValue": env!("CARGO_PKG_VERSION")});
+    assert_eq!(attribute(&resource["resource"], "service.version"), &version);
+    assert_eq!(resource["scopeSpans"][0]["scope"]["name"], "poncho-server");
     let sent = resource["scopeSpans"][0]["spans"].as_array().unwrap();
     spans.lock().unwrap().extend(sent.iter().cloned());
     Ok(Response::new(Full::new(Bytes::from_static(b"{}"))))
@@ -145,7 +148,7 @@ async fn requests_without_a_caller_get_traces_of_their_own_and_unwanted_ones_non
     assert_eq!((spans.len(), traces.len()), (7, 2), "{spans:#?}");
     assert!(!traces.contains(TRACE), "its caller did not want it recorded");
     let lost = named(&spans, "GET unknown");
-    assert_eq!((lost.get("parentSpanId"), &lost["status"]), (None, &json!({})));
+    assert_eq!((&lost["parentSpanId"], &lost["status"]["code"]), (&json!(""), &json!(0)));
     let page = server.get("/metrics").await.text;
     assert!(page.contains("\nponcho_trace_spans_dropped_total 0\n"), "{page}");
 }
@@ -176,6 +179,51 @@ async fn what_is_left_at_the_end_is_still_sent() {
     assert_eq!(collector.spans().len(), 6, "sent before the server returned");
 }
 
+/// How many spans were given up.
+async fn dropped(server: &Server) -> u64 {
+    let page = server.get("/metrics").await.text;
+    let line = page.lines().find(|line| line.starts_with("poncho_trace_spans_dropped_total ")).unwrap();
+    line.rsplit_once(' ').unwrap().1.parse().unwrap()
+}
+
+async fn wait_until_dropped(server: &Server) {
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    while dropped(server).await == 0 {
+        assert!(tokio::time::Instant::now() < deadline, "nothing was dropped");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_collector_with_https_gets_tls_and_never_plain_text() {
+    let collector = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let server = traced(&format!("https://{}", collector.local_addr().unwrap())).await;
+    server.get("/health").await;
+    let (mut stream, _) = tokio::time::timeout(PATIENCE, collector.accept()).await.unwrap().unwrap();
+    let mut head = [0; 2];
+    stream.read_exact(&mut head).await.unwrap();
+    assert_eq!(head, [22, 3], "a handshake begins with these bytes");
+    drop((stream, collector));
+    wait_until_dropped(&server).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_collector_that_redirects_is_not_followed() {
+    let elsewhere = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let location = format!("http://{}/v1/traces", elsewhere.local_addr().unwrap());
+    let collector = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let server = traced(&format!("http://{}", collector.local_addr().unwrap())).await;
+    server.get("/health").await;
+    let (stream, _) = tokio::time::timeout(PATIENCE, collector.accept()).await.unwrap().unwrap();
+    let service = service_fn(move |_: Request<Incoming>| {
+        let response = Response::builder().status(307).header("location", &location).body(Full::new(Bytes::new()));
+        std::future::ready(response)
+    });
+    tokio::spawn(hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service));
+    wait_until_dropped(&server).await;
+    let followed = tokio::time::timeout(std::time::Duration::from_millis(100), elsewhere.accept()).await;
+    assert!(followed.is_err(), "the spans went to an address that nobody gave");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_collector_that_is_away_or_silent_costs_spans_and_nothing_else() {
     let gone = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -183,10 +231,7 @@ async fn a_collector_that_is_away_or_silent_costs_spans_and_nothing_else() {
     drop(gone);
     let server = traced(&url).await;
     server.chat(&short("x")).await;
-    let deadline = tokio::time::Instant::now() + PATIENCE;
-    while server.get("/metrics").await.text.contains("\nponcho_trace_spans_dropped_total 0\n") {
-        assert!(tokio::time::Instant::now() < deadline, "nothing was dropped");
-    }
+    wait_until_dropped(&server).await;
     // One that takes connections and never answers: the queue fills, and requests go on.
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let server = traced(&format!("http://{}", silent.local_addr().unwrap())).await;
@@ -195,11 +240,6 @@ async fn a_collector_that_is_away_or_silent_costs_spans_and_nothing_else() {
         tokio::time::timeout(PATIENCE, silent.accept()).await.unwrap().unwrap()
     };
     let mut sender = server.client().await;
-    let dropped = async || {
-        let page = server.get("/metrics").await.text;
-        let line = page.lines().find(|line| line.starts_with("poncho_trace_spans_dropped_total ")).unwrap().to_owned();
-        line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap()
-    };
     // More spans than the queue holds.
     for _ in 0..4200 {
         let request = Request::get("/health").header("host", "localhost").body(Full::new(Bytes::new())).unwrap();
@@ -208,6 +248,6 @@ async fn a_collector_that_is_away_or_silent_costs_spans_and_nothing_else() {
         assert_eq!(response.status(), 200);
         response.into_body().collect().await.unwrap();
     }
-    assert!(dropped().await > 0);
+    assert!(dropped(&server).await > 0);
     server.chat(&short("still there")).await;
 }

@@ -1,26 +1,20 @@
-//! The way of the spans to a collector: a bounded queue, and a task that sends what is in it as OTLP/HTTP JSON.
+//! The way of the spans to a collector: a bounded queue, and a task that sends what is in it.
 //!
-//! `serve` starts and stops it. A caller with a span never waits: a full queue or a collector that is down or refuses
-//! costs spans, which are counted, and nothing else. Plain HTTP only; a collector beside the server can speak TLS to
-//! the rest of the world.
+//! `serve` starts and stops it; `collector.rs` makes what sends. A caller with a span never waits: a full queue or a
+//! collector that is down or refuses costs spans, which are counted, and nothing else. Nothing is sent twice.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use axum::http::header;
-use http_body_util::{BodyExt, Full};
-use hyper::Request;
-use hyper::body::Bytes;
-use hyper_util::rt::TokioIo;
-use tokio::net::TcpStream;
+use opentelemetry_sdk::trace::SpanData;
+use reqwest::Url;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::otlp;
-use super::span::Span;
-use crate::config::Endpoint;
+use super::collector::Collector;
+use crate::config::ConfigError;
 
 /// Spans that may wait: some seconds of a busy server.
 const QUEUE: usize = 4096;
@@ -35,7 +29,7 @@ const LAST_LIMIT: Duration = Duration::from_secs(3);
 
 /// Takes spans.
 pub(crate) struct Exporter {
-    queue: mpsc::Sender<Span>,
+    queue: mpsc::Sender<SpanData>,
     counts: Arc<Counts>,
 }
 
@@ -52,18 +46,19 @@ impl Counts {
 }
 
 impl Exporter {
-    /// Starts the task that sends.
-    pub(crate) fn start(endpoint: Endpoint) -> (Arc<Self>, Sending) {
+    /// Starts the task that sends to this address.
+    pub(crate) fn start(url: &Url) -> Result<(Arc<Self>, Sending), ConfigError> {
+        let collector = Collector::new(url).map_err(|reason| ConfigError::Exporter { reason })?;
         let (queue, spans) = mpsc::channel(QUEUE);
         let (stop, stopped) = oneshot::channel();
         let counts = Arc::<Counts>::default();
-        let sender = Sender { endpoint, spans, counts: Arc::clone(&counts), is_failing: false };
+        let sender = Sender { collector, spans, counts: Arc::clone(&counts), is_failing: false };
         let task = tokio::spawn(sender.run(stopped));
-        (Arc::new(Self { queue, counts }), Sending { stop, task })
+        Ok((Arc::new(Self { queue, counts }), Sending { stop, task }))
     }
 
     /// Hands a span over, or counts it as dropped.
-    pub(crate) fn send(&self, span: Span) {
+    pub(crate) fn send(&self, span: SpanData) {
         if self.queue.try_send(span).is_err() {
             Counts::add(&self.counts.dropped, 1);
         }
@@ -94,8 +89,8 @@ impl Sending {
 }
 
 struct Sender {
-    endpoint: Endpoint,
-    spans: mpsc::Receiver<Span>,
+    collector: Collector,
+    spans: mpsc::Receiver<SpanData>,
     counts: Arc<Counts>,
     is_failing: bool,
 }
@@ -128,50 +123,28 @@ impl Sender {
         }
     }
 
-    async fn send(&mut self, batch: &mut Vec<Span>) {
-        let sent = timeout(SEND_LIMIT, self.post(otlp::body(batch).to_string())).await;
-        let sent = sent.unwrap_or_else(|_| Err("it did not answer in time".to_owned()));
-        match sent {
+    async fn send(&mut self, batch: &mut Vec<SpanData>) {
+        let count = batch.len();
+        let sent = timeout(SEND_LIMIT, self.collector.send(std::mem::take(batch))).await;
+        match sent.unwrap_or_else(|_| Err("it did not answer in time".to_owned())) {
             Ok(()) => {
-                Counts::add(&self.counts.sent, batch.len());
+                Counts::add(&self.counts.sent, count);
                 self.is_failing = false;
             }
             Err(reason) => {
-                Counts::add(&self.counts.dropped, batch.len());
+                Counts::add(&self.counts.dropped, count);
                 // Once is enough until it works again; the counter has the number.
                 if !self.is_failing {
-                    tracing::warn!(collector = self.endpoint.authority, reason, "traces are not taken and dropped");
+                    tracing::warn!(collector = self.collector.name(), reason, "traces are not taken and dropped");
                 }
                 self.is_failing = true;
             }
         }
-        batch.clear();
-    }
-
-    async fn post(&self, body: String) -> Result<(), String> {
-        let Endpoint { authority, host, port, path } = &self.endpoint;
-        let text = |error: &dyn std::fmt::Display| error.to_string();
-        let stream = TcpStream::connect((host.as_str(), *port)).await.map_err(|error| text(&error))?;
-        let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
-        let (mut client, connection) = handshake.map_err(|error| text(&error))?;
-        let connection = tokio::spawn(connection);
-        let request = Request::post(path)
-            .header(header::HOST, authority)
-            .header(header::CONTENT_TYPE, "application/json")
-            .header(header::USER_AGENT, concat!("poncho/", env!("CARGO_PKG_VERSION")))
-            .body(Full::new(Bytes::from(body)))
-            .map_err(|error| text(&error))?;
-        let response = client.send_request(request).await.map_err(|error| text(&error))?;
-        let status = response.status();
-        // Read to the end, so that the collector sees an orderly client; what it says is not needed.
-        let _ = response.into_body().collect().await;
-        connection.abort();
-        if status.is_success() { Ok(()) } else { Err(format!("it answered {status}")) }
     }
 }
 
 /// Waits for a span and takes along what comes soon after it. Nothing is lost if it is dropped half-way.
-async fn gather(spans: &mut mpsc::Receiver<Span>, batch: &mut Vec<Span>) {
+async fn gather(spans: &mut mpsc::Receiver<SpanData>, batch: &mut Vec<SpanData>) {
     if batch.is_empty() && spans.recv_many(batch, BATCH).await == 0 {
         return;
     }
