@@ -49,7 +49,8 @@ class Server:
         answer = connection.getresponse()
         first = None
         while line := answer.readline():
-            if line.startswith(b"data: {") and first is None:
+            # An event without text says only that a long prompt is being read.
+            if first is None and line.startswith(b"data: {") and json.loads(line[6:])["choices"][0]["text"]:
                 first = time.perf_counter() - started
         return first, time.perf_counter() - started - first
 

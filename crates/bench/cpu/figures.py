@@ -87,7 +87,8 @@ class Server:
         answer = self.post("/v1/completions", {"model": "x", **body})
         times = []
         while line := answer.readline():
-            if line.startswith(b"data: {"):
+            # An event without text says only that a long prompt is being read.
+            if line.startswith(b"data: {") and json.loads(line[6:])["choices"][0]["text"]:
                 times.append(time.perf_counter())
         return len(prompt) / (times[0] - started), (REPLY - 1) / (times[-1] - times[0])
 
