@@ -4,9 +4,10 @@
 //! them) with the tokens of a model; nothing is computed by that model. Each reply is forced: a step draws its own token and
 //! those that a draft guessed right. The numbers of rows are chosen as in the engine, with the step times of a graphics card.
 //! `-- MODEL TRACES speed 1,4 8` plays one of 8 exchanges through the engine with 1 and 4 streams instead, and prints decode
-//! speeds with and without drafts; a third number keeps that many tokens of each prompt. `-- MODEL TRACES steps` prints times
-//! of calls by their number of rows; `-- MODEL TRACES tokens FILE` writes the tokens, and FILE takes the place of TRACES for a
-//! model with another vocabulary. Without arguments, as `make bench` runs it, only the index is measured, on generated rows.
+//! speeds with and without drafts; a third number keeps that many tokens of each prompt, and a fourth one sets the rounds of
+//! generated exchanges, 16 if it is missing. `-- MODEL TRACES steps` prints times of calls by their number of rows;
+//! `-- MODEL TRACES tokens FILE` writes the tokens, and FILE takes the place of TRACES for a model with another vocabulary.
+//! Without arguments, as `make bench` runs it, only the index is measured, on generated rows.
 
 #![expect(clippy::indexing_slicing, clippy::unwrap_used, reason = "a benchmark may stop at once")]
 
@@ -366,10 +367,11 @@ fn main() {
         match more {
             ["steps"] => return steps::print(Path::new(path)),
             ["tokens", file] => return traces::write(Path::new(file), &traces),
-            ["speed", streams, share, prompt @ ..] => {
+            ["speed", streams, share, rest @ ..] => {
                 let streams = streams.split(',').map(|count| count.parse().unwrap()).collect();
-                let prompt = prompt.first().map(|tokens| tokens.parse().unwrap());
-                let plan = speed::Plan { streams, share: share.parse().unwrap(), prompt };
+                let number = |place: usize| rest.get(place).map(|number| number.parse().unwrap());
+                let (prompt, rounds) = (number(0), number(1).unwrap_or(speed::ROUNDS));
+                let plan = speed::Plan { streams, share: share.parse().unwrap(), prompt, rounds };
                 return speed::print(Path::new(path), traces, &plan);
             }
             _ => {

@@ -21,7 +21,7 @@ const REPLY: usize = 512;
 /// Lengths that cut prompts have.
 const DISTINCT: usize = 128;
 /// Rounds of generated exchanges, and the tokens of each reply.
-const ROUNDS: usize = 16;
+pub(crate) const ROUNDS: usize = 16;
 const GENERATED_REPLY: u32 = 128;
 const SOURCES: [Drafts; 3] = [Drafts::Off, Drafts::Context, Drafts::Stored];
 
@@ -33,6 +33,8 @@ pub(crate) struct Plan {
     pub(crate) share: usize,
     /// The last tokens of a prompt that are kept; `None` for all, without the exchanges that do not fit.
     pub(crate) prompt: Option<usize>,
+    /// Rounds of each kind of generated exchanges.
+    pub(crate) rounds: usize,
 }
 
 /// Tokens after the first one, steps and seconds of one source of drafts.
@@ -128,8 +130,9 @@ pub(crate) fn print(path: &Path, traces: Vec<Trace>, plan: &Plan) {
         );
         println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |");
         // Two thousand steps: what a model that was just loaded tries first must not be all that is seen.
-        let generated = u32::try_from(ROUNDS * streams.max(4)).unwrap();
-        for (name, make) in [("nothing repeats", noise as fn(u32) -> Exchange), ("always wrong", wrong)] {
+        let generated = u32::try_from(plan.rounds * streams.max(4)).unwrap();
+        let kinds = [("nothing repeats", noise as fn(u32) -> Exchange), ("always wrong", wrong)];
+        for (name, make) in kinds.into_iter().filter(|_| generated > 0) {
             let exchanges: Vec<Exchange> = (0..generated).map(make).collect();
             let mut models = Models::load(path, context, streams);
             models.play(&exchanges.iter().collect::<Vec<_>>()).row(name);
