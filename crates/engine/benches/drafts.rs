@@ -4,8 +4,9 @@
 //! them) with the tokens of a model; nothing is computed by that model. Each reply is forced: a step draws its own token and
 //! those that a draft guessed right. The numbers of rows are chosen as in the engine, with the step times of a graphics card.
 //! `-- MODEL TRACES speed 1,4 8` plays one of 8 exchanges through the engine with 1 and 4 streams instead, and prints decode
-//! speeds with and without drafts; a third number keeps that many tokens of each prompt, and a fourth one sets the rounds of
-//! generated exchanges, 16 if it is missing. `-- MODEL TRACES steps` prints times of calls by their number of rows;
+//! speeds with and without drafts. A third number keeps that many tokens of each prompt, a fourth one sets the rounds of
+//! generated exchanges, 16 if it is missing, and a fifth one how often the recorded exchanges are played.
+//! `-- MODEL TRACES steps` prints times of calls by their number of rows;
 //! `-- MODEL TRACES tokens FILE` writes the tokens, and FILE takes the place of TRACES for a model with another vocabulary.
 //! Without arguments, as `make bench` runs it, only the index is measured, on generated rows.
 
@@ -371,7 +372,8 @@ fn main() {
                 let streams = streams.split(',').map(|count| count.parse().unwrap()).collect();
                 let number = |place: usize| rest.get(place).map(|number| number.parse().unwrap());
                 let (prompt, rounds) = (number(0), number(1).unwrap_or(speed::ROUNDS));
-                let plan = speed::Plan { streams, share: share.parse().unwrap(), prompt, rounds };
+                let times = number(2).map_or(1, |times| u8::try_from(times).unwrap());
+                let plan = speed::Plan { streams, share: share.parse().unwrap(), prompt, rounds, times };
                 return speed::print(Path::new(path), traces, &plan);
             }
             _ => {

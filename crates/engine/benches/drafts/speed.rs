@@ -35,6 +35,8 @@ pub(crate) struct Plan {
     pub(crate) prompt: Option<usize>,
     /// Rounds of each kind of generated exchanges.
     pub(crate) rounds: usize,
+    /// How often the recorded exchanges are played, each time by other tenants.
+    pub(crate) times: u8,
 }
 
 /// Tokens after the first one, steps and seconds of one source of drafts.
@@ -113,6 +115,7 @@ impl Sums {
 
 /// Prints the speeds of all traces. What a trace has too few exchanges for is played together with that of others.
 pub(crate) fn print(path: &Path, traces: Vec<Trace>, plan: &Plan) {
+    assert!(plan.prompt.is_none_or(|prompt| prompt > 2 * DISTINCT), "a prompt needs more than {} tokens", 2 * DISTINCT);
     let context = plan.prompt.map_or(CONTEXT, |prompt| (prompt + REPLY).max(SHORTEST));
     let mut chosen: Vec<(String, Vec<Exchange>)> = Vec::new();
     let mut played = 0;
@@ -135,22 +138,44 @@ pub(crate) fn print(path: &Path, traces: Vec<Trace>, plan: &Plan) {
         for (name, make) in kinds.into_iter().filter(|_| generated > 0) {
             let exchanges: Vec<Exchange> = (0..generated).map(make).collect();
             let mut models = Models::load(path, context, streams);
-            models.play(&exchanges.iter().collect::<Vec<_>>()).row(name);
+            models.play(&exchanges.iter().collect::<Vec<_>>(), 0).row(name);
         }
         let mut models = Models::load(path, context, streams);
-        let (mut all, mut rest) = (Sums::default(), Vec::new());
-        for (name, exchanges) in &chosen {
-            let exchanges: Vec<&Exchange> = exchanges.iter().collect();
-            rest.extend(exchanges.chunks_exact(streams).remainder());
-            let sums = models.play(&exchanges);
-            sums.row(name);
-            all.extend(sums);
+        let groups = Group::of_traces(&chosen, streams);
+        let mut sums: Vec<Sums> = groups.iter().map(|_| Sums::default()).collect();
+        for time in 0..plan.times {
+            for (group, sums) in groups.iter().zip(&mut sums) {
+                sums.extend(models.play(&group.exchanges, time));
+                if time + 1 == plan.times {
+                    sums.row(group.name);
+                }
+            }
         }
-        let sums = models.play(&rest);
-        sums.row("several traces");
-        all.extend(sums);
+        let mut all = Sums::default();
+        sums.into_iter().for_each(|sums| all.extend(sums));
         all.row("all traces");
         println!();
+    }
+}
+
+/// Exchanges of which as many as there are streams are played at once.
+struct Group<'a> {
+    name: &'a str,
+    exchanges: Vec<&'a Exchange>,
+}
+
+impl<'a> Group<'a> {
+    /// One for each trace, and one with what they have too few exchanges for.
+    fn of_traces(traces: &'a [(String, Vec<Exchange>)], streams: usize) -> Vec<Self> {
+        let mut rest = Vec::new();
+        let mut groups: Vec<Self> = Vec::new();
+        for (name, exchanges) in traces {
+            let whole = exchanges.len() - exchanges.len() % streams;
+            groups.push(Self { name, exchanges: exchanges[..whole].iter().collect() });
+            rest.extend(&exchanges[whole..]);
+        }
+        groups.push(Self { name: "several traces", exchanges: rest });
+        groups
     }
 }
 
@@ -171,14 +196,14 @@ impl Models {
     }
 
     /// Plays as many exchanges at once as there are streams, and leaves a last group out that is not full.
-    fn play(&mut self, exchanges: &[&Exchange]) -> Sums {
+    fn play(&mut self, exchanges: &[&Exchange], time: u8) -> Sums {
         let mut sums = Sums::default();
         for group in exchanges.chunks_exact(self.streams) {
             let mut played = [Played::default(); 3];
             // Another one first each time.
             self.turns += 1;
             for source in (0..3).map(|turn| (self.turns + turn) % 3) {
-                played[source] = play(&self.models[source], &self.backend, group, source);
+                played[source] = play(&self.models[source], &self.backend, group, (source, time));
             }
             sums.add(played);
         }
@@ -218,8 +243,8 @@ fn cut(mut exchange: Exchange, prompt: Option<usize>, number: usize) -> Exchange
 }
 
 /// Plays exchanges at once. The clock starts with the first token of a reply.
-fn play(model: &Model, backend: &ForcedBackend, group: &[&Exchange], source: usize) -> Played {
-    let requests: Vec<Request> = group.iter().map(|exchange| request(exchange, source)).collect();
+fn play(model: &Model, backend: &ForcedBackend, group: &[&Exchange], tenant: (usize, u8)) -> Played {
+    let requests: Vec<Request> = group.iter().map(|exchange| request(exchange, tenant)).collect();
     for (request, exchange) in requests.iter().zip(group) {
         backend.play(&[exchange]);
         model.complete(Request { mode: Mode::PrefillOnly, ..request.clone() }).unwrap();
@@ -245,9 +270,9 @@ fn busy() -> f64 {
     fields.skip(11).take(2).filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>() / 100.0
 }
 
-fn request(exchange: &Exchange, source: usize) -> Request {
+fn request(exchange: &Exchange, (source, time): (usize, u8)) -> Request {
     let mut owner = [0; 16];
-    owner[0] = u8::try_from(source + 1).unwrap();
+    (owner[0], owner[1]) = (u8::try_from(source + 1).unwrap(), time);
     Request {
         max_tokens: Some(u32::try_from(exchange.reply.len()).unwrap()),
         sampling: Sampling::greedy(),
