@@ -72,6 +72,7 @@ pub use config::{
     ConfigError, KeepAlive, MemoryBudget, PlanLine, PlannedMemory, Plans, RecentLines, ServerConfig, ShownDevice,
     ShownMachine, ShownPlan, ShownSetting, UnusedDevice, UploadRules, check_bind,
 };
+pub use dialects::poncho::endpoints::CacheTier;
 pub use library::{
     LibraryError, LibraryFacts, LibraryModel, LoadingParameters, ModelDefaults, ModelLibrary, PullStep, Recipe,
     UploadLimits,

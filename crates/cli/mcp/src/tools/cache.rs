@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 
 use poncho_client::Client;
+use poncho_server::CacheTier;
 use rmcp::model::Tool;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -32,29 +33,13 @@ pub(super) struct Cache {
     rows: u64,
     /// Bytes of memory that the index needs.
     index_bytes: u64,
-    tiers: Vec<Tier>,
+    tiers: Vec<CacheTier>,
     /// What the cache saved, by model, over all days that are kept.
     savings: Vec<Saved>,
     /// The first of those days.
     since: Option<String>,
     /// The rows that were asked for, by key.
     listed: Vec<Row>,
-}
-
-#[derive(Debug, Serialize, Deserialize, JsonSchema)]
-struct Tier {
-    /// ram, ram_file or disk.
-    tier: String,
-    bytes: u64,
-    /// The most bytes that it may use.
-    quota: u64,
-    rows: u64,
-    /// Whether it is used.
-    on: bool,
-    /// Why it was turned off.
-    off_because: Option<String>,
-    /// Why it is slow.
-    slow_because: Option<String>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
@@ -89,7 +74,7 @@ struct Row {
 struct Report {
     rows: u64,
     index_bytes: u64,
-    tiers: Vec<Tier>,
+    tiers: Vec<CacheTier>,
 }
 
 /// `/api/savings`, the newest day first.

@@ -132,7 +132,7 @@ pub(crate) struct CacheOut {
     /// What was counted since it was opened.
     counters: BTreeMap<String, u64>,
     /// Fastest first.
-    tiers: Vec<TierOut>,
+    tiers: Vec<CacheTier>,
     rows: usize,
     /// Rows that are being read.
     pinned_rows: usize,
@@ -151,25 +151,28 @@ pub(crate) struct CacheOut {
     peers: Option<SharedTierReport>,
 }
 
-/// A tier of this machine.
-#[derive(Serialize, JsonSchema)]
-#[schemars(rename = "CacheTier")]
-struct TierOut {
-    tier: &'static str,
+/// A tier of this machine, as `GET /api/cache` has it.
+#[derive(Debug, Serialize, Deserialize, JsonSchema)]
+pub struct CacheTier {
+    /// ram, ram_file or disk.
+    tier: String,
     bytes: u64,
     /// Bytes that it may hold; 0 where it is not used.
     quota: u64,
     rows: u64,
+    /// Whether it is used.
     on: bool,
+    /// Why it was turned off.
     off_because: Option<String>,
+    /// Why it is slow.
     slow_because: Option<String>,
 }
 
-impl From<TierReport> for TierOut {
+impl From<TierReport> for CacheTier {
     fn from(tier: TierReport) -> Self {
         let TierHealth { off, slow } = tier.health.unwrap_or_default();
         Self {
-            tier: tier.tier.as_str(),
+            tier: tier.tier.as_str().to_owned(),
             bytes: tier.bytes,
             quota: tier.quota,
             rows: tier.rows,
@@ -232,7 +235,7 @@ pub(crate) async fn cache(
     let cache = app.models.node().cache();
     Ok(Json(json!(CacheOut {
         counters: cache.counters.into_iter().map(|counter| (counter.name, counter.value)).collect(),
-        tiers: cache.tiers.into_iter().map(TierOut::from).collect(),
+        tiers: cache.tiers.into_iter().map(CacheTier::from).collect(),
         rows: cache.rows,
         pinned_rows: cache.pinned_rows,
         write_queue: cache.write_queue,
