@@ -123,7 +123,7 @@ drafts-peer: build model peer ## Measure drafts on the CPU beside llama-server w
 	$(STEP) 'drafts' crates/bench/drafts_peer.py
 
 turmoil: bootstrap ## End the engine 200 times at random moments under eight streams, and print how long they waited
-	$(STEP) 'turmoil' env PONCHO_TURMOIL=50 cargo nextest run --release --workspace --no-capture -E 'test(turmoil)'
+	$(STEP) 'turmoil' env PONCHO_TURMOIL=50 cargo nextest run --release --workspace --no-capture -E 'package(poncho) & test(turmoil)'
 
 shared-figures: build model ## Measure the shared cache with SeaweedFS: beside a plain GET, with stores that fail (ARGS="remote faults": some parts)
 	$(STEP) 'object store' scripts/fetch/seaweedfs.py
