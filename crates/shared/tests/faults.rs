@@ -108,7 +108,7 @@ fn an_offer_to_a_store_that_fails_waits_and_never_blocks_its_caller() {
     std::fs::remove_file(folder.path()).unwrap();
     std::fs::create_dir(folder.path()).unwrap();
     eventually("the store is in use again", || tier.rates().is_some());
-    // Until the offers that wait are uploaded, there is no place for another one.
+    // The queue is full until the offers in it are uploaded; another one would be dropped.
     assert!(tier.flush(Instant::now() + Duration::from_secs(60)), "{:?}", tier.status());
     upload(&tier, chain(ANNA, 99, &[500], 3));
     assert!(restore(&tier, ANNA, &[key(99, 0)]).is_some());
