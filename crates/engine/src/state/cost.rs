@@ -98,6 +98,11 @@ impl Speed {
         match before.filter(|before| is_far && (before - self.log_rate).signum() == off.signum()) {
             // Once may be a hiccup; twice is how it is now.
             Some(before) => self.log_rate = if off > 0.0 { measured.min(before) } else { measured.max(before) },
+            // The first restore after a start finds nothing warm: by itself it says little about those that follow.
+            None if is_far && off < 0.0 && !self.measured => {
+                self.outlier = Some(measured);
+                return;
+            }
             None => {
                 let whole = if self.measured { WEIGHT } else { 1.0 };
                 self.log_rate += whole * units / (units + self.half) * off;

@@ -140,6 +140,21 @@ fn one_small_slow_read_does_not_condemn_a_tier() {
     assert_eq!(estimates.restore_rate(Tier::Disk).to_bits(), before.to_bits(), "nothing was measured");
 }
 
+/// On a GPU the first restore from memory took 80 times as long as the second, and eight long prompts were computed for it.
+#[test]
+fn a_slow_first_restore_does_not_condemn_a_tier_and_a_second_one_does() {
+    let chain = [segment(2048, Tier::Ram); 4];
+    let mut estimates = Estimates::new(RestoreRule::Faster);
+    estimates.record_prefill(2048, seconds(2048.0 * PREFILL));
+    estimates.record_restore(Tier::Ram, 78_000_000, seconds(0.148));
+    assert_eq!(estimates.choose(&chain, 8200).segments, 4, "once may be a hiccup");
+    let mut slow = estimates.clone();
+    estimates.record_restore(Tier::Ram, 78_000_000, seconds(0.0019));
+    assert!(estimates.restore_rate(Tier::Ram) > 3e10, "the second one is believed");
+    slow.record_restore(Tier::Ram, 78_000_000, seconds(0.148));
+    assert_eq!(slow.choose(&chain, 8200).segments, 0, "twice is how it is");
+}
+
 proptest! {
     #[test]
     fn a_choice_is_close_to_the_best_of_all(
