@@ -31,6 +31,9 @@ const TURNS: usize = 40;
 const REPLY: u32 = 128;
 /// Another prompt, which takes the sequence away.
 const OTHER: usize = 600;
+/// Page-locked memory is made while nothing is computed: as long as that takes, and some of the time before.
+const REST: Duration = Duration::from_millis(700);
+const REST_PER_TOKEN: Duration = Duration::from_micros(120);
 
 fn main() {
     let folders = std::env::var_os("PONCHO_BACKENDS").map(PathBuf::from);
@@ -125,10 +128,22 @@ fn middle(values: &[f64]) -> f64 {
     values[values.len() / 2]
 }
 
-/// Cold, from memory, from the page cache, after a restart.
+/// What happens between two prompts: a server has some time then, but for one that is never idle.
+fn rest(length: usize) {
+    std::thread::sleep(REST + REST_PER_TOKEN * u32::try_from(length).unwrap());
+}
+
+/// Cold, from memory, from memory on a machine that never rests, from the page cache, after a restart.
 fn one_row(path: &Path, folder: &Path, length: usize) {
     let other = prompt(9, OTHER);
-    for (name, on_disk) in [("memory", false), ("page cache", true)] {
+    for (name, rests, on_disk) in
+        [("memory without a rest", false, false), ("memory", true, false), ("page cache", false, true)]
+    {
+        let between = || {
+            if rests {
+                rest(length)
+            }
+        };
         let store = tempfile::tempdir_in(folder).unwrap();
         let open = || {
             let config = if on_disk {
@@ -141,9 +156,13 @@ fn one_row(path: &Path, folder: &Path, length: usize) {
         let cache = open();
         let model = load(path, length, &cache);
         first_token(&model, &other);
-        let cold: Vec<f64> =
-            (0..COLD).map(|round| first_token(&model, &prompt(20 + u32::try_from(round).unwrap(), length)).0).collect();
+        let cold = |round: usize| {
+            between();
+            first_token(&model, &prompt(20 + u32::try_from(round).unwrap(), length)).0
+        };
+        let cold: Vec<f64> = (0..COLD).map(cold).collect();
         let tokens = prompt(1, length);
+        between();
         first_token(&model, &tokens);
         cache.flush();
         let bytes = stored_bytes(&cache, &model, &tokens);
@@ -192,6 +211,7 @@ fn conversation(path: &Path, length: usize) {
     let cache = Arc::new(Cache::open(CacheConfig::in_memory(64 << 30)).unwrap());
     let model = load(path, length, &cache);
     let (tokens, other) = (prompt(1, length), prompt(9, OTHER));
+    rest(length);
     for turn in 1..=TURNS {
         let asked = Request { mode: Mode::PrefillOnly, ..request(&tokens[..length * turn / TURNS], 1) };
         model.submit(asked).unwrap().wait().unwrap();
@@ -212,12 +232,23 @@ fn conversation(path: &Path, length: usize) {
     );
 }
 
-/// The longest gap between tokens of a reply, which is saved while it runs, beside the median gap.
+/// The longest gap between tokens of a reply, which is saved while it runs, beside the median gap: without time between the
+/// replies, so that most of what is saved lies in plain memory, and with it. Page-locked memory is never given back, so that
+/// which earlier parts left is used here; a process for this part and one length alone shows the worst.
 fn pauses(path: &Path, length: usize) {
+    for rests in [false, true] {
+        pauses_of(path, length, rests);
+    }
+}
+
+fn pauses_of(path: &Path, length: usize, rests: bool) {
     let cache = Arc::new(Cache::open(CacheConfig::in_memory(64 << 30)).unwrap());
     let model = load(path, length, &cache);
-    let (mut longest, mut usual) = (Vec::new(), Vec::new());
+    let (mut longest, mut usual, mut prefill) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..5 {
+        if rests {
+            rest(length);
+        }
         let mut stream = model.submit(request(&prompt(40 + round, length), REPLY)).unwrap();
         let (mut last, mut gaps): (Option<Instant>, Vec<f64>) = (None, Vec::new());
         loop {
@@ -226,7 +257,10 @@ fn pauses(path: &Path, length: usize) {
                     let now = Instant::now();
                     gaps.extend(last.replace(now).map(|last| (now - last).as_secs_f64() * 1e3));
                 }
-                StreamEvent::Done(_) => break,
+                StreamEvent::Done(done) => {
+                    prefill.push(done.prefill_time.as_secs_f64() * 1e3);
+                    break;
+                }
                 StreamEvent::Error(error) => panic!("{error}"),
                 _ => {}
             }
@@ -234,7 +268,14 @@ fn pauses(path: &Path, length: usize) {
         longest.push(gaps.iter().copied().fold(0.0, f64::max));
         usual.push(middle(&gaps));
     }
-    println!("{length} tokens, gaps of a reply: ms {}, the longest {}", shown(usual), shown(longest));
+    let time = if rests { "with" } else { "without" };
+    let most = longest.iter().copied().fold(0.0, f64::max);
+    println!(
+        "{length} tokens, {time} time between replies: prefill ms {}, gaps {}, the longest {}, at most {most:.1}",
+        shown(prefill),
+        shown(usual),
+        shown(longest)
+    );
 }
 
 /// Prefill and decode of one request beside the same calls without the engine.

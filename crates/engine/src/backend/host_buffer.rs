@@ -96,14 +96,15 @@ impl fmt::Debug for HostBuffer {
 pub const PLAIN_ALIGNMENT: usize = 64;
 
 /// Aligned by starting the slice at the first aligned byte of a slightly larger vector.
-struct PlainMemory {
+pub(crate) struct PlainMemory {
     bytes: Vec<u8>,
     start: usize,
     len: usize,
 }
 
 impl PlainMemory {
-    fn new(len: usize) -> Self {
+    /// Zeroed.
+    pub(crate) fn new(len: usize) -> Self {
         // A zeroed vector comes from the system untouched: pages are only made when they are written.
         let bytes = vec![0; len.saturating_add(PLAIN_ALIGNMENT)];
         let start = bytes.as_ptr().align_offset(PLAIN_ALIGNMENT).min(PLAIN_ALIGNMENT);

@@ -11,8 +11,8 @@ use crate::sequence::tasks::{TaskId, Tasks};
 use crate::shared::Shared;
 use crate::state::save::Boundary;
 
-/// Bytes of a state on a device that are saved at once: a few milliseconds of copying.
-const SLICE: u64 = 64 << 20;
+/// Bytes of a state on a device that are saved at once: one or two milliseconds of copying.
+const SLICE: u64 = 32 << 20;
 
 /// Where the prefill of a model that cannot be cut pauses for a save.
 pub(crate) fn pauses(slots: &Slots, shared: &Shared, task: &Task) -> Vec<usize> {
@@ -147,10 +147,10 @@ mod tests {
     #[test]
     fn a_state_on_a_device_is_saved_in_slices_and_one_on_the_host_is_not() {
         // A model of 8B: 131,072 bytes a token.
-        assert!(!is_slice(131_072, 511));
-        assert!(is_slice(131_072, 512));
+        assert!(!is_slice(131_072, 255));
+        assert!(is_slice(131_072, 256));
         assert!(!is_slice(0, usize::MAX));
         assert!(is_slice(u64::MAX, usize::MAX));
-        assert_eq!([0, 1, 131_072, u64::MAX].map(slice_tokens), [None, Some(64 << 20), Some(512), Some(1)]);
+        assert_eq!([0, 1, 131_072, u64::MAX].map(slice_tokens), [None, Some(32 << 20), Some(256), Some(1)]);
     }
 }

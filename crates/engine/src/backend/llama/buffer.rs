@@ -3,6 +3,7 @@
 //! Used by `LlamaBackend::host_buffer` and by `state.rs`. A machine without a GPU, or a device that has no such memory left, gives
 //! plain memory from `host_buffer`: that one is never refused, and never locks memory while its caller waits.
 
+mod activity;
 mod arena;
 
 use std::ptr::NonNull;
@@ -12,15 +13,20 @@ use poncho_cache::SystemSource;
 
 use llama_cpp_sys_4 as sys;
 
-use crate::backend::host_buffer::{HostBuffer, HostMemory};
+use crate::backend::ContextInfo;
+use crate::backend::host_buffer::{HostBuffer, HostMemory, PlainMemory};
 use crate::backend::llama::state::io::LockedSpan;
 
-use self::arena::Arena;
+use self::arena::{Arena, Source};
+
+pub(super) use self::activity::ACTIVITY;
 
 /// Shorter buffers are not worth a piece: the detour of plain memory takes microseconds.
 const SMALLEST: usize = 64 << 10;
 /// The share of the available memory that may be locked.
 const SHARE: u64 = 4;
+/// Tokens for which page-locked memory is ready, if the context holds them: longer prompts are rare.
+const LONG_PROMPT: u32 = 32_768;
 
 /// Page-locked if a GPU offers it and some is ready, plain otherwise.
 pub(super) fn host_buffer(len: usize) -> HostBuffer {
@@ -28,11 +34,15 @@ pub(super) fn host_buffer(len: usize) -> HostBuffer {
     piece.map_or_else(|| HostBuffer::plain(len), |piece| HostBuffer::from_memory(Box::new(piece)))
 }
 
-/// Makes the first page-locked memory ready, while a model is loaded.
-pub(super) fn prepare() {
-    if has_device() {
-        arena().prepare();
-    }
+/// Makes page-locked memory ready for the states of a context on a device: for a batch of a long prompt, which is saved at
+/// once, and for all of such a prompt.
+pub(super) fn prepare(info: &ContextInfo) {
+    let bytes = |tokens: u32| {
+        let keys_and_values = info.segment_bytes_per_token.saturating_mul(tokens.into());
+        // Beside keys and values a cell has a record of its own, some bytes long.
+        usize::try_from(keys_and_values.saturating_add(keys_and_values / 32)).unwrap_or(usize::MAX)
+    };
+    arena().prepare(bytes(info.n_batch.min(info.n_ctx)), bytes(info.n_ctx.min(LONG_PROMPT)));
 }
 
 /// The memory that a device can read by itself.
@@ -43,10 +53,42 @@ pub(super) fn locked_spans() -> Vec<LockedSpan> {
 fn arena() -> &'static Arc<Arena> {
     static ARENA: OnceLock<Arc<Arena>> = OnceLock::new();
     ARENA.get_or_init(|| {
-        let available = SystemSource::default().available().unwrap_or(0);
-        let budget = usize::try_from(available / SHARE).unwrap_or(usize::MAX);
-        Arena::new(budget, |len| PageLocked::new(len).map(|memory| Box::new(memory) as Box<dyn HostMemory>))
+        let budget = usize::try_from(available() / SHARE).unwrap_or(usize::MAX);
+        Arena::new(budget, Box::new(Driver))
     })
+}
+
+/// Bytes of memory that the machine has left.
+fn available() -> u64 {
+    SystemSource::default().available().unwrap_or(0)
+}
+
+/// Memory that the driver of the device locks.
+struct Driver;
+
+impl Source for Driver {
+    fn lock(&self, len: usize) -> Option<Box<dyn HostMemory>> {
+        PageLocked::new(len).map(|memory| Box::new(memory) as Box<dyn HostMemory>)
+    }
+
+    fn touch(&self, len: usize) -> Option<Box<dyn HostMemory>> {
+        // The budget is of the time when the process started.
+        if available() / SHARE < len as u64 {
+            return None;
+        }
+        let mut memory = Box::new(PlainMemory::new(len));
+        // A page is made when it is first written to.
+        AsMut::<[u8]>::as_mut(&mut *memory).fill(1);
+        Some(memory)
+    }
+
+    fn is_quiet(&self) -> bool {
+        ACTIVITY.is_quiet()
+    }
+
+    fn wait(&self) {
+        ACTIVITY.wait();
+    }
 }
 
 /// Page-locked memory; `None` where no GPU offers it.

@@ -4,6 +4,7 @@
 //! Every value that llama.cpp would only assert on (row counts, token, sequence and position numbers) is checked here
 //! before the call, because a failed assertion ends the process.
 
+mod passage;
 mod sequence;
 
 use std::ops::Range;
@@ -13,20 +14,20 @@ use std::sync::atomic::AtomicBool;
 
 use llama_cpp_sys_4 as sys;
 
+use passage::Passage;
 use sequence::RestoreInProgress;
 
 use super::adapter::LlamaAdapter;
-use super::buffer;
+use super::buffer::{self, ACTIVITY};
 use super::handle::ModelHandle;
 use super::log;
 use super::params::{context_params, window_ring};
 use super::threads::Threads;
-use crate::backend::llama::state::io::{self, LockedSpan};
+use crate::backend::llama::state::io;
 use crate::backend::llama::state::layout::{StateSamples, StateShape};
 use crate::backend::{
     Adapter, AdapterError, AdapterUse, Batch, BatchRow, Context, ContextError, ContextInfo, ContextOptions,
-    DecodeOutcome, HostBuffer, KvLayout, MemoryKind, ModelInfo, SegmentJoiner, SeqId, StateError, StatePart,
-    StoredSegment,
+    DecodeOutcome, KvLayout, MemoryKind, ModelInfo, SegmentJoiner, SeqId, StateError, StatePart, StoredSegment,
 };
 
 /// A llama context with everything that must live as long as it.
@@ -43,10 +44,8 @@ pub(super) struct LlamaContext {
     window_floor: Vec<u32>,
     /// Between `restore_begin` and `restore_finish`.
     pub(super) restoring: Option<RestoreInProgress>,
-    /// Page-locked memory by way of which rows reach a device, once they did; `None` without one.
-    pub(super) device_scratch: Option<HostBuffer>,
-    /// Memory that a device can read; tests name their own.
-    pub(super) locked_spans: fn() -> Vec<LockedSpan>,
+    /// By way of this states are packed and set.
+    pub(super) passage: Passage,
     /// For each row of the last decoded batch, whether it has a result; empty after a failed decode.
     outputs: Vec<bool>,
     rows: RowArrays,
@@ -103,9 +102,7 @@ impl LlamaContext {
         let unified = options.kv == KvLayout::Unified;
         // Tokens that see each other are computed at once; llama.cpp asserts on a batch of several pieces.
         let n_batch = if model.causal() { n_batch } else { n_batch.min(n_ubatch) };
-        if options.offload_kqv {
-            buffer::prepare();
-        }
+        let on_device = options.offload_kqv && buffer::has_device();
         let mut made = Self {
             context,
             info: ContextInfo {
@@ -121,7 +118,7 @@ impl LlamaContext {
                 memory: MemoryKind::None,
                 flash_attention: None,
                 segment_bytes_per_token: 0,
-                on_device: options.offload_kqv && buffer::has_device(),
+                on_device,
                 state_layout: Vec::new(),
             },
             shape: None,
@@ -129,8 +126,7 @@ impl LlamaContext {
             window_ring: None,
             window_floor: vec![0; options.n_seq_max as usize],
             restoring: None,
-            device_scratch: None,
-            locked_spans: buffer::locked_spans,
+            passage: Passage::new(on_device),
             outputs: Vec::new(),
             rows: RowArrays::default(),
             adapters: Vec::new(),
@@ -142,6 +138,9 @@ impl LlamaContext {
         };
         if !made.memory().is_null() {
             made.learn_state(model_info)?;
+        }
+        if on_device {
+            buffer::prepare(&made.info);
         }
         if made.shape.as_ref().is_some_and(|shape| !shape.window.is_empty()) {
             // SAFETY: the model is valid.
@@ -314,6 +313,7 @@ impl Context for LlamaContext {
     }
 
     fn decode(&mut self, batch: &Batch) -> DecodeOutcome {
+        let _call = ACTIVITY.begin();
         self.outputs.clear();
         if !self.is_valid(batch) {
             return DecodeOutcome::Invalid;
@@ -337,6 +337,7 @@ impl Context for LlamaContext {
     }
 
     fn logits(&self, row: usize) -> Option<&[f32]> {
+        let _call = ACTIVITY.begin();
         if !*self.outputs.get(row)? {
             return None;
         }
@@ -346,6 +347,7 @@ impl Context for LlamaContext {
     }
 
     fn row_embedding(&self, row: usize) -> Option<&[f32]> {
+        let _call = ACTIVITY.begin();
         if !self.embeddings || !*self.outputs.get(row)? {
             return None;
         }
@@ -355,6 +357,7 @@ impl Context for LlamaContext {
     }
 
     fn sequence_embedding(&self, seq: SeqId) -> Option<&[f32]> {
+        let _call = ACTIVITY.begin();
         if !self.embeddings || self.outputs.is_empty() {
             return None;
         }
@@ -459,10 +462,12 @@ impl Context for LlamaContext {
     }
 
     fn state_read(&mut self, seq: SeqId, part: StatePart, out: &mut [u8]) -> Result<usize, StateError> {
+        let _call = ACTIVITY.begin();
         self.read_state(seq, part, out)
     }
 
     fn state_write(&mut self, seq: SeqId, part: StatePart, bytes: &[u8]) -> Result<(), StateError> {
+        let _call = ACTIVITY.begin();
         self.write_state(seq, part, bytes)
     }
 
@@ -471,6 +476,7 @@ impl Context for LlamaContext {
     }
 
     fn pack_range(&mut self, seq: SeqId, range: Range<u32>, out: &mut [u8]) -> Result<usize, StateError> {
+        let _call = ACTIVITY.begin();
         self.pack(seq, &range, out)
     }
 
@@ -479,6 +485,7 @@ impl Context for LlamaContext {
     }
 
     fn restore_segments(&mut self, segments: &[StoredSegment<'_>]) -> Result<(), StateError> {
+        let _call = ACTIVITY.begin();
         self.add_segments(segments)
     }
 
@@ -488,10 +495,12 @@ impl Context for LlamaContext {
     }
 
     fn restore_finish(&mut self) -> Result<(), StateError> {
+        let _call = ACTIVITY.begin();
         self.finish_restore()
     }
 
     fn synchronize(&mut self) {
+        let _call = ACTIVITY.begin();
         // SAFETY: the context is valid.
         unsafe { sys::llama_synchronize(self.context.as_ptr()) }
     }

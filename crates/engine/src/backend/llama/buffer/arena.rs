@@ -1,48 +1,61 @@
 //! Page-locked memory that is made beforehand and lent in pieces.
 //!
-//! Locking a gigabyte takes a tenth of a second and more, so nothing that a request waits for may lock memory: a piece comes
-//! from a slab that is there, or the caller takes plain memory and a thread makes the next slab meanwhile. Used by
-//! `buffer.rs`. Slabs are never freed; together they never exceed the budget.
+//! While the driver locks memory it starts no kernels: a token waits for a tenth of a second if 256 MB are locked. So nothing
+//! is locked while a model computes. A piece comes from a slab that is there. A thread makes the next ones: page-locked as
+//! soon as nothing is computed, and of plain memory while a busy server has none left, because the first write to a page takes
+//! longer than the copy of a state. Used by `buffer.rs`. Slabs are never freed; together they never exceed the budget.
 
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use crate::backend::host_buffer::HostMemory;
 use crate::backend::llama::state::io::LockedSpan;
 
-/// Slabs are made in this size at least. While the driver locks memory it starts no kernels: a token waits for half a second
-/// if a gigabyte is locked at once.
-const SLAB: usize = 256 << 20;
-/// With room for fewer bytes in pieces of the last size a thread makes slabs: rows come faster than memory is locked.
-const RESERVE: usize = 3 * SLAB;
-/// Slabs that are made while a model is loaded.
-const FIRST_SLABS: usize = 4;
-/// Between two slabs, for the kernels that wait.
-const PAUSE: Duration = Duration::from_millis(20);
+/// Slabs are made in this size at least. A request that comes while one is made waits for it.
+const SLAB: usize = 64 << 20;
+/// What is made while a model is loaded: for requests that come at once.
+const FIRST: usize = 1 << 30;
+/// The least reserve, if the budget allows it, and the reserve of a server that is busy.
+const LEAST_RESERVE: usize = 768 << 20;
 /// Pieces begin at multiples of a page.
 const PAGE: usize = 4096;
 
-/// Makes page-locked memory; `None` if there is none.
-pub(super) type Lock = fn(usize) -> Option<Box<dyn HostMemory>>;
+/// Where slabs come from.
+pub(super) trait Source: Send + Sync {
+    /// Makes page-locked memory; `None` if there is none.
+    fn lock(&self, len: usize) -> Option<Box<dyn HostMemory>>;
+
+    /// Makes plain memory with pages that were written to; `None` if the machine has too little of it now.
+    fn touch(&self, len: usize) -> Option<Box<dyn HostMemory>>;
+
+    /// Whether nothing is computed.
+    fn is_quiet(&self) -> bool;
+
+    /// Waits for a moment.
+    fn wait(&self);
+}
 
 /// See the module.
 pub(super) struct Arena {
     inner: Mutex<Inner>,
-    lock: Lock,
+    source: Box<dyn Source>,
+    budget: usize,
 }
 
 struct Inner {
     slabs: Vec<Slab>,
     /// Bytes that may still be locked.
     left: usize,
+    /// Bytes that are kept free for the next requests.
+    reserve: usize,
     is_growing: bool,
 }
 
 struct Slab {
     base: NonNull<u8>,
     len: usize,
+    is_locked: bool,
     /// Free ranges: where each begins, and its length. No two of them touch.
     free: BTreeMap<usize, usize>,
     /// Kept because it owns what `base` points to.
@@ -52,11 +65,42 @@ struct Slab {
 // SAFETY: the pointer is to memory that the slab owns; pieces of it are lent to one owner at a time.
 unsafe impl Send for Slab {}
 
-impl Inner {
-    /// Bytes that are free for pieces of this size. What is left at the end of a slab and too short for one does not count:
-    /// otherwise such ends would look like a reserve, and the next piece would find no memory.
+impl Slab {
+    fn new(mut memory: Box<dyn HostMemory>, is_locked: bool) -> Self {
+        let bytes = AsMut::<[u8]>::as_mut(&mut *memory);
+        let (len, base) = (bytes.len(), NonNull::from(bytes).cast::<u8>());
+        Self { base, len, is_locked, free: BTreeMap::from([(0, len - len % PAGE)]), _memory: memory }
+    }
+
     fn free_for(&self, size: usize) -> usize {
-        self.slabs.iter().flat_map(|slab| slab.free.values()).map(|free| free - free % size).sum()
+        self.free.values().map(|free| free - free % size).sum()
+    }
+
+    /// Where a free range of this size begins.
+    fn find(&self, size: usize) -> Option<usize> {
+        self.free.iter().find(|(_, free)| **free >= size).map(|(at, _)| *at)
+    }
+}
+
+impl Inner {
+    /// Bytes of page-locked slabs that are free for pieces of this size. What is left at the end of a slab and too short for
+    /// one does not count: otherwise such ends would look like a reserve, and the next piece would find no memory.
+    fn locked_for(&self, size: usize) -> usize {
+        self.slabs.iter().filter(|slab| slab.is_locked).map(|slab| slab.free_for(size)).sum()
+    }
+
+    /// The same for all slabs.
+    fn free_for(&self, size: usize) -> usize {
+        self.slabs.iter().map(|slab| slab.free_for(size)).sum()
+    }
+
+    /// The place of a slab with room for a piece, and where in it; page-locked ones come first.
+    fn find(&self, size: usize) -> Option<(usize, usize)> {
+        let find_in = |is_locked: bool| {
+            let slabs = self.slabs.iter().enumerate().filter(move |(_, slab)| slab.is_locked == is_locked);
+            slabs.filter_map(|(number, slab)| Some((number, slab.find(size)?))).next()
+        };
+        find_in(true).or_else(|| find_in(false))
     }
 
     /// The length of a slab for pieces of this size: whole pieces, at least [`SLAB`], or what the budget leaves.
@@ -68,50 +112,59 @@ impl Inner {
 
 impl Arena {
     /// An arena without slabs, which locks at most `budget` bytes.
-    pub(super) fn new(budget: usize, lock: Lock) -> Arc<Self> {
-        Arc::new(Self { inner: Mutex::new(Inner { slabs: Vec::new(), left: budget, is_growing: false }), lock })
+    pub(super) fn new(budget: usize, source: Box<dyn Source>) -> Arc<Self> {
+        let inner =
+            Inner { slabs: Vec::new(), left: budget, reserve: LEAST_RESERVE.min(budget / 2), is_growing: false };
+        Arc::new(Self { inner: Mutex::new(inner), source, budget })
     }
 
-    /// A piece of this many bytes; `None` if no slab has room, which makes a thread add one.
+    /// A piece of this many bytes; `None` if no slab has room.
     pub(super) fn take(self: &Arc<Self>, len: usize) -> Option<Piece> {
         let size = len.checked_next_multiple_of(PAGE).filter(|size| *size > 0)?;
         let mut inner = self.inner();
-        for (number, slab) in inner.slabs.iter_mut().enumerate() {
-            let Some((&at, &free)) = slab.free.iter().find(|(_, free)| **free >= size) else { continue };
-            slab.free.remove(&at);
+        let piece = inner.find(size).and_then(|(number, at)| {
+            let slab = inner.slabs.get_mut(number)?;
+            let free = slab.free.remove(&at)?;
             if free > size {
                 slab.free.insert(at + size, free - size);
             }
             // SAFETY: `at + size` is at most the length of the slab, as the free ranges are.
             let base = unsafe { slab.base.add(at) };
-            // The next slab is made before this one is used up.
-            if inner.free_for(size) < RESERVE {
-                self.grow(inner, size);
-            }
-            return Some(Piece { arena: Arc::clone(self), slab: number, at, size, base, len });
+            Some(Piece { arena: Arc::clone(self), slab: number, is_locked: slab.is_locked, at, size, base, len })
+        });
+        if inner.locked_for(size) < inner.reserve {
+            self.grow(inner, size);
         }
-        self.grow(inner, size);
-        None
+        piece
     }
 
-    /// The memory of all slabs.
+    /// The memory of all page-locked slabs.
     pub(super) fn spans(&self) -> Vec<LockedSpan> {
         let inner = self.inner();
-        inner.slabs.iter().map(|slab| LockedSpan { from: slab.base.as_ptr(), size: slab.len }).collect()
+        let locked = inner.slabs.iter().filter(|slab| slab.is_locked);
+        locked.map(|slab| LockedSpan { from: slab.base.as_ptr(), size: slab.len }).collect()
     }
 
-    /// Adds the first slabs, while nobody waits for more than a model that is being loaded.
-    pub(super) fn prepare(&self) {
+    /// Makes memory ready for a context that is being made: `row` bytes of its states are saved at once, and `reserve` bytes
+    /// of them shall find room, as far as half of the budget allows it. Waits for the first slabs only.
+    pub(super) fn prepare(self: &Arc<Self>, row: usize, reserve: usize) {
+        let size =
+            row.checked_next_multiple_of(PAGE).filter(|size| *size > 0 && *size <= self.budget / 2).unwrap_or(PAGE);
         let mut inner = self.inner();
-        if !inner.slabs.is_empty() || inner.is_growing {
-            return;
+        inner.reserve = inner.reserve.max(reserve.min(self.budget / 2));
+        if inner.slabs.is_empty() && !inner.is_growing {
+            inner.is_growing = true;
+            drop(inner);
+            let mut is_more = true;
+            while is_more && self.inner().locked_for(size) < FIRST.min(self.budget / 2) {
+                is_more = self.add_locked(size);
+            }
+            inner = self.inner();
+            inner.is_growing = false;
         }
-        inner.is_growing = true;
-        drop(inner);
-        for _ in 0..FIRST_SLABS {
-            self.add_slab(PAGE);
+        if inner.locked_for(size) < inner.reserve {
+            self.grow(inner, size);
         }
-        self.inner().is_growing = false;
     }
 
     /// Adds slabs in a thread of its own until there is a reserve, unless one does so already.
@@ -122,34 +175,60 @@ impl Arena {
         inner.is_growing = true;
         drop(inner);
         let arena = Arc::clone(self);
-        let grown = std::thread::Builder::new().name("page-lock".to_owned()).spawn(move || {
-            while arena.add_slab(size) && arena.inner().free_for(size) < RESERVE {
-                std::thread::sleep(PAUSE);
-            }
-            arena.inner().is_growing = false;
-        });
+        let grown = std::thread::Builder::new().name("page-lock".to_owned()).spawn(move || arena.fill_up(size));
         if grown.is_err() {
             self.inner().is_growing = false;
         }
     }
 
-    /// Adds a slab for pieces of this size. Returns whether there may be more.
-    fn add_slab(&self, size: usize) -> bool {
+    /// Adds slabs until there is a reserve of page-locked memory for pieces of this size.
+    fn fill_up(&self, size: usize) {
+        loop {
+            let is_quiet = self.source.is_quiet();
+            let is_more = if is_quiet {
+                self.add_locked(size)
+            } else if self.inner().free_for(size) < LEAST_RESERVE.min(self.budget / 2) {
+                self.add_plain(size)
+            } else {
+                self.source.wait();
+                true
+            };
+            let mut inner = self.inner();
+            if !is_more || inner.locked_for(size) >= inner.reserve {
+                inner.is_growing = false;
+                return;
+            }
+        }
+    }
+
+    /// Adds a page-locked slab for pieces of this size. Returns whether there may be more.
+    fn add_locked(&self, size: usize) -> bool {
         let wanted = self.inner().slab_for(size);
         if wanted == 0 {
             return false;
         }
-        let memory = (self.lock)(wanted);
+        let memory = self.source.lock(wanted);
         let mut inner = self.inner();
-        let Some(mut memory) = memory else {
+        let Some(memory) = memory else {
             // A device without such memory has none later either.
             inner.left = 0;
             return false;
         };
-        let bytes = AsMut::<[u8]>::as_mut(&mut *memory);
-        let (len, base) = (bytes.len(), NonNull::from(bytes).cast::<u8>());
-        inner.left = inner.left.saturating_sub(len);
-        inner.slabs.push(Slab { base, len, free: BTreeMap::from([(0, len - len % PAGE)]), _memory: memory });
+        inner.left = inner.left.saturating_sub(wanted);
+        inner.slabs.push(Slab::new(memory, true));
+        true
+    }
+
+    /// The same with plain memory.
+    fn add_plain(&self, size: usize) -> bool {
+        let wanted = self.inner().slab_for(size);
+        if wanted == 0 {
+            return false;
+        }
+        let Some(memory) = self.source.touch(wanted) else { return false };
+        let mut inner = self.inner();
+        inner.left = inner.left.saturating_sub(wanted);
+        inner.slabs.push(Slab::new(memory, false));
         true
     }
 
@@ -178,6 +257,7 @@ impl Arena {
 pub(super) struct Piece {
     arena: Arc<Arena>,
     slab: usize,
+    is_locked: bool,
     at: usize,
     size: usize,
     base: NonNull<u8>,
@@ -205,7 +285,7 @@ impl AsMut<[u8]> for Piece {
 
 impl HostMemory for Piece {
     fn is_page_locked(&self) -> bool {
-        true
+        self.is_locked
     }
 }
 
@@ -217,6 +297,8 @@ impl Drop for Piece {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use proptest::prelude::*;
 
     use super::*;
@@ -241,63 +323,113 @@ mod tests {
         }
     }
 
-    /// Pages that nobody writes to are not made.
-    fn plain(len: usize) -> Option<Box<dyn HostMemory>> {
-        Some(Box::new(Plain(vec![0; len])))
-    }
+    /// Pages that nobody writes to are not made. Something is computed while the value is set.
+    struct Pages(Arc<AtomicBool>);
 
-    /// An arena with one slab of this size.
-    fn arena(size: usize) -> Arc<Arena> {
-        let arena = Arena::new(size, plain);
-        assert!(arena.add_slab(size));
-        arena
-    }
+    impl Source for Pages {
+        fn lock(&self, len: usize) -> Option<Box<dyn HostMemory>> {
+            assert!(!self.0.load(Ordering::SeqCst), "a token would wait");
+            Some(Box::new(Plain(vec![0; len])))
+        }
 
-    #[test]
-    fn memory_is_never_locked_while_a_caller_waits() {
-        let arena = Arena::new(64 * PAGE, plain);
-        assert!(arena.take(PAGE).is_none(), "there is no slab yet");
-        while arena.take(PAGE).is_none() {
+        fn touch(&self, len: usize) -> Option<Box<dyn HostMemory>> {
+            Some(Box::new(Plain(vec![0; len])))
+        }
+
+        fn is_quiet(&self) -> bool {
+            !self.0.load(Ordering::SeqCst)
+        }
+
+        fn wait(&self) {
             std::thread::yield_now();
         }
-        assert!(arena.take(65 * PAGE).is_none());
-        arena.prepare();
-        assert_eq!(arena.inner().left, 0, "the budget is spent");
+    }
+
+    /// An arena, and whether something is computed.
+    fn new_arena(budget: usize) -> (Arc<Arena>, Arc<AtomicBool>) {
+        let computing = Arc::new(AtomicBool::new(false));
+        (Arena::new(budget, Box::new(Pages(Arc::clone(&computing)))), computing)
+    }
+
+    fn wait_for_growth(arena: &Arena) {
+        while arena.inner().is_growing {
+            std::thread::yield_now();
+        }
+    }
+
+    /// Replies stood still for a tenth of a second after a long prompt, because memory was locked while they were computed.
+    #[test]
+    fn memory_is_locked_only_while_nothing_is_computed() {
+        let (arena, computing) = new_arena(64 * SLAB);
+        arena.prepare(SLAB, 20 * SLAB);
+        wait_for_growth(&arena);
+        assert_eq!(arena.inner().locked_for(SLAB), 20 * SLAB, "the reserve is there before the first request");
+        computing.store(true, Ordering::SeqCst);
+        let mut held: Vec<Piece> = (0..20).map(|_| arena.take(SLAB).unwrap()).collect();
+        assert!(held.iter().all(HostMemory::is_page_locked));
+        for _ in 0..20 {
+            while arena.inner().free_for(SLAB) < LEAST_RESERVE {
+                std::thread::yield_now();
+            }
+            held.push(arena.take(SLAB).unwrap());
+        }
+        assert!(held.iter().skip(20).all(|piece| !piece.is_locked), "plain memory is made beforehand instead");
+        assert_eq!(arena.inner().locked_for(SLAB), 0);
+        assert_eq!(arena.spans().len(), 20, "a device reads no plain memory by itself");
+        computing.store(false, Ordering::SeqCst);
+        wait_for_growth(&arena);
+        assert!(arena.take(SLAB).unwrap().is_locked);
+        let inner = arena.inner();
+        assert_eq!(inner.slabs.iter().map(|slab| slab.len).sum::<usize>() + inner.left, 64 * SLAB);
+        drop(inner);
+        drop(held);
+        let small = new_arena(10 * SLAB).0;
+        small.prepare(SLAB, usize::MAX);
+        wait_for_growth(&small);
+        assert_eq!(small.inner().left, 5 * SLAB, "half of the budget is for rows that are there");
     }
 
     #[test]
     fn a_device_without_such_memory_is_not_asked_again() {
-        let arena = Arena::new(64 * PAGE, |_| None);
-        assert!(!arena.add_slab(PAGE));
+        struct Nothing;
+        impl Source for Nothing {
+            fn lock(&self, _: usize) -> Option<Box<dyn HostMemory>> {
+                None
+            }
+
+            fn touch(&self, _: usize) -> Option<Box<dyn HostMemory>> {
+                None
+            }
+
+            fn is_quiet(&self) -> bool {
+                true
+            }
+
+            fn wait(&self) {}
+        }
+        let arena = Arena::new(64 * PAGE, Box::new(Nothing));
+        arena.prepare(PAGE, 64 * PAGE);
         assert!(arena.take(PAGE).is_none());
         assert!(!arena.inner().is_growing);
+        assert_eq!(arena.inner().left, 0);
     }
 
     /// Ends of slabs that are too short for a row counted as a reserve, so every fourth row of a long prompt lay in plain memory.
     #[test]
     fn ends_of_slabs_are_no_reserve_and_slabs_hold_whole_pieces() {
-        // Nothing is written to these pages, so they take no memory.
-        for row in [SLAB / 4 + PAGE, SLAB + PAGE] {
-            let arena = Arena::new(64 * SLAB, plain);
-            arena.prepare();
+        for row in [SLAB / 4 + PAGE, SLAB + PAGE, 4 * SLAB + PAGE] {
+            let (arena, _) = new_arena(256 * SLAB);
+            arena.prepare(row, 0);
             let mut held = Vec::new();
-            for number in 0..30 {
-                while arena.inner().is_growing {
-                    std::thread::yield_now();
-                }
-                match arena.take(row) {
-                    Some(piece) => held.push(piece),
-                    // The first slabs are too short for the larger rows.
-                    None => assert!(row > SLAB && number == 0, "slabs are made before the last one is used up"),
-                }
+            for _ in 0..60 {
+                wait_for_growth(&arena);
+                held.push(arena.take(row).expect("slabs are made before the last one is used up"));
             }
             let inner = arena.inner();
-            let made = inner.slabs.iter().skip(FIRST_SLABS);
-            let left: usize =
-                made.flat_map(|slab| slab.free.values()).map(|free| free % row.next_multiple_of(PAGE)).sum();
-            assert_eq!(left, 0, "all later slabs hold whole rows");
+            let free = inner.slabs.iter().flat_map(|slab| slab.free.values());
+            assert_eq!(free.map(|free| free % row).sum::<usize>(), 0, "all slabs hold whole rows");
         }
-        let small = Arena::new(5 * PAGE, plain);
+        let small = new_arena(5 * PAGE).0;
         let inner = small.inner();
         assert_eq!((inner.slab_for(2 * PAGE), inner.slab_for(6 * PAGE)), (4 * PAGE, 0));
     }
@@ -306,7 +438,8 @@ mod tests {
         /// Pieces never overlap, keep their bytes, and all of the slab is one free range in the end.
         #[test]
         fn pieces_are_apart_and_come_back(steps in prop::collection::vec((0_usize..6 * PAGE, any::<prop::sample::Index>(), any::<bool>()), 1..60)) {
-            let arena = arena(32 * PAGE);
+            let (arena, _) = new_arena(32 * PAGE);
+            prop_assert!(arena.add_locked(32 * PAGE));
             let mut held: Vec<(Piece, u8)> = Vec::new();
             for (number, (len, which, gives)) in steps.into_iter().enumerate() {
                 if gives && !held.is_empty() {

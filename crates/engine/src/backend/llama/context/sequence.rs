@@ -9,7 +9,6 @@ use std::ops::Range;
 
 use llama_cpp_sys_4 as sys;
 
-use crate::backend::llama::buffer;
 use crate::backend::llama::context::LlamaContext;
 use crate::backend::llama::log;
 use crate::backend::llama::state::chain::Chain;
@@ -19,9 +18,6 @@ use crate::backend::llama::state::packed::Packed;
 use crate::backend::llama::state::partial;
 use crate::backend::llama::state::segment::{self, SEGMENT_HEADER, Segment};
 use crate::backend::{Context, MemoryKind, SegmentJoiner, SeqId, StateError, StatePart, StoredSegment};
-
-/// Memory by way of which rows reach a device; each thread that copies has a part of it.
-const DEVICE_COPY: usize = 32 << 20;
 
 /// A sequence that is being put back.
 pub(in crate::backend::llama) struct RestoreInProgress {
@@ -138,7 +134,8 @@ impl LlamaContext {
         let view = unsafe { StateView::new(&mut self.context, source) }.map_err(refused)?;
         let packed = Packed::find(view.frame(), shape, range)?.ok_or(missing)?;
         let ranges = packed.write(out)?;
-        view.copy_ranges(&ranges, out).map_err(refused)
+        let mut way = self.passage.way(self.threads.copying(self.info.on_device));
+        view.copy_ranges(&ranges, out, &mut way).map_err(refused)
     }
 
     /// Marks a range of `seq` as the scratch sequence's, runs `call`, and takes the marks away again.
@@ -281,13 +278,7 @@ impl LlamaContext {
         let chain = Chain::new(attention(self.shape.as_ref())?, rows);
         let pieces = whole.map_or_else(|| chain.pieces(), |blob| Ok(vec![IoSlice::new(blob)]))?;
         let len: usize = pieces.iter().map(|piece| piece.len()).sum();
-        if self.device_scratch.is_none() && self.info.on_device {
-            self.device_scratch = buffer::page_locked(DEVICE_COPY);
-        }
-        let scratch = self.device_scratch.as_mut().map_or(&mut [][..], |buffer| buffer.as_mut());
-        let locked = if scratch.is_empty() { Vec::new() } else { (self.locked_spans)() };
-        let threads = self.threads.copying(self.info.on_device);
-        let mut way = io::Way { scratch, locked: &locked, threads };
+        let mut way = self.passage.way(self.threads.copying(self.info.on_device));
         // SAFETY: the context is alive and `&mut self` keeps others away, the sequence exists, and the rows were checked.
         let set = unsafe { io::set_pieces(self.context, target, &pieces, &mut way) };
         match set {
@@ -515,6 +506,7 @@ mod tests {
     use poncho_testkit::{ModelKind, model_path};
 
     use super::*;
+    use crate::backend::llama::context::passage::Passage;
     use crate::backend::llama::model::LlamaModel;
     use crate::backend::llama::state::io::LockedSpan;
     use crate::backend::{
@@ -569,15 +561,16 @@ mod tests {
                 let everything = || vec![LockedSpan { from: std::ptr::null(), size: usize::MAX }];
                 let spans: [fn() -> Vec<LockedSpan>; 2] = [Vec::new, everything];
                 for (scratch, locked) in [0, 100, 1 << 20].into_iter().flat_map(|size| spans.map(|span| (size, span))) {
-                    context.device_scratch = Some(HostBuffer::plain(scratch));
-                    context.locked_spans = locked;
+                    context.passage = Passage::with(HostBuffer::plain(scratch), locked);
                     context.restore_begin(1, LENGTH, None).unwrap();
                     context.restore_segments(&rows).unwrap();
                     context.restore_finish().unwrap();
                     let (same, locked) = (whole(&mut context, 1) == expected, !locked().is_empty());
                     assert!(same, "{kv:?}, {flash_attention:?}, scratch of {scratch}, locked: {locked}");
+                    let also = whole(&mut context, 0) == expected;
+                    assert!(also, "packed: {kv:?}, {flash_attention:?}, scratch of {scratch}, locked: {locked}");
                 }
-                context.device_scratch = None;
+                context.passage = Passage::new(false);
                 let joined = {
                     let mut joined = vec![0; expected.len()];
                     let segments: Vec<&[u8]> = packed.iter().map(|(bytes, _)| bytes.as_slice()).collect();

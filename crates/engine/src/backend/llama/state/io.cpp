@@ -37,14 +37,14 @@ struct poncho_range {
     size_t to;
 };
 
-// Memory that a device reads by itself.
+// Memory that a device reads and writes by itself.
 struct poncho_span {
     const uint8_t * from;
     size_t          size;
 };
 
-// How bytes reach a device: by way of `scratch`, which may be empty, or from where they lie if that is locked. At most
-// `threads` threads copy.
+// How bytes reach a device and come back: by way of `scratch`, which may be empty, or directly if the other end is locked.
+// At most `threads` threads copy.
 struct poncho_way {
     uint8_t *           scratch;
     size_t              scratch_size;
@@ -71,6 +71,14 @@ constexpr uint32_t MAGIC       = 0xaf143cd8;
 // brings as many bytes to where many pieces become one copy.
 constexpr size_t WORTH_A_COPY = 192 * 1024;
 
+// Bytes on their way between a tensor and host memory.
+template <typename B> struct transfer {
+    ggml_tensor * tensor;
+    size_t        offset;
+    B *           host;
+    size_t        size;
+};
+
 // Copies between tensors and one block of memory, made in one go: a device waits once for all of them.
 struct copies {
     std::vector<ggml_tensor *> tensors;
@@ -89,6 +97,15 @@ struct copies {
         offsets.push_back(offset);
         sizes.push_back(size);
         places.push_back(place);
+    }
+
+    std::vector<transfer<uint8_t>> transfers(uint8_t * host) const {
+        std::vector<transfer<uint8_t>> list;
+        list.reserve(tensors.size());
+        for (size_t at = 0; at < tensors.size(); at++) {
+            list.push_back({ tensors[at], offsets[at], host + places[at], sizes[at] });
+        }
+        return list;
     }
 
     void set(const uint8_t * from) const {
@@ -148,19 +165,16 @@ template <typename F> void side_by_side(size_t count, size_t threads, F && work)
     }
 }
 
-// Bytes on their way to a tensor.
-struct transfer {
-    ggml_tensor *   tensor;
-    size_t          offset;
-    const uint8_t * from;
-    size_t          size;
-};
+bool is_locked(const poncho_way & way, const uint8_t * at) {
+    return std::any_of(way.locked, way.locked + way.n_locked,
+                       [at](const poncho_span & span) { return at >= span.from && at < span.from + span.size; });
+}
 
 ggml_backend_buffer_t buffer_of(const ggml_tensor * tensor) {
     return (tensor->view_src ? tensor->view_src : tensor)->buffer;
 }
 
-// Whether several threads may set a tensor. Of the devices, those of CUDA have a queue for each thread.
+// Whether several threads may copy to and from a tensor. Of the devices, those of CUDA have a queue for each thread.
 bool takes_threads(const ggml_tensor * tensor) {
     ggml_backend_buffer_t buffer = buffer_of(tensor);
     const char *          name   = buffer == nullptr ? "" : ggml_backend_buffer_name(buffer);
@@ -168,53 +182,70 @@ bool takes_threads(const ggml_tensor * tensor) {
            strncmp(name, "ROCm", 4) == 0;
 }
 
-// A device reads plain memory at a fraction of its speed, and many small pieces too. So several threads bring such bytes
-// to the scratch memory, each to a part of its own, where pieces that belong side by side become one copy.
-void copy_by_way(const std::vector<transfer> & list, const poncho_way & way) {
+// A device copies plain memory at a fraction of its speed, and many small pieces too. So such bytes pass through the scratch
+// memory, where pieces that belong side by side become one copy. Several threads do that, each in a part of its own: they
+// call `pass` with pieces that fit into that part.
+template <typename B, typename F> void by_way(const std::vector<transfer<B>> & list, const poncho_way & way, F && pass) {
     size_t bytes   = 0;
     bool   can_run = true;
-    for (const transfer & here : list) {
+    for (const transfer<B> & here : list) {
         bytes += here.size;
         can_run &= takes_threads(here.tensor);
     }
     const bool   is_much = bytes >= way.scratch_size / 4;
     const size_t lanes   = std::max<size_t>(1, can_run && is_much ? std::min(way.threads, way.scratch_size / 32) : 1);
     const size_t lane    = way.scratch_size / lanes;
-    if (lane == 0) {
-        for (const transfer & here : list) {
-            ggml_backend_tensor_set(here.tensor, here.from, here.offset, here.size);
-        }
-        return;
-    }
     // Pieces that fill a lane; longer ones are cut.
-    std::vector<transfer> pieces;
-    std::vector<size_t>   begins;
-    size_t                filled = lane;
+    std::vector<transfer<B>> pieces;
+    std::vector<size_t>      begins;
+    size_t                   filled = lane;
     pieces.reserve(list.size() + bytes / lane);
-    for (const transfer & here : list) {
+    for (const transfer<B> & here : list) {
         for (size_t done = 0; done < here.size;) {
             if (filled == lane) {
                 begins.push_back(pieces.size());
                 filled = 0;
             }
             const size_t some = std::min(lane - filled, here.size - done);
-            pieces.push_back({ here.tensor, here.offset + done, here.from + done, some });
+            pieces.push_back({ here.tensor, here.offset + done, here.host + done, some });
             filled += some;
             done += some;
         }
     }
     begins.push_back(pieces.size());
     side_by_side(begins.size() - 1, lanes, [&](size_t at, size_t thread) {
-        uint8_t * part = way.scratch + thread * lane;
-        copies    gathered;
-        size_t    used = 0;
-        for (size_t number = begins[at]; number < begins[at + 1]; number++) {
-            const transfer & here = pieces[number];
-            memcpy(part + used, here.from, here.size);
-            gathered.add(here.tensor, here.offset, here.size, used);
-            used += here.size;
+        pass(pieces.data() + begins[at], pieces.data() + begins[at + 1], way.scratch + thread * lane);
+    });
+}
+
+void set_by_way(const std::vector<transfer<const uint8_t>> & list, const poncho_way & way) {
+    if (way.scratch_size == 0) {
+        for (const auto & here : list) {
+            ggml_backend_tensor_set(here.tensor, here.host, here.offset, here.size);
+        }
+        return;
+    }
+    by_way(list, way, [](const auto * piece, const auto * end, uint8_t * part) {
+        copies gathered;
+        for (size_t used = 0; piece != end; used += piece->size, piece++) {
+            memcpy(part + used, piece->host, piece->size);
+            gathered.add(piece->tensor, piece->offset, piece->size, used);
         }
         gathered.set(part);
+    });
+}
+
+void get_by_way(const std::vector<transfer<uint8_t>> & list, const poncho_way & way) {
+    by_way(list, way, [](const auto * begin, const auto * end, uint8_t * part) {
+        copies gathered;
+        size_t used = 0;
+        for (const auto * piece = begin; piece != end; used += piece->size, piece++) {
+            gathered.add(piece->tensor, piece->offset, piece->size, used);
+        }
+        gathered.get(part);
+        for (const auto * piece = begin; piece != end; part += piece->size, piece++) {
+            memcpy(piece->host, part, piece->size);
+        }
     });
 }
 
@@ -273,8 +304,8 @@ struct pieces_reader final : llama_io_read_i {
                          [&](size_t at, size_t) { memcpy(list[at].to, list[at].from, list[at].size); });
             return;
         }
-        copies                direct;
-        std::vector<transfer> others;
+        copies                               direct;
+        std::vector<transfer<const uint8_t>> others;
         for (stretch & here : stretches) {
             size_t offset = here.offset;
             here.from.take(here.size, [&](const uint8_t * from, size_t size) {
@@ -288,7 +319,7 @@ struct pieces_reader final : llama_io_read_i {
         }
         // Places are whole addresses here.
         direct.set(nullptr);
-        copy_by_way(others, way);
+        set_by_way(others, way);
     }
 
   private:
@@ -299,12 +330,6 @@ struct pieces_reader final : llama_io_read_i {
         size_t        size;
         cursor        from;
     };
-
-    static bool is_locked(const poncho_way & way, const uint8_t * from) {
-        return std::any_of(way.locked, way.locked + way.n_locked, [from](const poncho_span & span) {
-            return from >= span.from && from < span.from + span.size;
-        });
-    }
 
     bool all_on_host() const {
         return std::all_of(stretches.begin(), stretches.end(), [](const stretch & here) {
@@ -375,7 +400,7 @@ struct poncho_state final : llama_io_write_i {
     size_t n_bytes() override { return written; }
 
     // Copies what the ranges and the tensors have in common; both are in the order of the state.
-    size_t copy(const poncho_range * range, const poncho_range * end, uint8_t * out) const {
+    size_t copy(const poncho_range * range, const poncho_range * end, uint8_t * out, const poncho_way & way) const {
         copies wanted;
         size_t copied = 0;
         for (const stretch & here : stretches) {
@@ -394,7 +419,11 @@ struct poncho_state final : llama_io_write_i {
                 range++;
             }
         }
-        wanted.get(out);
+        if (way.scratch_size == 0 || is_locked(way, out)) {
+            wanted.get(out);
+        } else {
+            get_by_way(wanted.transfers(out), way);
+        }
         return copied;
     }
 
@@ -454,10 +483,11 @@ iovec poncho_state_frame(const poncho_state * state) {
     return { const_cast<uint8_t *>(state->frame.data()), state->frame.size() };
 }
 
-// Copies ranges of the tensors' bytes, which are in order and do not overlap, to `out`. Returns the bytes that were copied.
+// Copies ranges of the tensors' bytes, which are in order and do not overlap, to `out`, which lies in locked memory wholly or
+// not at all. Returns the bytes that were copied.
 size_t poncho_state_copy(const poncho_state * state, const poncho_range * ranges, size_t count, uint8_t * out,
-                         poncho_reason reason) {
-    return caught(reason, size_t(0), [&]() -> size_t { return state->copy(ranges, ranges + count, out); });
+                         poncho_way way, poncho_reason reason) {
+    return caught(reason, size_t(0), [&]() -> size_t { return state->copy(ranges, ranges + count, out, way); });
 }
 
 void poncho_state_close(poncho_state * state) {

@@ -30,7 +30,7 @@ struct OpenState {
     _opaque: [u8; 0],
 }
 
-/// Memory that a device reads by itself: where it begins, and its length.
+/// Memory that a device reads and writes by itself: where it begins, and its length.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(in crate::backend::llama) struct LockedSpan {
@@ -40,11 +40,11 @@ pub(in crate::backend::llama) struct LockedSpan {
     pub(in crate::backend::llama) size: usize,
 }
 
-/// How bytes reach a context.
+/// How bytes reach a context and come back.
 pub(in crate::backend::llama) struct Way<'a> {
-    /// Small pieces, and plain memory, reach a device by way of this; empty for a context in host memory.
+    /// Small pieces, and plain memory, are copied by way of this; empty for a context in host memory.
     pub(in crate::backend::llama) scratch: &'a mut [u8],
-    /// Memory that a device can read. A piece lies in it wholly or not at all.
+    /// Memory that a device can read and write. A piece lies in it wholly or not at all.
     pub(in crate::backend::llama) locked: &'a [LockedSpan],
     /// At most this many threads copy.
     pub(in crate::backend::llama) threads: usize,
@@ -58,6 +58,18 @@ struct RawWay {
     locked: *const LockedSpan,
     n_locked: usize,
     threads: usize,
+}
+
+impl Way<'_> {
+    fn raw(&mut self) -> RawWay {
+        RawWay {
+            scratch: self.scratch.as_mut_ptr(),
+            scratch_size: self.scratch.len(),
+            locked: self.locked.as_ptr(),
+            n_locked: self.locked.len(),
+            threads: self.threads,
+        }
+    }
 }
 
 /// Where the other side writes why it refused.
@@ -99,6 +111,7 @@ unsafe extern "C" {
         ranges: *const StateRange,
         count: usize,
         out: *mut u8,
+        way: RawWay,
         reason: Reason,
     ) -> usize;
 
@@ -119,13 +132,7 @@ pub(in crate::backend::llama) unsafe fn set_pieces(
     way: &mut Way<'_>,
 ) -> Result<usize, String> {
     debug_assert!(pieces.iter().all(|piece| !piece.is_empty()), "the other side counts on it");
-    let way = RawWay {
-        scratch: way.scratch.as_mut_ptr(),
-        scratch_size: way.scratch.len(),
-        locked: way.locked.as_ptr(),
-        n_locked: way.locked.len(),
-        threads: way.threads,
-    };
+    let way = way.raw();
     let (read, reason) = with_reason(|reason| {
         // SAFETY: the caller vouches for the context and the sequence; a slice of `IoSlice` is one of `iovec`, the pieces borrow their
         // bytes for the call, the scratch memory and the spans have the given lengths and are borrowed for the call too, and
@@ -179,11 +186,17 @@ impl<'a> StateView<'a> {
         }
     }
 
-    /// Copies ranges of the tensors' bytes, which must be in order and must not overlap.
+    /// Copies ranges of the tensors' bytes, which must be in order and must not overlap. `out` lies in locked memory wholly or
+    /// not at all.
     ///
     /// # Errors
     /// Why not all of them were copied: one is something else than bytes of a tensor, or lies outside of `out`.
-    pub(in crate::backend::llama) fn copy_ranges(&self, ranges: &[StateRange], out: &mut [u8]) -> Result<(), String> {
+    pub(in crate::backend::llama) fn copy_ranges(
+        &self,
+        ranges: &[StateRange],
+        out: &mut [u8],
+        way: &mut Way<'_>,
+    ) -> Result<(), String> {
         let mut before = 0;
         for range in ranges {
             let fits = range.to.checked_add(range.size).is_some_and(|end| end <= out.len());
@@ -193,11 +206,12 @@ impl<'a> StateView<'a> {
             }
         }
         let wanted: usize = ranges.iter().map(|range| range.size).sum();
+        let way = way.raw();
         let (copied, reason) = with_reason(|reason| {
             let (state, place) = (self.state.as_ptr(), out.as_mut_ptr());
             // SAFETY: the state is open and its context unchanged since then; every range was found to lie inside `out`, and they
-            // are in the order that the other side expects.
-            unsafe { poncho_state_copy(state, ranges.as_ptr(), ranges.len(), place, reason) }
+            // are in the order that the other side expects. Scratch memory and spans are borrowed for the call.
+            unsafe { poncho_state_copy(state, ranges.as_ptr(), ranges.len(), place, way, reason) }
         });
         if copied == wanted { Ok(()) } else { Err(reason) }
     }
