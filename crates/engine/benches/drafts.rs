@@ -6,6 +6,8 @@
 //! `-- MODEL TRACES speed 1,4 8` plays one of 8 exchanges through the engine with 1 and 4 streams instead, and prints decode
 //! speeds with and without drafts. A third number keeps that many tokens of each prompt, a fourth one sets the rounds of
 //! generated exchanges, 16 if it is missing, and a fifth one how often the recorded exchanges are played.
+//! `-- MODEL TRACES simulate 1,4,16` plays all exchanges with these numbers of streams in the time of a graphics card; a
+//! further number keeps that many tokens of each prompt.
 //! `-- MODEL TRACES steps` prints times of calls by their number of rows;
 //! `-- MODEL TRACES tokens FILE` writes the tokens, and FILE takes the place of TRACES for a model with another vocabulary.
 //! Without arguments, as `make bench` runs it, only the index is measured, on generated rows.
@@ -16,6 +18,8 @@
 mod forced;
 #[path = "drafts/rivals.rs"]
 mod rivals;
+#[path = "drafts/simulated.rs"]
+mod simulated;
 #[path = "drafts/speed.rs"]
 mod speed;
 #[path = "drafts/steps.rs"]
@@ -366,6 +370,11 @@ fn main() {
             LlamaBackend.load_model(&options).unwrap()
         });
         match more {
+            ["simulate", streams, rest @ ..] => {
+                let streams: Vec<usize> = streams.split(',').map(|count| count.parse().unwrap()).collect();
+                let prompt = rest.first().map_or(usize::MAX, |prompt| prompt.parse().unwrap());
+                return simulated::print(traces, &streams, prompt);
+            }
             ["steps"] => return steps::print(Path::new(path)),
             ["tokens", file] => return traces::write(Path::new(file), &traces),
             ["speed", streams, share, rest @ ..] => {

@@ -44,7 +44,10 @@ pub(crate) struct Plan {
 struct Played {
     tokens: usize,
     steps: usize,
+    /// Until the last reply was there.
     seconds: f64,
+    /// The times of all replies together.
+    waited: f64,
     /// Of the processor: what other programs take of it does not count.
     busy: f64,
 }
@@ -52,6 +55,11 @@ struct Played {
 impl Played {
     fn rate(self) -> f64 {
         self.tokens as f64 / self.seconds
+    }
+
+    /// Tokens for each second of a reply: what its reader sees.
+    fn reply_rate(self) -> f64 {
+        self.tokens as f64 / self.waited
     }
 
     /// Tokens for each second of the processor.
@@ -78,7 +86,7 @@ impl Sums {
     fn add(&mut self, played: [Played; 3]) {
         self.add_times(played);
         let [off, drafted @ ..] = played;
-        self.factors.iter_mut().zip(drafted).for_each(|(all, one)| all.push(one.rate() / off.rate()));
+        self.factors.iter_mut().zip(drafted).for_each(|(all, one)| all.push(one.reply_rate() / off.reply_rate()));
     }
 
     fn add_times(&mut self, played: [Played; 3]) {
@@ -86,6 +94,7 @@ impl Sums {
             sum.tokens += played.tokens;
             sum.steps += played.steps;
             sum.seconds += played.seconds;
+            sum.waited += played.waited;
             sum.busy += played.busy;
         }
     }
@@ -104,12 +113,14 @@ impl Sums {
             let mut sorted = self.factors[source].clone();
             sorted.sort_unstable_by(f64::total_cmp);
             let [least, low, median, high] = [0, 1, 2, 3].map(|quarter| sorted[(sorted.len() - 1) * quarter / 4]);
-            let whole = drafted[source].rate() / off.rate();
+            let whole = drafted[source].reply_rate() / off.reply_rate();
             format!("{whole:.3} (median {median:.3}, {low:.2} to {high:.2}, least {least:.2})")
         };
         let steps = self.all.map(Played::steps).join(" | ");
         let busy = drafted.map(|drafted| format!("{:.3}", drafted.busy_rate() / off.busy_rate())).join(" | ");
-        println!("| {name} | {} | {:.1} | {} | {} | {busy} | {steps} |", off.tokens, off.rate(), factor(0), factor(1));
+        let last = drafted.map(|drafted| format!("{:.3}", drafted.rate() / off.rate())).join(" | ");
+        let (tokens, rate) = (off.tokens, off.reply_rate());
+        println!("| {name} | {tokens} | {rate:.1} | {} | {} | {last} | {busy} | {steps} |", factor(0), factor(1));
     }
 }
 
@@ -128,10 +139,10 @@ pub(crate) fn print(path: &Path, traces: Vec<Trace>, plan: &Plan) {
     }
     for &streams in &plan.streams {
         println!(
-            "| {streams} at once | reply tokens | off, tokens/s | context | stored | by processor time: context | stored \
-             | a step: off | context | stored |"
+            "| {streams} at once | reply tokens | off, tokens/s of a reply | context | stored | until the last reply: context | stored \
+             | by processor time: context | stored | a step: off | context | stored |"
         );
-        println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |");
+        println!("|{}", " --- |".repeat(12));
         // Two thousand steps: what a model that was just loaded tries first must not be all that is seen.
         let generated = u32::try_from(plan.rounds * streams.max(4)).unwrap();
         let kinds = [("nothing repeats", noise as fn(u32) -> Exchange), ("always wrong", wrong)];
@@ -257,9 +268,10 @@ fn play(model: &Model, backend: &ForcedBackend, group: &[&Exchange], tenant: (us
     for (done, exchange) in done.iter().zip(group) {
         assert_eq!(done.generated, exchange.reply, "the reply was not the recorded one");
     }
-    let seconds = done.iter().map(|done| done.generation_time.as_secs_f64()).fold(0.0, f64::max);
+    let times = || done.iter().map(|done| done.generation_time.as_secs_f64());
+    let (seconds, waited) = (times().fold(0.0, f64::max), times().sum());
     let tokens = done.iter().map(|done| done.generated.len().saturating_sub(1)).sum();
-    Played { tokens, steps: done.iter().map(|done| done.drafts.steps).sum(), seconds, busy }
+    Played { tokens, steps: done.iter().map(|done| done.drafts.steps).sum(), seconds, waited, busy }
 }
 
 /// Seconds that this process has taken of the processor, in steps of 10 ms; 0 where the system does not say.

@@ -21,8 +21,10 @@ const LATE: f64 = 1.25;
 /// Steps that drafts may lose at first, and the part of all steps that they may lose later.
 const FIRST_LOSS: f64 = 1.0;
 const LOSS: f64 = 0.006;
-/// Bounds of what is counted.
+/// Bounds of what is counted. More than half of it was earned: otherwise a short reply could lose what replies without guesses
+/// had left over.
 const MOST_CREDIT: f64 = 5.0;
+const MOST_ALLOWED: f64 = MOST_CREDIT / 2.0;
 const MOST_DEBT: f64 = -3.0;
 /// The gain that a draft must promise, as a factor of the speed.
 const WORTHWHILE: f64 = 1.02;
@@ -43,6 +45,11 @@ pub struct DraftPlanner {
     pub acceptance: Acceptance,
     /// Steps that drafts have brought, less those that they have cost.
     credit: f64,
+    /// Steps that drafts may lose to find out about guesses of a kind that is not known well. What other drafts earn is not
+    /// for them: beside many requests a single row costs nearly half a step, and shows the outcome of one guess.
+    curiosity: f64,
+    /// Whether the drafts of this tick are there to find out.
+    is_curious: bool,
     /// Whether the last call had drafts: the library then prepares a plain one again, which is a cost of the drafts.
     has_drafted: bool,
     /// Ticks since a draft was last computed.
@@ -61,6 +68,8 @@ impl Default for DraftPlanner {
             times: StepTimes::default(),
             acceptance: Acceptance::default(),
             credit: FIRST_LOSS,
+            curiosity: FIRST_LOSS,
+            is_curious: false,
             has_drafted: false,
             idle: 0,
             unclear: 0,
@@ -99,7 +108,9 @@ impl DraftPlanner {
 
     /// The number of draft rows for each candidate, in their order. Counts as one tick.
     pub fn plan(&mut self, tick: &Tick, candidates: &[Candidate]) -> &[usize] {
-        self.credit = (self.credit + LOSS).min(MOST_CREDIT);
+        self.credit = self.credit.max((self.credit + LOSS).min(MOST_ALLOWED));
+        self.curiosity = (self.curiosity + LOSS).min(FIRST_LOSS);
+        self.is_curious = false;
         self.idle = self.idle.saturating_add(1);
         self.acceptance.fade();
         let mut lengths = std::mem::take(&mut self.lengths);
@@ -150,10 +161,16 @@ impl DraftPlanner {
             lengths.fill(0);
             return;
         }
-        let is_new = candidates.get(best).is_some_and(|candidate| candidate.is_new) && self.credit > MOST_CREDIT / 2.0;
+        let cost = (tried / base - 1.0).max(0.0);
+        let is_new = candidates.get(best).is_some_and(|candidate| candidate.is_new)
+            && self.credit > MOST_CREDIT / 2.0
+            && cost <= self.curiosity;
         if (is_try || is_new) && tried <= longest && lengths.iter().all(|length| *length == 0) {
             if is_try {
                 self.try_after = self.try_after.saturating_mul(2).min(LAST_TRY);
+            } else {
+                self.curiosity -= cost;
+                self.is_curious = true;
             }
             tick.try_one(candidates, best, lengths);
         }
@@ -178,8 +195,12 @@ impl DraftPlanner {
             // The first call of its kind counts as one step at most, because it is needed once.
             let most = if is_first { 1.0 } else { f64::INFINITY };
             let cost = (seconds / base - 1.0).clamp(0.0, most);
-            let worth = accepted as f64 / tick.decodes.max(1) as f64 - cost;
+            let gain = accepted as f64 / tick.decodes.max(1) as f64;
+            let worth = gain - cost;
             self.credit = (self.credit + worth).clamp(MOST_DEBT, MOST_CREDIT);
+            if self.is_curious {
+                self.curiosity = (self.curiosity + gain).min(FIRST_LOSS);
+            }
             if worth > 0.0 {
                 self.try_after = FIRST_TRY;
             }

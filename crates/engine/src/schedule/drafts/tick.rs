@@ -37,7 +37,8 @@ pub struct Tick {
 
 impl Tick {
     /// The rows of each pass. `drafts` are the draft rows by request; those that are missing have none.
-    pub(super) fn passes(&self, drafts: &[usize]) -> Vec<usize> {
+    #[must_use]
+    pub fn passes(&self, drafts: &[usize]) -> Vec<usize> {
         let mut passes = Vec::new();
         self.each_pass(drafts, |rows| passes.push(rows));
         passes
