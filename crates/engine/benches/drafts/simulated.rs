@@ -9,8 +9,12 @@ use poncho_engine::draft::corpus::Corpus;
 use poncho_engine::schedule::drafts::{Acceptance, Candidate, DraftPlanner, Joining, LONGEST, Tick};
 use poncho_engine::{Drafts, backend::SeqId};
 
+use crate::speed::{noise, wrong};
 use crate::traces::{Exchange, Trace};
 use crate::{filed, key};
+
+/// Generated exchanges of each kind.
+const GENERATED: u32 = 64;
 
 /// Measured times.
 #[derive(Clone, Copy)]
@@ -195,19 +199,34 @@ pub(crate) fn print(mut traces: Vec<Trace>, streams: &[usize], prompt: usize) {
         let (mut sums, mut all) = ([[0.0; 3]; 2], 0);
         for trace in &traces {
             let tokens: usize = trace.exchanges.iter().map(|exchange| exchange.reply.len()).sum();
-            let times = [
-                always.each_mut().map(|server| server.play(&trace.exchanges, streams)),
-                grouped
-                    .each_mut()
-                    .map(|server| trace.exchanges.chunks(streams).map(|group| server.play(group, streams)).sum()),
-            ];
+            let times = play_both(&trace.exchanges, streams, &mut always, &mut grouped);
             row(&trace.name, tokens, times);
             sums.iter_mut().flatten().zip(times.into_iter().flatten()).for_each(|(sum, time)| *sum += time);
             all += tokens;
         }
         row("all", all, sums);
+        for (name, make) in [("nothing repeats", noise as fn(u32) -> Exchange), ("always wrong", wrong)] {
+            let exchanges: Vec<Exchange> = (0..GENERATED).map(make).collect();
+            let tokens = exchanges.iter().map(|exchange| exchange.reply.len()).sum();
+            let [mut always, mut grouped] = [servers(), servers()];
+            row(name, tokens, play_both(&exchanges, streams, &mut always, &mut grouped));
+        }
         println!();
     }
+}
+
+/// The times of all sources: while there are always as many replies, and in groups.
+fn play_both(
+    exchanges: &[Exchange],
+    streams: usize,
+    always: &mut [Server; 3],
+    grouped: &mut [Server; 3],
+) -> [[f64; 3]; 2] {
+    let groups = || exchanges.chunks(streams);
+    [
+        always.each_mut().map(|server| server.play(exchanges, streams)),
+        grouped.each_mut().map(|server| groups().map(|group| server.play(group, streams)).sum()),
+    ]
 }
 
 fn row(name: &str, tokens: usize, times: [[f64; 3]; 2]) {

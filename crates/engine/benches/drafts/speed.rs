@@ -296,13 +296,13 @@ fn request(exchange: &Exchange, (source, time): (usize, u8)) -> Request {
 }
 
 /// An exchange in which nothing comes twice.
-fn noise(number: u32) -> Exchange {
+pub(crate) fn noise(number: u32) -> Exchange {
     Exchange { prompt: (0..128).map(|place| token(number, place)).collect(), reply: reply(number) }
 }
 
 /// An exchange in which the last tokens of the reply, up to five, are always found in the prompt, with a wrong one after
 /// them.
-fn wrong(number: u32) -> Exchange {
+pub(crate) fn wrong(number: u32) -> Exchange {
     let reply = reply(number + 1000);
     let mut prompt = Vec::new();
     // The latest match counts, so the shortest comes last.
