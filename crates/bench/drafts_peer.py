@@ -4,8 +4,8 @@
 # Called by `make drafts-peer`. Four servers take turns with the same prompts at temperature 0: Poncho without drafts, Poncho
 # with drafts from stored conversations, llama-server without drafts, and llama-server with the n-gram setting that is fastest
 # here. Printed: tokens per second after the first token, as medians with quartiles, for a file that is edited, a tool call
-# that comes again, and plain prose. Each round has prompts of its own, so that no reply is simply
-# the stored one.
+# that comes again, and plain prose. Each round has prompts of its own, so that no reply is simply the stored one. The last
+# columns count the rounds in which Poncho, and llama-server, gave the same text with and without drafts.
 import http.client
 import json
 import os
@@ -146,13 +146,14 @@ def main():
         try:
             for name, command in commands.items():
                 servers.append(Server(name, command))
-            print("| Prompt | " + " | ".join(f"{server.name}, tokens/s" for server in servers) + " | stored : off | same text |")
-            print("| --- " * (len(servers) + 3) + "|")
+            print("| Prompt | " + " | ".join(f"{server.name}, tokens/s" for server in servers) + " | stored : off | same text | llama-server: same text |")
+            print("| --- " * (len(servers) + 4) + "|")
             for name, prompt in PROMPTS.items():
-                rates, texts = {server: [] for server in servers}, {}
+                rates, texts = {server: [] for server in servers}, {server: [] for server in servers}
                 for number in range(ROUNDS + 1):
                     for server in servers if number % 2 else servers[::-1]:
-                        rate, texts[server] = server.rate(prompt(number))
+                        rate, text = server.rate(prompt(number))
+                        texts[server].append(text)
                         if number:
                             rates[server].append(rate)
                 cells = []
@@ -162,7 +163,9 @@ def main():
                 ratios = [stored / off for off, stored in zip(rates[servers[0]], rates[servers[1]])]
                 low, middle, high = statistics.quantiles(ratios, n=4)
                 cells.append(f"{middle:.2f} ({low:.2f} to {high:.2f})")
-                cells.append("yes" if texts[servers[0]] == texts[servers[1]] else "no")
+                for off, drafted in (servers[:2], servers[2:]):
+                    same = sum(one == other for one, other in zip(texts[off], texts[drafted]))
+                    cells.append(f"{same} of {ROUNDS + 1}")
                 print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
         finally:
             for server in servers:
