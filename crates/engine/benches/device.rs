@@ -31,7 +31,7 @@ const TURNS: usize = 40;
 const REPLY: u32 = 128;
 /// Another prompt, which takes the sequence away.
 const OTHER: usize = 600;
-/// Page-locked memory is made while nothing is computed: as long as that takes, and some of the time before.
+/// An idle time that is long enough to lock memory for a prompt: locking begins after half a second.
 const REST: Duration = Duration::from_millis(700);
 const REST_PER_TOKEN: Duration = Duration::from_micros(120);
 
@@ -128,7 +128,7 @@ fn middle(values: &[f64]) -> f64 {
     values[values.len() / 2]
 }
 
-/// What happens between two prompts: a server has some time then, but for one that is never idle.
+/// The idle time between two prompts.
 fn rest(length: usize) {
     std::thread::sleep(REST + REST_PER_TOKEN * u32::try_from(length).unwrap());
 }
@@ -233,8 +233,8 @@ fn conversation(path: &Path, length: usize) {
 }
 
 /// The longest gap between tokens of a reply, which is saved while it runs, beside the median gap: without time between the
-/// replies, so that most of what is saved lies in plain memory, and with it. Page-locked memory is never given back, so that
-/// which earlier parts left is used here; a process for this part and one length alone shows the worst.
+/// replies, so that most of what is saved lies in plain memory, and with it. Page-locked memory is never freed, so this part
+/// uses what earlier parts locked; run it alone, with one length, to see the worst case.
 fn pauses(path: &Path, length: usize) {
     for rests in [false, true] {
         pauses_of(path, length, rests);

@@ -6,8 +6,8 @@
 //! `-- MODEL TRACES speed 1,4 8` plays one of 8 exchanges through the engine with 1 and 4 streams instead, and prints decode
 //! speeds with and without drafts. A third number keeps that many tokens of each prompt, a fourth one sets the rounds of
 //! generated exchanges, 16 if it is missing, and a fifth one how often the recorded exchanges are played.
-//! `-- MODEL TRACES simulate 1,4,16` plays all exchanges with these numbers of streams in the time of a graphics card; a
-//! further number keeps that many tokens of each prompt.
+//! `-- MODEL TRACES simulate 1,4,16` plays all exchanges with these numbers of streams by measured times of a graphics card
+//! and of a processor; a further number keeps that many tokens of each prompt.
 //! `-- MODEL TRACES steps` prints times of calls by their number of rows;
 //! `-- MODEL TRACES tokens FILE` writes the tokens, and FILE takes the place of TRACES for a model with another vocabulary.
 //! Without arguments, as `make bench` runs it, only the index is measured, on generated rows.
@@ -89,12 +89,17 @@ impl Sum {
 }
 
 fn step_millis(rows: usize) -> f64 {
-    let after = STEPS.iter().position(|(known, _)| *known >= rows).unwrap_or(STEPS.len() - 1);
-    let (high, late) = STEPS[after];
+    interpolated(&STEPS, rows)
+}
+
+/// The milliseconds of this number of rows, by a table of measured ones.
+fn interpolated(table: &[(usize, f64)], rows: usize) -> f64 {
+    let after = table.iter().position(|(known, _)| *known >= rows).unwrap_or(table.len() - 1);
+    let (high, late) = table[after];
     if high == rows || after == 0 {
         return late;
     }
-    let (low, early) = STEPS[after - 1];
+    let (low, early) = table[after - 1];
     early + (late - early) * (rows - low) as f64 / (high - low) as f64
 }
 

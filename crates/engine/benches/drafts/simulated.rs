@@ -11,7 +11,7 @@ use poncho_engine::{Drafts, backend::SeqId};
 
 use crate::speed::{noise, wrong};
 use crate::traces::{Exchange, Trace};
-use crate::{filed, key};
+use crate::{filed, interpolated, key};
 
 /// Generated exchanges of each kind.
 const GENERATED: u32 = 64;
@@ -40,18 +40,6 @@ const MACHINES: [Machine; 2] = [
 ];
 /// Times vary by this part.
 const SPREAD: f64 = 0.05;
-
-impl Machine {
-    fn millis(&self, rows: usize) -> f64 {
-        let after = self.passes.iter().position(|(known, _)| *known >= rows).unwrap_or(self.passes.len() - 1);
-        let (high, late) = self.passes[after];
-        if high == rows || after == 0 {
-            return late;
-        }
-        let (low, early) = self.passes[after - 1];
-        early + (late - early) * (rows as f64 - low as f64) / (high - low) as f64
-    }
-}
 
 /// A server: one planner, and what was stored.
 struct Server {
@@ -170,7 +158,7 @@ impl Server {
             reply.left = left;
         }
         let passes = tick.passes(&lengths);
-        let mut millis: f64 = passes.iter().map(|rows| self.machine.millis(*rows)).sum();
+        let mut millis: f64 = passes.iter().map(|rows| interpolated(self.machine.passes, *rows)).sum();
         if passes != self.last {
             millis += self.machine.change;
         }

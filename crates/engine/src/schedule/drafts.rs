@@ -21,8 +21,7 @@ const LATE: f64 = 1.25;
 /// Steps that drafts may lose at first, and the part of all steps that they may lose later.
 const FIRST_LOSS: f64 = 1.0;
 const LOSS: f64 = 0.006;
-/// Bounds of what is counted. More than half of it was earned: otherwise a short reply could lose what replies without guesses
-/// had left over.
+/// Bounds of the balance, and of what accumulates in it while drafts earn nothing: a short reply may lose all of it.
 const MOST_CREDIT: f64 = 5.0;
 const MOST_ALLOWED: f64 = MOST_CREDIT / 2.0;
 const MOST_DEBT: f64 = -3.0;
@@ -45,10 +44,10 @@ pub struct DraftPlanner {
     pub acceptance: Acceptance,
     /// Steps that drafts have brought, less those that they have cost.
     credit: f64,
-    /// Steps that drafts may lose to find out about guesses of a kind that is not known well. What other drafts earn is not
-    /// for them: beside many requests a single row costs nearly half a step, and shows the outcome of one guess.
+    /// Steps that drafts may lose on trials of classes with few outcomes. Trials have a budget apart from what drafts earn:
+    /// beside many requests, one row costs nearly half a step and yields one outcome.
     curiosity: f64,
-    /// Whether the drafts of this tick are there to find out.
+    /// Whether the drafts of this tick are such a trial.
     is_curious: bool,
     /// Whether the last call had drafts: the library then prepares a plain one again, which is a cost of the drafts.
     has_drafted: bool,

@@ -233,6 +233,18 @@ fn finding_out_about_guesses_costs_less_than_one_step_in_a_hundred_also_while_dr
     }
 }
 
+/// After long replies without drafts, a short one lost up to five steps.
+#[test]
+fn little_accumulates_while_drafts_earn_nothing_and_what_they_earned_is_kept() {
+    let one = tick(1, Joining::Together);
+    let mut planner = measured(flat);
+    (0..10_000).for_each(|_| drop(planner.plan(&one, &[]).to_vec()));
+    assert!(planner.credit > FIRST_LOSS && planner.credit <= MOST_ALLOWED, "{}", planner.credit);
+    planner.credit = MOST_CREDIT;
+    planner.plan(&one, &[]);
+    assert!(planner.credit >= MOST_CREDIT, "{}", planner.credit);
+}
+
 #[test]
 fn drafts_come_back_when_they_are_right_again() {
     let mut planner = DraftPlanner::default();
