@@ -68,7 +68,7 @@ fn a_distrusted_row_is_not_returned_again() {
 #[test]
 fn a_store_that_cannot_be_reached_is_left_alone_and_costs_a_request_nothing() {
     // A port that nobody listens on.
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = poncho_testkit::unused_address().port();
     let options = vec![
         ("aws_endpoint".to_owned(), format!("http://127.0.0.1:{port}")),
         ("aws_access_key_id".to_owned(), "a".to_owned()),

@@ -191,7 +191,7 @@ fn a_node_that_fails_in_any_way_is_a_miss_in_time_and_is_used_again_afterwards()
 fn a_dead_node_is_left_alone_and_another_one_is_pulled_from() {
     let node = Node::start(limits());
     let key = save_chain(&node.cache, 1, &[40], &[3000], None)[0];
-    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let nobody = poncho_testkit::unused_address();
     let peers = Known::at(&[nobody, node.server.address()]);
     let pause = PullLimits { first_pause: Duration::from_secs(3600), ..limits() };
     let tier = poncho_shared::PeerTier::open(peers, SECRET, None, pause).unwrap();

@@ -1,8 +1,8 @@
-//! Tiny GGUF models with seeded random weights, one of each memory kind, and a LoRA adapter.
+//! Tiny GGUF models with seeded random weights, one of each memory kind, and a LoRA adapter; a NATS server and free ports.
 //!
 //! The tests of the other crates call it to run real llama.cpp without downloading a model: each file is well under
 //! one megabyte and its vocabulary holds a token for every byte. The same spec gives the same bytes on every machine,
-//! so nothing here may use the clock, the platform's math library or the native byte order.
+//! so no model here may use the clock, the platform's math library or the native byte order.
 
 mod adapter;
 mod altered;
@@ -10,6 +10,7 @@ mod fixture;
 mod gguf;
 mod models;
 mod nats;
+mod port;
 mod random;
 mod sparse;
 mod spec;
@@ -24,6 +25,7 @@ pub use altered::AlteredModel;
 pub use fixture::{adapter_path, default_model_path, model_path, path_of};
 pub use gguf::{TensorType, Value};
 pub use nats::NatsServer;
+pub use port::unused_address;
 pub use sparse::{LargeModel, write_sparse_model};
 pub use spec::{AdapterSpec, ChatSpec, Mark, ModelKind, ModelSpec, WeightType};
 

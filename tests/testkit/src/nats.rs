@@ -4,11 +4,12 @@
 
 #![expect(clippy::unwrap_used, reason = "called by tests only, and a test without its server has to fail")]
 
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use tempfile::TempDir;
+
+use crate::port::unused_address;
 
 /// See the module.
 pub struct NatsServer {
@@ -39,7 +40,7 @@ impl NatsServer {
     #[must_use]
     pub fn start() -> Self {
         let (program, folder) = (program(), TempDir::new().unwrap());
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = unused_address().port();
         let child = run(&program, folder.path(), port);
         Self { program, folder, port, child }
     }

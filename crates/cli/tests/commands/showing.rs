@@ -7,7 +7,7 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;
 
-use poncho_testkit::{ModelKind, model_path};
+use poncho_testkit::{ModelKind, model_path, unused_address};
 use serde_json::json;
 use snapbox::{assert_data_eq, file};
 
@@ -17,10 +17,6 @@ use crate::terminal::Terminal;
 
 /// Longer than the gate for saved rows.
 const PROMPT: &str = "Once upon a time there was a small cache that never forgot a prompt. ";
-
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
 
 /// Writes the settings file of a home folder.
 fn settings(home: &Path, text: &str) {
@@ -75,7 +71,7 @@ fn masked_rows(screen: &str) -> String {
 #[test]
 fn a_session_shows_the_start_the_models_the_rows_and_the_version() {
     let home = tempfile::tempdir().unwrap();
-    let port = free_port();
+    let port = unused_address().port();
     let model = model_path(ModelKind::Attention);
     let model = model.to_str().unwrap();
     settings(

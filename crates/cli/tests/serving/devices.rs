@@ -4,7 +4,6 @@
 //! from the program. The worker is `poncho rpc-worker` on loopback: its memory is not that of the engine, as with a GPU.
 //! `make test-vulkan` has the states pass through a device of a real library instead.
 
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -143,8 +142,7 @@ struct Worker {
 
 impl Worker {
     fn start() -> Self {
-        // The port is free again when the listener is dropped.
-        let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+        let address = poncho_testkit::unused_address().to_string();
         let mut command = poncho();
         command
             .args(["rpc-worker", "--threads", "1", "--listen", &address])

@@ -4,7 +4,6 @@
 //! the place of 8081, and each comparison is made small by flags behind it. A process that adopts orphans runs the whole: servers
 //! that the guide's own restart script starts are ended with the test.
 
-use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt as _;
 
 use super::place::{Place, lines};
@@ -70,7 +69,7 @@ fn run_comparisons(with: Peer) {
         place.write("traces/shown.json", &trace.body);
     }
     // The other server is started again on the same port, so it cannot be given 0.
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let port = poncho_testkit::unused_address().port().to_string();
     let mut blocks = blocks_of(Way::Comparison);
     for block in &mut blocks {
         block.body = block.body.replace(PEER_PORT_IN_DOCUMENT, &port).replace("--threads 2", "--threads 1");

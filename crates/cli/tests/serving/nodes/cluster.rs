@@ -146,7 +146,7 @@ fn a_server_joins_a_cluster_beside_its_own_clients() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let server = NatsServer::start();
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let port = poncho_testkit::unused_address();
     let start = |name: &str, advertise: Option<String>| {
         std::fs::create_dir(folder.join(name)).unwrap();
         let mut command = crate::served::serve_command(&folder.join(name).join("kv"));

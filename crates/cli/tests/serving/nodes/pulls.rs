@@ -117,7 +117,7 @@ async fn receive(subscriber: &mut SubSocket, wanted: &str) -> bool {
 #[test]
 fn a_subscriber_sees_what_a_server_stores_and_removes() {
     let folder = tempfile::tempdir().unwrap();
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = poncho_testkit::unused_address().port();
     let address = format!("127.0.0.1:{port}");
     let mut command = serve_command(&folder.path().join("kv"));
     command.args(["--port", "0", "--save-min-tokens", "16", "--kv-events", &address]);

@@ -97,7 +97,7 @@ fn start_router(fleet: &mut Fleet) -> Served {
 fn a_node_behind_a_line_that_is_cut_loses_no_stream_and_is_used_again() {
     let (nodes, seconds) = if is_whole() { (3, 30) } else { (1, 1) };
     let mut fleet = Fleet::start(nodes, Recipe::new(model_path(ModelKind::Attention), &FLAGS));
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let port = poncho_testkit::unused_address();
     let bus: SocketAddr = fleet.bus.address().trim_start_matches("nats://").parse().unwrap();
     let (line, to_bus) = (Proxy::line(port), Proxy::line(bus));
     let flags = ["--advertise".to_owned(), line.address.to_string()];
