@@ -138,11 +138,13 @@ impl Arena {
         piece
     }
 
-    /// The memory of all page-locked slabs.
+    /// The memory of all page-locked slabs, in the order of their addresses.
     pub(super) fn spans(&self) -> Vec<LockedSpan> {
         let inner = self.inner();
         let locked = inner.slabs.iter().filter(|slab| slab.is_locked);
-        locked.map(|slab| LockedSpan { from: slab.base.as_ptr(), size: slab.len }).collect()
+        let mut spans: Vec<_> = locked.map(|slab| LockedSpan { from: slab.base.as_ptr(), size: slab.len }).collect();
+        spans.sort_unstable_by_key(|span| span.from);
+        spans
     }
 
     /// Makes memory ready for a context that is being made: `row` bytes of its states are saved at once, and `reserve` bytes
@@ -375,7 +377,9 @@ mod tests {
         }
         assert!(held.iter().skip(20).all(|piece| !piece.is_locked), "plain memory is made beforehand instead");
         assert_eq!(arena.inner().locked_for(SLAB), 0);
-        assert_eq!(arena.spans().len(), 20, "a device reads no plain memory by itself");
+        let spans = arena.spans();
+        assert_eq!(spans.len(), 20, "a device reads no plain memory by itself");
+        assert!(spans.is_sorted_by_key(|span| span.from), "a span is found by its address");
         computing.store(false, Ordering::SeqCst);
         wait_for_growth(&arena);
         assert!(arena.take(SLAB).unwrap().is_locked);

@@ -165,9 +165,12 @@ template <typename F> void side_by_side(size_t count, size_t threads, F && work)
     }
 }
 
+// The spans are in the order of their addresses.
 bool is_locked(const poncho_way & way, const uint8_t * at) {
-    return std::any_of(way.locked, way.locked + way.n_locked,
-                       [at](const poncho_span & span) { return at >= span.from && at < span.from + span.size; });
+    const poncho_span * end  = way.locked + way.n_locked;
+    const poncho_span * span = std::partition_point(
+        way.locked, end, [at](const poncho_span & span) { return span.from + span.size <= at; });
+    return span != end && at >= span->from;
 }
 
 ggml_backend_buffer_t buffer_of(const ggml_tensor * tensor) {

@@ -44,7 +44,7 @@ pub(in crate::backend::llama) struct LockedSpan {
 pub(in crate::backend::llama) struct Way<'a> {
     /// Small pieces, and plain memory, are copied by way of this; empty for a context in host memory.
     pub(in crate::backend::llama) scratch: &'a mut [u8],
-    /// Memory that a device can read and write. A piece lies in it wholly or not at all.
+    /// Memory that a device can read and write, in the order of addresses. A piece lies in it wholly or not at all.
     pub(in crate::backend::llama) locked: &'a [LockedSpan],
     /// At most this many threads copy.
     pub(in crate::backend::llama) threads: usize,
