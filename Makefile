@@ -15,11 +15,15 @@ STEP := @scripts/step.sh
 
 # What bootstrap makes sure of besides the build's own tools. A model that is there needs no pip.
 NEEDS :=
-test: NEEDS := pip venv
-agents open-webui: NEEDS := venv
+test: NEEDS := clients pip venv
+agents open-webui: NEEDS := clients venv
 bench model deployment fit-matrix drafts-peer cluster-figures: NEEDS := $(if $(wildcard $(DEFAULT_MODEL)),,pip)
 shared-figures: NEEDS := pip
 run: NEEDS := $(if $(MODEL)$(wildcard $(DEFAULT_MODEL)),,pip)
+dist: NEEDS := venv
+
+# One word for the shell: the names of models have spaces and parentheses. A tilde is still the home.
+quoted = '$(subst ','\'',$(patsubst ~/%,$(HOME)/%,$(1)))'
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -43,7 +47,7 @@ help: ## Show this list
 	@echo '  make test   takes FUZZ_SECONDS=30, the time given to each fuzz target (make fuzz too)'
 
 run: build $(if $(MODEL),,model) ## Build Poncho, fetch the default model and serve it
-	@exec $(PONCHO) serve --model $(or $(MODEL),$(DEFAULT_MODEL)) $(ARGS)
+	@exec $(PONCHO) serve --model $(call quoted,$(or $(MODEL),$(DEFAULT_MODEL))) $(ARGS)
 
 build: bootstrap ## Build the binaries poncho and poncho-bench (BACKEND=cuda, hip or vulkan: that device too)
 	$(STEP) 'console' scripts/console.sh build

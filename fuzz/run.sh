@@ -11,6 +11,11 @@
 # Stable Rust and a C++ compiler are enough: rustc's own LLVM puts the counters in that libFuzzer reads. The target
 # folder and llama.cpp's build are those of every other cargo call (counters.sh).
 set -eu
+# Named from the folder of the caller, as for every other cargo call, and the folder changes here.
+case ${CARGO_TARGET_DIR:-/} in
+/*) ;;
+*) CARGO_TARGET_DIR=$PWD/$CARGO_TARGET_DIR && export CARGO_TARGET_DIR ;;
+esac
 cd "$(dirname "$0")"
 seconds=${1:-60}
 [ $# -gt 0 ] && shift

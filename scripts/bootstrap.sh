@@ -3,10 +3,11 @@
 # compiler, cmake, libclang (for bindgen) and cargo-nextest. What is there is used as it is; what
 # is missing comes from apt (as root), else from the PyPI wheels, unpacked into .tools/.
 #
-# usage: scripts/bootstrap.sh [pip] [venv]
+# usage: scripts/bootstrap.sh [clients] [pip] [venv]
 #
-# A word makes sure of that module of python3 too, so that a target that fetches a model or runs
-# the clients fails here and not after a long build.
+# pip and venv make sure of that module of python3 too, and clients of a Python that is new enough
+# for the SDKs, so that a target that fetches a model or runs the clients fails here and not after
+# a long build.
 #
 # The Makefile runs it first in every target that builds. It is silent and needs no network when
 # nothing is missing. The settings that cargo needs go to .tools/env.sh, which is rewritten only
@@ -46,9 +47,9 @@ esac
 
 for need in "$@"; do
     case $need in
-    pip | venv) ;;
+    clients | pip | venv) ;;
     *)
-        echo "bootstrap: $need is not known; name pip, venv or nothing" >&2
+        echo "bootstrap: $need is not known; name clients, pip, venv or nothing" >&2
         exit 2
         ;;
     esac
@@ -124,9 +125,24 @@ wheel_install() {
     return 1
 }
 
+# The minor number of the oldest Rust that cargo takes here.
+wanted_rust() {
+    sed -n 's/^rust-version = "1\.\([0-9]*\)"$/\1/p' "$root/Cargo.toml"
+}
+
+is_new_rust() {
+    minor=${1#rustc 1.}
+    [ "${minor%%.*}" -ge "$(wanted_rust)" ] 2>/dev/null
+}
+
 check_cargo() {
     if ! have cargo; then
         missing="$missing cargo"
+        return
+    fi
+    # cargo would say so for each of our crates, after minutes of compiling other things.
+    if ! is_new_rust "$(rustc --version 2>/dev/null)"; then
+        missing="$missing rust"
         return
     fi
     for component in rustfmt clippy; do
@@ -156,16 +172,17 @@ has_pip() {
 
 # Debian has the module venv without the ensurepip that it needs.
 has_venv() {
-    python3 -c 'import venv, ensurepip; ensurepip.version()' >/dev/null 2>&1
+    "${1:-python3}" -c 'import venv, ensurepip; ensurepip.version()' >/dev/null 2>&1
 }
 
-# A Python of our own with pip in it, for machines with a Python that lacks it. It comes first in PATH.
+# A Python of our own with pip in it, made of another one (python3 if none is named), for machines with a Python that
+# lacks pip or is too old. It comes first in PATH.
 make_python() {
     [ "$mode" != check ] || return 1
-    has_venv || return 1
+    has_venv "${1:-python3}" || return 1
     say 'making a Python with pip in .tools/python'
     rm -rf "$tools/python"
-    if logged python3 -m venv "$tools/python"; then
+    if logged "${1:-python3}" -m venv "$tools/python"; then
         # The shell remembers where python3 was found before.
         hash -r
         has_pip && return
@@ -186,6 +203,25 @@ check_venv() {
     has_venv && return
     apt_usable && apt_install python3-venv && has_venv && return
     missing="$missing venv"
+}
+
+is_new() {
+    "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1
+}
+
+make_new_python() {
+    for python in python3.14 python3.13 python3.12 python3.11; do
+        is_new "$python" && make_python "$python" && return
+    done
+    return 1
+}
+
+# The SDKs that tests/clients pins are not made for older ones. Ubuntu 22.04 has a newer one beside its own.
+check_clients() {
+    is_new python3 && return
+    make_new_python && return
+    apt_usable && apt_install python3.11-venv && make_new_python && return
+    missing="$missing python"
 }
 
 # Only the tests run it, with the few flags that documents show. The stand-in comes last in PATH,
@@ -323,13 +359,15 @@ check_nextest() {
 
 advice() {
     case $1 in
-    cargo) echo 'cargo: install Rust from https://rustup.rs (stable, 1.91 or later)' ;;
+    cargo) echo "cargo: install Rust from https://rustup.rs (stable, 1.$(wanted_rust) or later)" ;;
+    rust) echo "Rust 1.$(wanted_rust) or later, not $(rustc --version 2>/dev/null || echo 'one that does not run'): rustup update stable" ;;
     rustfmt | clippy) echo "$1: rustup component add $1" ;;
     c++) echo 'a C++ compiler: apt-get install g++, dnf install gcc-c++, or xcode-select --install' ;;
     cmake) echo 'cmake: apt-get install cmake, dnf install cmake, brew install cmake, or pip install cmake' ;;
     libclang) echo 'libclang: apt-get install libclang-dev, dnf install clang-devel, or brew install llvm; or set LIBCLANG_PATH' ;;
     LIBCLANG_PATH) echo "LIBCLANG_PATH=$LIBCLANG_PATH holds no libclang: put it right, or unset it to have one looked for" ;;
     compiler-headers) echo 'stddef.h for libclang: apt-get install gcc (or clang)' ;;
+    python) echo 'Python 3.11 or later, as python3 or under its own name with venv: the SDKs that the tests run need it' ;;
     pip) echo 'pip for python3: apt-get install python3-pip, dnf install python3-pip, or python3 -m ensurepip' ;;
     venv) echo 'venv for python3, with ensurepip: apt-get install python3-venv, or a Python from https://python.org' ;;
     cargo-nextest) echo 'cargo-nextest: cargo install cargo-nextest --locked, or https://nexte.st/docs/installation' ;;

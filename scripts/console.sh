@@ -22,17 +22,30 @@ install() {
     if [ -f "$mark" ] && [ "$(cat "$mark")" = "$pins" ]; then
         return 0
     fi
-    # Not `npm ci`: it refuses a lock file without the optional packages of every other platform.
-    (cd "$1" && npm install --no-save --no-audit --no-fund --loglevel=error) && printf '%s' "$pins" >"$mark"
+    # Not `npm ci`: it refuses a lock file without the optional packages of every other platform. Under NODE_ENV=production
+    # npm would leave out what builds and tests.
+    (cd "$1" && npm install --include=dev --no-save --no-audit --no-fund --loglevel=error) && printf '%s' "$pins" >"$mark"
 }
 
-if ! command -v node >/dev/null || ! command -v npm >/dev/null; then
-    if [ "$step" != build ] && [ "$step" != check ]; then
-        echo 'console: tests and measurements in a browser need node 20 or newer; install it' >&2
-        exit 1
+# What vite runs on. Prints the version that is too old, or what is missing.
+unusable_node() {
+    command -v node >/dev/null && command -v npm >/dev/null || {
+        echo 'node and npm are not installed'
+        return
+    }
+    node -e 'const [major, minor] = process.versions.node.split(".").map(Number);
+        if (major < 20 || major === 21 || (major === 20 && minor < 19) || (major === 22 && minor < 12))
+            console.log(`node ${process.versions.node} is too old`)'
+}
+
+problem=$(unusable_node)
+if [ -n "$problem" ]; then
+    if [ "$step" = build ]; then
+        echo "console: $problem; the server is built without the console, or with an older one"
+        exit 0
     fi
-    echo 'console: node and npm are not installed; the server is built without the console'
-    exit 0
+    echo "console: $problem; \`make test\` and measurements in a browser need node 20.19, 22.12 or newer; install it" >&2
+    exit 1
 fi
 
 case $step in

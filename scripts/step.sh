@@ -16,6 +16,12 @@ shift
 . "$root/.tools/env.sh"
 # llama.cpp's own makefiles must not inherit the flags of ours.
 unset MAKEFLAGS MFLAGS MAKELEVEL MAKEOVERRIDES
+# A proxy that leads to the registries must not be asked for the servers that tests start on this machine.
+direct=${no_proxy:-${NO_PROXY:-}}
+case ,$direct, in
+*,\*,*) ;;
+*) export no_proxy="${direct:+$direct,}127.0.0.1,localhost" NO_PROXY="${direct:+$direct,}127.0.0.1,localhost" ;;
+esac
 
 printf '\n==> %s\n' "$heading"
 start=$(date +%s)

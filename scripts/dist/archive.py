@@ -106,12 +106,20 @@ def check_size(files):
             sys.exit(f"dist: {name}, stripped, has {size / 1e6:.1f} MB, {MOST_BYTES / 1e6:.1f} MB is the limit")
 
 
-def check_glibc(binary):
-    """The wheel's name and the package's dependency promise a version of the C library."""
-    data = binary.read_bytes()
-    needed = max(tuple(map(int, found.split(b"."))) for found in re.findall(rb"GLIBC_(\d+\.\d+)", data))
-    if needed > wheel.GLIBC:
-        sys.exit(f"dist: the binary needs glibc {needed}, the packages promise {wheel.GLIBC}")
+def needed_glibc(files):
+    """The oldest C library that all programs run with: the wheel's name and the package's dependency say it."""
+    programs = [path for name, path in files.items() if name in BINARIES or name.startswith(f"{CPU_BUILDS}/")]
+    found = [found for path in programs for found in re.findall(rb"GLIBC_(\d+\.\d+)", path.read_bytes())]
+    return max(tuple(map(int, version.split(b"."))) for version in found)
+
+
+def last_change():
+    """The time of the last commit; outside a checkout, that of the lock file, which an archive of the sources keeps."""
+    if given := os.environ.get("SOURCE_DATE_EPOCH"):
+        return int(given)
+    asked = ["git", "log", "-1", "--format=%ct"]
+    answer = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True) if shutil.which("git") else None
+    return int(answer.stdout) if answer and answer.returncode == 0 else int((ROOT / "Cargo.lock").stat().st_mtime)
 
 
 def keep_debug(release, dist, version):
@@ -154,21 +162,23 @@ def try_in_clean_roots(package, wheel_file):
 def main():
     release = builds.BASE
     version = said(str(release / "poncho"), "-V").split()[1]
-    when = int(os.environ.get("SOURCE_DATE_EPOCH") or said("git", "log", "-1", "--format=%ct", cwd=ROOT))
+    when = last_change()
     top = f"poncho-{version}-{platform.machine()}-linux"
     dist = TARGET / "dist"
     dist.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="poncho-dist-") as folder:
         files = pieces(release, pathlib.Path(folder))
         check_size(files)
-        check_glibc(files["poncho"])
+        glibc = needed_glibc(files)
+        print(f"dist: the programs need glibc {glibc[0]}.{glibc[1]}, and the packages say so")
         content = pack(files, top, when)
         untried = dist / f"{top}.tar.gz.part"
         untried.write_bytes(content)
         try_out(untried, top, version)
         untried.unlink()
         publish(dist, f"{top}.tar.gz", content)
-        packages = [publish(dist, name, data) for data, name in (build(files, version, when) for build in (deb.build, wheel.build))]
+        built = [build(files, version, when, glibc) for build in (deb.build, wheel.build)]
+        packages = [publish(dist, name, data) for data, name in built]
         keep_debug(release, dist, version)
     try_in_clean_roots(*packages)
 

@@ -60,8 +60,8 @@ def member(name, data, when):
     return head + data + b"\n" * (len(data) % 2)
 
 
-def build(pieces, version, when):
-    """The bytes of the package, and its file name."""
+def build(pieces, version, when, glibc):
+    """The bytes of the package, and its file name. `glibc` is the version of the C library that the binaries need."""
     files = {}
     for name, path in pieces.items():
         if found := place(name):
@@ -69,7 +69,7 @@ def build(pieces, version, when):
     architecture = ARCHITECTURES.get(platform.machine(), platform.machine())
     size = sum(len(data) for data, _ in files.values()) // 1024
     control = (f"Package: poncho\nVersion: {version}\nArchitecture: {architecture}\nMaintainer: Poncho\n"
-               f"Installed-Size: {size}\nDepends: libc6 (>= 2.36)\nSection: net\nPriority: optional\n"
+               f"Installed-Size: {size}\nDepends: libc6 (>= {glibc[0]}.{glibc[1]})\nSection: net\nPriority: optional\n"
                f"Description: {DESCRIPTION}\n")
     members = (("debian-binary", b"2.0\n"), ("control.tar.gz", tarball({"control": (control.encode(), 0o644)}, when)),
                ("data.tar.gz", tarball(files, when)))

@@ -10,8 +10,6 @@ import time
 import zipfile
 
 BINARIES = ("poncho", "poncho-bench")
-# The oldest C library that the binary runs with; archive.py checks it.
-GLIBC = (2, 36)
 
 
 def record(name, data):
@@ -19,9 +17,9 @@ def record(name, data):
     return f"{name},sha256={digest},{len(data)}\n"
 
 
-def build(pieces, version, when):
-    """The bytes of the wheel, and its file name."""
-    tag = f"py3-none-manylinux_{GLIBC[0]}_{GLIBC[1]}_{platform.machine()}"
+def build(pieces, version, when, glibc):
+    """The bytes of the wheel, and its file name. `glibc` is the version of the C library that the binaries need."""
+    tag = f"py3-none-manylinux_{glibc[0]}_{glibc[1]}_{platform.machine()}"
     info = f"poncho-{version}.dist-info"
     metadata = (f"Metadata-Version: 2.1\nName: poncho\nVersion: {version}\nLicense: MIT\n"
                 "Summary: Local LLM server that never reads a prompt twice\n")

@@ -36,8 +36,9 @@ def fail(reason):
 
 
 def install(folder, pins, make):
-    """Makes a folder again when the pins changed; it is marked as whole only at the end."""
-    digest = hashlib.sha256(pins.read_bytes()).hexdigest()
+    """Makes a folder again when the pins or this Python changed; it is marked as whole only at the end."""
+    # What one Python installed is of no use to another, and one that was removed leaves links to nothing.
+    digest = hashlib.sha256(pins.read_bytes() + f"{sys.base_prefix} {sys.version}".encode()).hexdigest()
     mark = folder / "pins"
     if mark.is_file() and mark.read_text() == digest:
         return folder

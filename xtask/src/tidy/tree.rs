@@ -13,6 +13,12 @@ use crate::tidy::commit::{Commit, recent_commits};
 /// Folders that hold generated files; the walk without git leaves them out.
 pub(crate) const GENERATED: [&str; 4] = [".git", ".tools", "node_modules", "target"];
 
+/// Where the console is built; the walk without git takes nothing from there.
+const BUILT: [&str; 2] = ["crates/console/web/build", "crates/console/web/dist"];
+
+/// Keeps a folder in git.
+const KEEP: &str = ".gitkeep";
+
 /// What the names of our sources end with.
 pub(crate) const SOURCE_EXTENSIONS: [&str; 7] = ["rs", "py", "sh", "js", "mjs", "ts", "cpp"];
 
@@ -149,7 +155,9 @@ fn walk(root: &Path) -> io::Result<Vec<String>> {
             let path = if folder.is_empty() { name.clone() } else { format!("{folder}/{name}") };
             let kind = entry.file_type()?;
             if kind.is_file() {
-                paths.push(path);
+                if name == KEEP || !BUILT.contains(&folder.as_str()) {
+                    paths.push(path);
+                }
             } else if kind.is_dir() && !GENERATED.contains(&name.as_str()) {
                 folders.push(path);
             }
@@ -203,11 +211,16 @@ mod tests {
     #[test]
     fn a_folder_without_git_is_walked_and_generated_folders_are_left_out() {
         let root = std::env::temp_dir().join(format!("poncho-xtask-walk-{}", std::process::id()));
-        for folder in ["docs", "target", "crates/a"] {
+        for folder in ["docs", "target", "crates/a"].into_iter().chain(BUILT) {
             std::fs::create_dir_all(root.join(folder)).unwrap();
         }
-        for file in ["docs/a.md", "target/junk.rs", "crates/a/b.rs", "top.txt"] {
+        let kept = format!("{}/{KEEP}", BUILT[1]);
+        for file in ["docs/a.md", "target/junk.rs", "crates/a/b.rs", "top.txt", kept.as_str()] {
             std::fs::write(root.join(file), "x\n").unwrap();
+        }
+        // As `make test` makes them before it runs tidy: a page without headers.
+        for folder in BUILT {
+            std::fs::write(root.join(folder).join("app.js"), "var e;").unwrap();
         }
         std::fs::write(root.join("docs/picture.bin"), [0, 159, 146, 150]).unwrap();
         let mut walked = walk(&root).unwrap();
@@ -215,8 +228,8 @@ mod tests {
         let tree = Tree::read(&root).unwrap();
         std::fs::remove_dir_all(&root).unwrap();
 
-        assert_eq!(walked, ["crates/a/b.rs", "docs/a.md", "docs/picture.bin", "top.txt"]);
-        assert_eq!(tree.len(), 4);
-        assert_eq!(tree.texts().count(), 3, "a file that is not text has no lines to check");
+        assert_eq!(walked, ["crates/a/b.rs", kept.as_str(), "docs/a.md", "docs/picture.bin", "top.txt"]);
+        assert_eq!(tree.len(), 5);
+        assert_eq!(tree.texts().count(), 4, "a file that is not text has no lines to check");
     }
 }

@@ -1,14 +1,15 @@
 // What the tests and measurements of the console share: a browser, servers of a stub model, pages, calls.
 //
-// The browser is a Chromium on PATH, or else the one that the npm package @sparticuz/chromium carries. With DIST=1 the page
-// is taken from ../dist instead of the server, so that a change of the page can be tried without compiling. Builds nothing.
+// With DIST=1 the page is taken from ../dist instead of the server, so that a change of the page can be tried without
+// compiling. Builds nothing.
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
-import { existsSync, readFileSync } from "node:fs";
+import { readFileSync } from "node:fs";
 import { createRequire } from "node:module";
-import { delimiter, join } from "node:path";
+import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { chromium } from "playwright-core";
+import { browserOptions } from "./browser.mjs";
 
 export const root = fileURLToPath(new URL("../../../../", import.meta.url));
 const target = process.env.CARGO_TARGET_DIR ?? join(root, "target");
@@ -27,17 +28,6 @@ export const VIEWS = {
   system: "tbody tr",
 };
 export const WAIT = 60_000;
-
-async function browserPath() {
-  for (const name of ["chromium", "chromium-browser", "google-chrome"]) {
-    for (const folder of (process.env.PATH ?? "").split(delimiter)) {
-      if (existsSync(join(folder, name))) return join(folder, name);
-    }
-  }
-  const { default: carried } = await import("@sparticuz/chromium");
-  // Not its own arguments: with a single process, closing one page ends all of them.
-  return carried.executablePath();
-}
 
 export async function startServer(...keys) {
   const child = spawn(join(target, profile, "examples", "console_server"), keys, {
@@ -61,7 +51,7 @@ export async function output(program, args) {
 
 export async function launch(...more) {
   const args = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", ...more];
-  return chromium.launch({ headless: true, executablePath: await browserPath(), args });
+  return chromium.launch({ headless: true, ...browserOptions(), args });
 }
 
 export function keyed(key) {

@@ -109,6 +109,21 @@ fn the_traces_that_are_shown_can_be_replayed() {
 }
 
 #[test]
+fn make_run_takes_a_path_with_spaces_and_parentheses() {
+    for (given, word) in [
+        ("my models/it's (1).gguf", r"'my models/it'\''s (1).gguf'"),
+        ("~/my models/a.gguf", "'/h/my models/a.gguf'"),
+        ("a.gguf", "'a.gguf'"),
+    ] {
+        let mut make = std::process::Command::new("make");
+        make.args(["--dry-run", "run", &format!("MODEL={given}")]).current_dir(root()).env("HOME", "/h");
+        let would = run(&mut make);
+        assert_eq!(would.code, Some(0), "{}", would.stderr);
+        assert!(would.stdout.contains(&format!("serve --model {word}")), "{}", would.stdout);
+    }
+}
+
+#[test]
 fn every_benchmark_that_a_document_names_is_there() {
     let mut named = 0;
     for block in all_blocks() {
