@@ -748,3 +748,23 @@ fn a_few_common_words_do_not_hide_a_prompt_that_is_stored_for_other_settings() {
     assert!(matches!(found.verdict, Verdict::OtherNamespace { .. }), "{found:?}");
     assert_eq!((found.common, found.elsewhere, found.similar), (20, Some(300), None));
 }
+
+/// With two models of one vocabulary, every new prompt was said to be stored for the other one.
+#[test]
+fn a_few_common_words_and_later_rows_for_other_settings_explain_nothing() {
+    let cache = Cache::open(on_memory(&MemoryFs::new(), 1 << 30)).unwrap();
+    let prompt = conversation(1, 300);
+    save(&cache, namespace(1), &longer(&prompt[..8], 7, 300));
+    cache.flush();
+    let found = cache.explain(&namespace(2), &prompt, Cut::AnyToken);
+    assert_eq!((found.verdict, found.elsewhere), (Verdict::NothingStored, None));
+    save(&cache, namespace(1), &prompt);
+    cache.flush();
+    let past = |found, at| {
+        let then = poncho_cache::Then { found, at };
+        cache.explain_past(None, &namespace(2), &prompt, Cut::AnyToken, then).elsewhere
+    };
+    assert_eq!(past(0, u64::MAX), Some(300));
+    assert_eq!(past(0, 0), None, "it was stored later");
+    assert_eq!(past(280, u64::MAX), None, "most of it was found here");
+}

@@ -2,8 +2,8 @@
 //! again, and nothing panics or hangs.
 //!
 //! Here the faults of a running cache; `damage` holds what is wrong with files, `bad_input` what is refused by name,
-//! `published` what a failing save must not take away, `slow_removal` what a slow file system must not lead to,
-//! `takeover` what becomes of a writer that takes too long.
+//! `published` what a failing save must not take away, `removed_folder` what becomes of a folder that is removed,
+//! `slow_removal` what a slow file system must not lead to, `takeover` what becomes of a writer that takes too long.
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -21,6 +21,7 @@ use crate::support::{conversation, namespace, on_disk, reach, request, save};
 mod bad_input;
 mod damage;
 mod published;
+mod removed_folder;
 mod slow_removal;
 mod takeover;
 

@@ -2,10 +2,13 @@
 
 mod pins;
 
+use std::path::Path;
 use std::sync::Arc;
 
 use poncho_cache::testing::MemoryFs;
-use poncho_cache::{Cache, CacheConfig, FileTierConfig, Needs, SaveOutcome, SaveReason, SaveRequest, Tier};
+use poncho_cache::{
+    Cache, CacheConfig, FileTierConfig, Needs, PausedClock, SaveOutcome, SaveReason, SaveRequest, Tier,
+};
 
 use crate::support::{check_plan, conversation, namespace, on_disk, reach, request, save, save_to};
 
@@ -43,6 +46,34 @@ fn a_prompt_that_parts_inside_a_row_reuses_every_token_before_the_parting() {
     assert_eq!(reach(&cache, namespace(1), &other), 0);
 }
 
+/// A machine that began with a wrong clock filled the cache: until that time came, each new row left for the next one.
+#[test]
+fn rows_from_a_time_to_come_do_not_outlive_those_that_are_saved_now() {
+    let (fs, quota) = (MemoryFs::new(), 24_000);
+    let at = |seconds| CacheConfig {
+        fs: Arc::new(fs.clone()),
+        clock: Arc::new(PausedClock::new(seconds)),
+        ..on_disk(Path::new("/cache"), quota)
+    };
+    let rows: Vec<Vec<u32>> = (1..=8).map(|number| conversation(number, 100)).collect();
+    let kept = |cache: &Cache| -> Vec<bool> { rows.iter().map(|row| cache.contains(&namespace(1).key(row))).collect() };
+    let cache = Cache::open(at(9_000_000)).unwrap();
+    for row in &rows[..4] {
+        save(&cache, namespace(1), row);
+        cache.flush();
+    }
+    assert_eq!(kept(&cache)[..4], [true; 4]);
+    drop(cache);
+    let cache = Cache::open(at(1_000)).unwrap();
+    for row in &rows[4..] {
+        save(&cache, namespace(1), row);
+        cache.flush();
+        assert_eq!(reach(&cache, namespace(1), row), 100);
+    }
+    assert!(cache.counters().evictions > 0, "the tier is full");
+    assert_eq!(kept(&cache)[4..], [true; 4], "what is used now stays");
+}
+
 #[test]
 fn every_tier_serves_the_same_bytes() {
     let (disk, shm) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
@@ -78,7 +109,7 @@ fn synchronous_saves_are_published_when_they_return() {
 #[test]
 fn hits_and_last_use_are_in_the_file_after_a_restart() {
     let folder = tempfile::tempdir().unwrap();
-    let clock = Arc::new(poncho_cache::PausedClock::new(1_000_000));
+    let clock = Arc::new(PausedClock::new(1_000_000));
     let config = || CacheConfig { clock: clock.clone(), ..on_disk(folder.path(), 1 << 30) };
     let tokens = conversation(1, 50);
     let key = {

@@ -5,6 +5,7 @@
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::error::CacheError;
@@ -15,6 +16,7 @@ use crate::io::files::{self, Links};
 #[derive(Debug)]
 pub(crate) struct FolderLock {
     file: File,
+    process: u32,
 }
 
 impl Drop for FolderLock {
@@ -41,7 +43,19 @@ impl FolderLock {
         // Who holds it, for people; the lock itself is the kernel's.
         let note = format!("{process}\n");
         let _ = file.set_len(0).and_then(|()| file.rewind()).and_then(|()| file.write_all(note.as_bytes()));
-        Ok(Self { file })
+        Ok(Self { file, process })
+    }
+
+    /// Whether the folder still has the file that is locked. If somebody removed it, the lock keeps nobody out.
+    pub(crate) fn is_in_place(&self, folder: &Path) -> bool {
+        let there = folder.join(LOCK_FILE_NAME).symlink_metadata();
+        let held = self.file.metadata();
+        matches!((there, held), (Ok(there), Ok(held)) if (there.dev(), there.ino()) == (held.dev(), held.ino()))
+    }
+
+    /// Takes the lock of the same folder once more, for the same process.
+    pub(crate) fn take_again(&self, folder: &Path) -> Result<Self, CacheError> {
+        Self::take(folder, self.process)
     }
 
     /// The process that holds the lock of a folder, if one does.
@@ -84,5 +98,18 @@ mod tests {
         drop(lock);
         assert_eq!(FolderLock::holder_of(folder.path()), None);
         FolderLock::take(folder.path(), std::process::id()).unwrap();
+    }
+
+    #[test]
+    fn a_lock_that_was_removed_is_noticed_and_taken_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let lock = FolderLock::take(folder.path(), 7).unwrap();
+        assert!(lock.is_in_place(folder.path()));
+        std::fs::remove_file(folder.path().join(LOCK_FILE_NAME)).unwrap();
+        assert!(!lock.is_in_place(folder.path()));
+        let again = lock.take_again(folder.path()).unwrap();
+        assert!(again.is_in_place(folder.path()) && !lock.is_in_place(folder.path()));
+        drop(lock);
+        assert_eq!(FolderLock::holder_of(folder.path()), Some("7".to_owned()));
     }
 }

@@ -56,6 +56,8 @@ struct Chosen {
 impl Index {
     /// Notes a use of the row and of every row of its chain.
     pub(crate) fn touch_chain(&mut self, id: RowId, now: u64, kind: Use) {
+        let now = now.max(self.latest_use);
+        self.latest_use = now;
         let mut next = Some(id);
         while let Some(id) = next {
             let row = self.row_mut(id);

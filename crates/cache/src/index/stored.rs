@@ -48,7 +48,8 @@ impl Index {
         })
     }
 
-    /// Enters the file of a row.
+    /// Enters the file of a row. A last use after `now` was noted while the clock was wrong, or no checksum covers what
+    /// damaged it: such a row counts as used now. Otherwise it would outlive every row that is saved until then.
     pub(crate) fn enter_file(
         &mut self,
         key: Key,
@@ -56,9 +57,11 @@ impl Index {
         prefix: &RowPrefix,
         tokens: &[u32],
         parent: Option<RowId>,
+        now: u64,
     ) -> Result<(), NotEntered> {
+        let meta = RowMeta { last_used: prefix.meta.last_used.min(now), ..prefix.meta };
         let id = match self.by_key(&key) {
-            None => self.insert(key, prefix.meta, tokens, &prefix.owners, parent).map_err(|_| NotEntered::NoPlace)?,
+            None => self.insert(key, meta, tokens, &prefix.owners, parent).map_err(|_| NotEntered::NoPlace)?,
             // The same row in the other file tier.
             Some(id) if self.row(id).meta.start == prefix.meta.start && self.row(id).parent == parent => id,
             Some(_) => return Err(NotEntered::OtherChain),

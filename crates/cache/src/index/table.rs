@@ -49,6 +49,8 @@ pub(crate) struct Index {
     pub(crate) user_pins: UserPins,
     /// Rows with hits or a last use that their files do not have yet.
     dirty: Vec<RowId>,
+    /// The latest use of any row since the index was made: the clock may be set back.
+    pub(super) latest_use: u64,
 }
 
 impl Index {
@@ -63,6 +65,7 @@ impl Index {
             journal: Journal::default(),
             user_pins: UserPins::default(),
             dirty: Vec::new(),
+            latest_use: 0,
         }
     }
 

@@ -150,10 +150,16 @@ pub(crate) fn explain<L: LendIndex>(
     }
     let shared = found.similar.as_ref().map_or(found.common, |similar| similar.alignment.shared());
     let other = lender.lend(|index| elsewhere(index, scope, tokens));
-    // A few words that happen to be stored here do not hide a whole prompt that is stored for other settings.
-    if let Some((common, verdict)) =
-        other.filter(|(common, _)| found.row.is_none() || *common > shared.saturating_mul(2))
-    {
+    // A few words that happen to be stored here do not hide a whole prompt that is stored for other settings. A few words
+    // there, such as the first ones of a template, explain nothing; nor does what was found all the same.
+    let had = scope.then.map_or(0, |then| then.found);
+    let explains = |common: usize| {
+        common >= FIRST_WORDS.min(tokens.len())
+            && common.saturating_mul(5) >= tokens.len()
+            && common > had.saturating_mul(2)
+            && (found.row.is_none() || common > shared.saturating_mul(2))
+    };
+    if let Some((common, verdict)) = other.filter(|(common, _)| explains(*common)) {
         found = Explanation { verdict, elsewhere: Some(common), parting: None, similar: None, ..found };
     }
     found
@@ -264,9 +270,13 @@ fn is_related(alignment: &Alignment, stored: usize, asked: usize) -> bool {
     alignment.prefix >= FIRST_WORDS || (shared >= RELATED && shared.saturating_mul(5) >= stored.min(asked))
 }
 
-/// The longest agreement in another namespace, and what differs between the two.
+/// The longest agreement in another namespace, and what differs between the two. Rows that were saved since do not count.
 fn elsewhere(index: &Index, scope: Scope<'_>, tokens: &[u32]) -> Option<(usize, Verdict)> {
-    let agreement = |other: &Namespace| index.match_for(other, tokens, scope.owner).map_or(0, |matched| matched.common);
+    let was_there = |id: RowId| scope.then.is_none_or(|then| index.row(id).meta.created <= then.at);
+    let agreement = |other: &Namespace| {
+        let matched = index.match_for(other, tokens, scope.owner);
+        matched.filter(|matched| matched.below.is_some_and(was_there)).map_or(0, |matched| matched.common)
+    };
     let others = index.namespaces().filter(|other| other != scope.namespace);
     let (common, other) = others.map(|other| (agreement(&other), other)).max_by_key(|(common, _)| *common)?;
     let verdict = Verdict::OtherNamespace {

@@ -14,6 +14,7 @@ use crate::format::VERSION_CHAINED;
 use crate::identity::key::{Key, Namespace};
 use crate::index::user_pins::UserPins;
 use crate::index::{Cut, DroppedFile, Index};
+use crate::io::clock::{Clock as _, SystemClock};
 use crate::kinds::Tier;
 
 /// See the module.
@@ -46,9 +47,10 @@ impl FolderIndex {
         let restored = rows.into_iter().filter(|(_, row)| row.prefix.meta.version >= VERSION_CHAINED);
         let mut rows = ParentsFirst::new(restored.map(|(tier, row)| (row.key, row.prefix.meta.parent, (tier, row))));
         let mut index = Index::new([u64::MAX; 3]);
+        let now = SystemClock::default().unix_seconds();
         while let Some((key, copies, _)) = rows.next() {
             // A row may be in both file tiers; its children need to see both.
-            let entered = copies.into_iter().filter_map(|(tier, row)| enter(&mut index, tier, row)).count();
+            let entered = copies.into_iter().filter_map(|(tier, row)| enter(&mut index, tier, row, now)).count();
             if entered > 0 {
                 rows.accept(&key, &());
             }
@@ -96,11 +98,11 @@ impl FolderIndex {
 }
 
 /// Enters one row after its parent. `None` if it does not fit onto that parent.
-fn enter(index: &mut Index, tier: Tier, row: &RowFile) -> Option<()> {
+fn enter(index: &mut Index, tier: Tier, row: &RowFile, now: u64) -> Option<()> {
     let above = index.above(&row.prefix.meta, tier)?;
     let mut tokens = above.tokens;
     tokens.extend_from_slice(&row.prefix.tokens);
-    index.enter_file(row.key, tier, &row.prefix, &tokens, above.parent).ok()
+    index.enter_file(row.key, tier, &row.prefix, &tokens, above.parent, now).ok()
 }
 
 #[cfg(test)]

@@ -183,7 +183,7 @@ impl Publisher {
             // A row that was there before is durable already: whichever of its files a crash leaves is whole.
             && !was_published
         {
-            return Err(io_error("sync the folder of", source));
+            return Err(io_error("sync the folder of a row", source));
         }
         self.reached(Stage::FolderSynced, &key);
 
@@ -236,15 +236,16 @@ impl Publisher {
     fn write_tmp(&self, tier: &FileTier, path: &Path, file: &NewFile<'_>) -> Result<(), PublishError> {
         let fs = &*self.fs;
         let durable = tier.is_durable();
+        tier.keep_lock(fs).map_err(|source| io_error("lock the folder", source))?;
         match fs.write_new(path, file, durable) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             result => return result.map_err(|source| io_error("write", source)),
         }
         // The first row of its sub-folder, or the folder was removed from outside.
         let folder = path.parent().unwrap_or(tier.root());
-        fs.create_folder(folder).map_err(|source| io_error("create the folder of", source))?;
+        fs.create_folder(folder).map_err(|source| io_error("create the folder of a row", source))?;
         if durable {
-            fs.sync_folder(tier.root()).map_err(|source| io_error("sync the folder of", source))?;
+            fs.sync_folder(tier.root()).map_err(|source| io_error("sync the folder of a row", source))?;
         }
         fs.write_new(path, file, durable).map_err(|source| io_error("write", source))
     }

@@ -133,6 +133,7 @@ impl Recovery<'_> {
     fn register_one(&self, candidate: &Candidate, parent_hash: Option<&KeyHasher>) -> Option<KeyHasher> {
         let Candidate { key, tier, prefix } = candidate;
         let path = self.remover.tiers.of(*tier).row_path(key);
+        let now = self.remover.clock.unix_seconds();
         let mut index = self.remover.index.lock();
         let Some(above) = index.above(&prefix.meta, *tier) else {
             drop(index);
@@ -156,7 +157,7 @@ impl Recovery<'_> {
         }
         let mut tokens = above.tokens;
         tokens.extend_from_slice(&prefix.tokens);
-        let entered = index.enter_file(*key, *tier, prefix, &tokens, above.parent);
+        let entered = index.enter_file(*key, *tier, prefix, &tokens, above.parent, now);
         drop(index);
         match entered {
             Ok(()) => Some(hasher),

@@ -75,11 +75,25 @@ pub(crate) struct FileTier {
     tier: Tier,
     root: PathBuf,
     state: Mutex<State>,
+    /// Held for as long as any part of the store lives. `None` on a file system without locks.
+    lock: Mutex<Option<FolderLock>>,
 }
 
 impl FileTier {
     pub(crate) fn new(tier: Tier, root: PathBuf) -> Self {
-        Self { tier, root, state: Mutex::new(State::default()) }
+        Self { tier, root, state: Mutex::new(State::default()), lock: Mutex::new(None) }
+    }
+
+    /// Makes sure that the folder is still this process's before something is written. If somebody removed it or its
+    /// lock, the folder is created and locked again; another process may have been faster.
+    pub(crate) fn keep_lock(&self, fs: &dyn Fs) -> io::Result<()> {
+        let mut held = self.lock.lock();
+        let Some(lock) = held.as_ref().filter(|lock| !lock.is_in_place(&self.root)) else { return Ok(()) };
+        fs.create_folder(&self.root)?;
+        let again = lock.take_again(&self.root).map_err(io::Error::other)?;
+        tracing::warn!(folder = %self.root.display(), "the cache folder was removed; it is created and locked again");
+        *held = Some(again);
+        Ok(())
     }
 
     pub(crate) fn tier(&self) -> Tier {
@@ -189,24 +203,23 @@ impl FileTier {
 pub(crate) struct FileTiers {
     fs: Arc<dyn Fs>,
     tiers: Vec<FileTier>,
-    /// Held for as long as any part of the store lives.
-    _locks: Vec<FolderLock>,
 }
 
 impl FileTiers {
     /// Creates the folders, closes them to others and takes their locks.
     pub(crate) fn open(config: &CacheConfig) -> Result<Self, CacheError> {
-        let mut opened = Self { fs: Arc::clone(&config.fs), tiers: Vec::new(), _locks: Vec::new() };
+        let mut opened = Self { fs: Arc::clone(&config.fs), tiers: Vec::new() };
         for tier in Tier::FILES {
             let Some(settings) = config.file_tier(tier) else { continue };
             let folder = &settings.folder;
             let wrap = |source| CacheError::Folder { action: "create", path: folder.clone(), source };
             config.fs.create_folder(folder).map_err(wrap)?;
+            let file_tier = FileTier::new(tier, folder.clone());
             if config.fs.has_locks() {
                 close_to_others(folder);
-                opened._locks.push(FolderLock::take(folder, config.process)?);
+                *file_tier.lock.lock() = Some(FolderLock::take(folder, config.process)?);
             }
-            opened.tiers.push(FileTier::new(tier, folder.clone()));
+            opened.tiers.push(file_tier);
         }
         Ok(opened)
     }

@@ -29,13 +29,11 @@ use crate::serving::names;
 use crate::serving::probing::prober;
 use crate::serving::shape::{ModelShape, chat_settings, replay_file, shapes, show_fingerprint};
 use crate::serving::shared_tier;
-use crate::serving::tiers::{Quotas, cache_config};
+use crate::serving::tiers::{MEMORY_CACHE, Quotas, cache_config};
 use crate::settings;
 use crate::settings::args::ServeArgs;
 use crate::settings::cache_folder::cache_folder;
 
-/// Memory for states if the folder is in use: enough for several conversations with a small model.
-const MEMORY_CACHE: u64 = 1 << 30;
 /// How long the first request waits for a store that is slow to answer.
 const FIRST_TRIAL: Duration = Duration::from_secs(2);
 /// Enough to split texts into tokens: nothing is computed.
@@ -163,7 +161,8 @@ fn check_memory(config: &ModelConfig, settings: &ServeArgs, devices: &[Device]) 
     Ok(())
 }
 
-/// The cache of `poncho serve` with the file of recorded tool calls beside it, or memory if the folder is in use.
+/// The cache of `poncho serve` with the file of recorded tool calls beside it, or memory if the folder is in
+/// use, or is the default one and cannot be opened.
 fn open_cache(
     settings: &ServeArgs,
     quotas: Quotas,
@@ -179,6 +178,11 @@ fn open_cache(
                 "note: process {pid} is using the cache folder {}; this command keeps its states in memory only",
                 folder.display()
             );
+            Ok((Cache::open(shared(CacheConfig::in_memory(MEMORY_CACHE)))?, None))
+        }
+        // A failing cache makes a command slower, unless the user named the folder.
+        Err(error @ CacheError::Folder { .. }) if settings.cache_dir.is_none() => {
+            eprintln!("note: {error}; this command keeps its states in memory only");
             Ok((Cache::open(shared(CacheConfig::in_memory(MEMORY_CACHE)))?, None))
         }
         Err(error) => Err(error.into()),

@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, anyhow, bail};
 use futures_util::StreamExt as _;
 use poncho_api::{ChatSettings, LoadEvent, LoadModel, Node};
-use poncho_cache::{Cache, CacheConfig};
+use poncho_cache::CacheConfig;
 use poncho_cluster::bus::Lookout;
 use poncho_engine::backend::Backend;
 use poncho_engine::backend::llama::{DeviceSources, LlamaBackend, UncheckedLlamaBackend};
@@ -26,7 +26,7 @@ use crate::serving::devices;
 use crate::serving::draining::{Drained, drain};
 use crate::serving::shape::{beside, chat_settings, replay_file};
 use crate::serving::shared_tier::with_shared_tier;
-use crate::serving::tiers::{Quotas, cache_config};
+use crate::serving::tiers::{Quotas, cache_config, open_cache};
 use crate::settings::args::ServeArgs;
 use crate::settings::args::nodes::NodeArgs;
 use crate::settings::cache_folder::cache_folder;
@@ -95,7 +95,7 @@ impl EngineProcess {
         chat: ChatSettings,
         pulls: Option<&Pulls>,
     ) -> anyhow::Result<Self> {
-        let cache = Arc::new(Cache::open(match pulls {
+        let cache = Arc::new(open_cache(match pulls {
             Some(pulls) => pulls.with_peers(cache),
             None => cache,
         })?);
@@ -197,6 +197,7 @@ fn serve_engine(
         // A terminal and a service manager send their signals to both processes; the server decides what they mean.
         let _interrupts = signal(SignalKind::interrupt())?;
         let _terminations = signal(SignalKind::terminate())?;
+        let _hang_ups = signal(SignalKind::hangup())?;
         serve_parent(socket, host).await
     })?;
     if ended == Ended::ParentGone {

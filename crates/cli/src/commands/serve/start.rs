@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::bail;
-use poncho_cache::CacheConfig;
+use poncho_cache::{CacheConfig, CacheError};
 use poncho_engine::fit::Step;
 use poncho_engine::{EngineError, ModelConfig, Sizing, sizing};
 use poncho_server::{MemoryBudget, ServerConfig};
@@ -88,6 +88,12 @@ impl Start {
         }
         show(out, &lines::of_tiers(quotas, (args.cache_ram, args.cache_size)))?;
         let cache = cache_config(args, quotas, &folder)?;
+        // A named folder that cannot be made is a slip of the pen. One that fails later costs time only.
+        if let Some(disk) = cache.disk.as_ref().filter(|_| args.cache_dir.is_some()) {
+            let path = disk.folder.clone();
+            let failed = |source| CacheError::Folder { action: "create", path, source };
+            cache.fs.create_folder(&disk.folder).map_err(failed)?;
+        }
         let sized = sized(&models)?;
         let available = sized.first().and_then(|(config, _)| memory::available_for(config, &looked.devices));
         let all: Vec<_> = sized.iter().map(|(config, sizing)| (config, *sizing)).collect();
