@@ -1,8 +1,8 @@
 //! The tokens of stored rows of one namespace and owner, and an index of them.
 //!
 //! Filled by the library's thread, asked by the worker. Rows of one conversation begin alike: of each row only those tokens
-//! are kept that no other row has, with some before them for matches that reach back. A row that is removed is overwritten at
-//! once. It must never return a token of a row that was removed.
+//! are kept that no other row has, with some before them for matches that reach back. What only a removed row had is
+//! overwritten at once; what it shared stays as long as one of the others. It must never return a token that no row has.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::Range;
@@ -19,10 +19,21 @@ const BLOCK: usize = 32;
 /// What a row has in the corpus.
 #[derive(Debug, Clone)]
 struct Part {
-    /// Its tokens, with those before them.
+    /// Its tokens after the last whole block, up to the barrier; with those before them if no block stands there.
+    tail: Range<usize>,
+    /// Its last block.
+    last: Option<u64>,
+}
+
+/// Tokens that one row or several have at the same place, after the same ones.
+#[derive(Debug, Clone)]
+struct Block {
+    /// These tokens, with those before them if the block before stands elsewhere.
     range: Range<usize>,
-    /// The blocks that it was the first to have.
-    blocks: Vec<u64>,
+    /// The block before.
+    before: Option<u64>,
+    /// Blocks that follow it, and rows of which it is the last one.
+    users: usize,
 }
 
 /// See the module.
@@ -34,8 +45,8 @@ pub struct Corpus {
     parts: HashMap<Key, Part>,
     /// The rows, oldest first; some may have left.
     order: VecDeque<Key>,
-    /// Digests of the beginnings of rows, at multiples of [`BLOCK`].
-    blocks: HashSet<u64>,
+    /// The blocks of all rows, by the digest of all tokens up to their ends at multiples of [`BLOCK`].
+    blocks: HashMap<u64, Block>,
     /// Tokens of rows that were removed.
     dead: usize,
 }
@@ -74,8 +85,7 @@ impl Corpus {
     #[must_use]
     pub fn heap_bytes(&self) -> usize {
         let parts = self.parts.capacity() * (size_of::<(Key, Part)>() + 1);
-        let blocks = (self.blocks.capacity() + self.parts.values().map(|part| part.blocks.capacity()).sum::<usize>())
-            * (size_of::<u64>() + 1);
+        let blocks = self.blocks.capacity() * (size_of::<(u64, Block)>() + 1);
         let order = self.order.capacity() * size_of::<Key>();
         self.tokens.capacity() * size_of::<Token>() + self.ngrams.heap_bytes() + parts + blocks + order
     }
@@ -88,9 +98,7 @@ impl Corpus {
             digest = block.iter().fold(digest, |digest, token| mix(digest, *token));
             digests.push(digest);
         }
-        let known = digests.iter().rposition(|digest| self.blocks.contains(digest)).map_or(0, |last| last + 1);
-        let blocks: Vec<u64> = digests.into_iter().skip(known).collect();
-        self.blocks.extend(&blocks);
+        let known = digests.iter().rposition(|digest| self.blocks.contains_key(digest)).map_or(0, |last| last + 1);
         let start = (known * BLOCK).saturating_sub(LONGEST_MATCH);
         if self.tokens.is_empty() {
             self.tokens.push(BARRIER);
@@ -101,21 +109,49 @@ impl Corpus {
             self.tokens.extend(tokens.iter().skip(start));
             self.tokens.push(BARRIER);
         }
-        self.parts.insert(key, Part { range: first..self.tokens.len(), blocks });
+        let mut last = known.checked_sub(1).and_then(|last| digests.get(last).copied());
+        let mut from = first;
+        for (digest, end) in digests.into_iter().zip((BLOCK..).step_by(BLOCK)).skip(known) {
+            let range = from..first + end - start;
+            from = range.end;
+            self.use_block(last);
+            self.blocks.insert(digest, Block { range, before: last, users: 0 });
+            last = Some(digest);
+        }
+        self.use_block(last);
+        self.parts.insert(key, Part { tail: from..self.tokens.len(), last });
         self.order.push_back(key);
         self.ngrams.extend(&self.tokens, usize::MAX);
     }
 
-    /// Removes a row: nothing of it is found from now on. Rows that were added after it and begin like it keep what is their
-    /// own.
+    fn use_block(&mut self, digest: Option<u64>) {
+        if let Some(block) = digest.and_then(|digest| self.blocks.get_mut(&digest)) {
+            block.users += 1;
+        }
+    }
+
+    /// Removes a row: nothing that no other row has is found from now on.
     pub fn remove(&mut self, key: &Key) {
         let Some(part) = self.parts.remove(key) else { return };
-        if let Some(tokens) = self.tokens.get_mut(part.range) {
+        self.erase(part.tail);
+        let mut last = part.last;
+        while let Some(digest) = last {
+            let Some(block) = self.blocks.get_mut(&digest) else { return };
+            block.users = block.users.saturating_sub(1);
+            if block.users > 0 {
+                return;
+            }
+            last = block.before;
+            if let Some(block) = self.blocks.remove(&digest) {
+                self.erase(block.range);
+            }
+        }
+    }
+
+    fn erase(&mut self, range: Range<usize>) {
+        if let Some(tokens) = self.tokens.get_mut(range) {
             tokens.fill(BARRIER);
             self.dead += tokens.len();
-        }
-        for block in &part.blocks {
-            self.blocks.remove(block);
         }
     }
 
@@ -130,15 +166,28 @@ impl Corpus {
     /// The same without the rows that were removed.
     #[must_use]
     pub fn compacted(&self) -> Self {
-        let mut compacted = Self { tokens: vec![BARRIER], blocks: self.blocks.clone(), ..Self::default() };
-        for key in &self.order {
-            let Some(part) = self.parts.get(key).filter(|_| !compacted.parts.contains_key(key)) else { continue };
-            let first = compacted.tokens.len();
-            compacted.tokens.extend(self.tokens.get(part.range.clone()).unwrap_or_default());
-            let range = first..compacted.tokens.len();
-            compacted.parts.insert(*key, Part { range, blocks: part.blocks.clone() });
-            compacted.order.push_back(*key);
+        let mut compacted =
+            Self { tokens: vec![BARRIER], blocks: self.blocks.clone(), parts: self.parts.clone(), ..Self::default() };
+        let Self { tokens, blocks, parts, order, .. } = &mut compacted;
+        let blocks = blocks.values_mut().map(|block| &mut block.range);
+        let mut live: Vec<&mut Range<usize>> = blocks.chain(parts.values_mut().map(|part| &mut part.tail)).collect();
+        live.sort_unstable_by_key(|range| (range.start, range.end));
+        let mut end = 0;
+        for range in live {
+            // What stood between them was erased.
+            if range.start != end && tokens.last() != Some(&BARRIER) {
+                tokens.push(BARRIER);
+            }
+            end = range.end;
+            let first = tokens.len();
+            tokens.extend(self.tokens.get(range.clone()).unwrap_or_default());
+            *range = first..tokens.len();
         }
+        if tokens.last() != Some(&BARRIER) {
+            tokens.push(BARRIER);
+        }
+        let mut seen = HashSet::new();
+        order.extend(self.order.iter().filter(|key| parts.contains_key(key) && seen.insert(**key)));
         compacted.ngrams.extend(&compacted.tokens, usize::MAX);
         compacted
     }
@@ -195,6 +244,34 @@ mod tests {
         assert!(!corpus.tokens.iter().any(|token| *token < 100), "not even in memory");
         corpus.add(key(1), &one);
         assert_eq!(guess(&corpus, &one[..50]), [50, 51, 52, 53], "it may come back");
+    }
+
+    /// Rows of a long conversation are joined into its newest one, which has all their tokens.
+    #[test]
+    fn what_a_row_shared_is_found_until_the_last_row_that_has_it_leaves() {
+        let mut corpus = Corpus::default();
+        let tokens: Vec<Token> = (0..1000).collect();
+        let branch: Vec<Token> = (0..200).chain(5000..5100).collect();
+        for (number, end) in [(1, 300), (2, 600), (3, 1000)] {
+            corpus.add(key(number), &tokens[..end]);
+        }
+        corpus.add(key(4), &branch);
+        corpus.remove(&key(1));
+        corpus.remove(&key(2));
+        let all_is_found = |corpus: &Corpus, end: usize| {
+            // After 200 tokens the branch is the newer one.
+            (40..end - 4).filter(|at| *at != 200).all(|at| guess(corpus, &tokens[..at]).first() == Some(&tokens[at]))
+        };
+        assert!(all_is_found(&corpus, 1000) && all_is_found(&corpus.compacted(), 1000));
+        corpus.remove(&key(3));
+        for corpus in [&corpus, &corpus.compacted()] {
+            assert!(all_is_found(corpus, 192), "the branch still has it");
+            assert!(corpus.tokens.iter().all(|token| *token < 200 || *token >= 5000), "and nothing else is left");
+            assert_eq!(guess(corpus, &branch[..250]), branch[250..254]);
+        }
+        corpus.remove(&key(4));
+        assert!(corpus.tokens.iter().all(|token| *token == BARRIER) && corpus.blocks.is_empty());
+        assert_eq!((corpus.dead, corpus.compacted().tokens), (corpus.tokens.len() - 1, vec![BARRIER]));
     }
 
     #[test]

@@ -196,9 +196,11 @@ impl Keeper {
         for scope in stale {
             self.list(scope);
         }
+        // What was just listed is up to date, and rows that were too many stay away.
+        let rest: Vec<Scope> = all.iter().filter(|scope| !new.contains(scope)).copied().collect();
         let mut seen = HashSet::new();
         for key in changes.keys.into_iter().flatten().filter(|key| seen.insert(*key)) {
-            self.follow_row(&key, &all);
+            self.follow_row(&key, &rest);
         }
         self.point = changes.next;
         lock(&self.shelves).removals = Some(changes.removals);
@@ -234,11 +236,9 @@ impl Keeper {
             if self.stopping.load(Ordering::Relaxed) {
                 return;
             }
-            if self.with(scope, |corpus| corpus.contains(key)) {
-                continue;
-            }
-            if let Some(row) = self.cache.prompt_of(key).filter(|row| scope.has(row)) {
-                self.with(scope, |corpus| corpus.add(*key, &row.tokens));
+            self.follow_row(key, std::slice::from_ref(scope));
+            if self.with(scope, |corpus| corpus.len()) / 2 > self.most_tokens {
+                self.bound();
             }
         }
     }
@@ -248,9 +248,10 @@ impl Keeper {
         let row = self.cache.prompt_of(key);
         for scope in scopes {
             let is_there = self.with(scope, |corpus| corpus.contains(key));
-            match &row {
+            match row.as_ref().filter(|row| scope.has(row)) {
+                // It left, or a key claimed it.
                 None if is_there => self.with(scope, |corpus| corpus.remove(key)),
-                Some(row) if !is_there && scope.has(row) => self.with(scope, |corpus| corpus.add(*key, &row.tokens)),
+                Some(row) if !is_there => self.with(scope, |corpus| corpus.add(*key, &row.tokens)),
                 _ => {}
             }
         }

@@ -123,6 +123,11 @@ fn nothing_crosses_owners_or_namespaces() {
     bench.keeper.follow();
     assert_eq!(bench.guess(&scopes[1], 1), [1050, 1051]);
     assert_eq!(bench.guess(&scopes[2], 1), [0; 0]);
+    // A row that nobody owned stops being a source for others once somebody does.
+    assert_eq!(bench.guess(&scopes[2], 2), [2050, 2051]);
+    cache.claim(&namespace(1), &text(2), owner(2));
+    bench.keeper.follow();
+    assert_eq!((bench.guess(&scopes[1], 2), bench.guess(&scopes[2], 2)), (vec![2050, 2051], vec![]));
 }
 
 #[test]
@@ -141,6 +146,24 @@ fn a_thread_that_fell_behind_lists_all_rows_again() {
     assert_eq!(cache.changes_since(bench.keeper.point).keys, None);
     bench.keeper.follow();
     assert_eq!((bench.guess(&own, 1), bench.guess(&own, 2)), (vec![], vec![2050, 2051]));
+}
+
+#[test]
+fn rows_beyond_the_bound_take_no_memory_while_they_are_listed() {
+    let cache = Arc::new(Cache::open(CacheConfig::in_memory(16 << 20)).unwrap());
+    for number in 0..400 {
+        save(&cache, namespace(1), &text(number), None);
+    }
+    let mut bench = bench(&cache);
+    bench.keeper.most_tokens = 1000;
+    let own = scope(1, None);
+    bench.library.want(own);
+    bench.keeper.enter_wanted();
+    bench.keeper.list(&own);
+    let len = bench.keeper.with(&own, |corpus| corpus.len());
+    assert!(len < 2200, "{len} of 40,000 tokens");
+    bench.keeper.follow();
+    assert_eq!(bench.guess(&own, 399), [399_050, 399_051], "the newest stay");
 }
 
 #[test]
