@@ -10,7 +10,7 @@ use poncho_cache::{Cache, CacheConfig};
 
 use super::*;
 use crate::backend::stub::{StubBackend, StubCall};
-use crate::backend::{Backend, BatchRow, ContextOptions};
+use crate::backend::{Backend, BatchRow, ContextOptions, FlashAttention};
 use crate::files::file_watch::FileWatch;
 use crate::schedule::admission::Place;
 use crate::shared::embedding::OpenEmbeddings;
@@ -133,6 +133,19 @@ fn a_sequence_with_two_owners_or_none_is_loud() {
     };
     assert!(loud(&mut steal), "another request runs on it");
     assert!(loud(&mut || slots.release(Lease { seq: 9, n_past: 0 }, None)), "the context has three sequences");
+}
+
+#[test]
+fn exact_rows_are_computed_alone_on_a_processor_with_flash_attention() {
+    for (flash_attention, expected) in [(FlashAttention::Off, true), (FlashAttention::On, false)] {
+        let backend = StubBackend::new(MemoryKind::Attention);
+        let mut shared = shared(&backend, KvLayout::Split);
+        let grid = std::num::NonZeroUsize::MIN.saturating_add(7);
+        (shared.config.exactness, shared.config.exact_grid) = (Exactness::OnRequest, grid);
+        (shared.config.context.flash_attention, shared.config.drafts) = (flash_attention, Drafts::Context);
+        let slots = slots(&shared);
+        assert_eq!((slots.shares_decodes(), slots.exact_draft_rows(4) > 0), (expected, expected));
+    }
 }
 
 /// Only builds with debug assertions look.
