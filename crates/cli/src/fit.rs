@@ -242,11 +242,12 @@ impl Fitting {
 
     fn plan_on(&self, machine: &Machine, model: &ToPlan<'_>, precision: Precision, earlier: Earlier) -> Fitted {
         let ToPlan { path, shape, loading } = *model;
-        let given = shape.given(&loading);
+        let mut given = shape.given(&loading);
         let mut config = shape.unplanned(path);
         loading.set(&mut config);
         config.context.kv = shape.kv.unwrap_or(KvLayout::Split);
         let arithmetic = Arithmetic::of(&config, machine);
+        given.no_quantised_kv |= !arithmetic.takes_quantised_kv();
         let (facts, key) = (arithmetic.facts(), arithmetic.key());
         let found = self.folder.as_deref().and_then(|folder| kept::read(folder, &key, &given, machine));
         let found = found.filter(|_| earlier == Earlier::Kept);

@@ -144,6 +144,18 @@ impl Shape {
         }
     }
 
+    /// Whether a head of keys and of values fills whole blocks of a quantised type, as llama.cpp demands.
+    pub(crate) fn fills_blocks(&self) -> bool {
+        const BLOCK: u64 = 32;
+        let heads = self.largest("attention.head_count");
+        let width = self.number("embedding_length").unwrap_or(0).checked_div(heads).unwrap_or(0);
+        ["key_length", "value_length"].into_iter().all(|name| {
+            let all = self.number(&format!("attention.{name}")).unwrap_or(width);
+            let windowed = self.number(&format!("attention.{name}_swa")).unwrap_or(all);
+            all.is_multiple_of(BLOCK) && windowed.is_multiple_of(BLOCK)
+        })
+    }
+
     /// Keys and values of one position in all layers.
     pub(crate) fn bytes_per_cell(&self, context: &ContextOptions) -> u64 {
         let heads = self.number("attention.head_count").unwrap_or(0);
@@ -258,6 +270,23 @@ mod tests {
         assert_eq!(absurd.bytes(u32::MAX), u64::MAX);
         let folder = tempfile::tempdir().unwrap();
         assert_eq!(EmbeddingCost::of(&ModelConfig::new("m", folder.path())), EmbeddingCost::default());
+    }
+
+    /// A plan with a small KV cache was made for heads of 80, and llama.cpp refused it.
+    #[test]
+    fn only_heads_of_whole_blocks_can_be_quantised() {
+        let fills = |numbers: &[(&str, u64)]| {
+            let numbers = numbers.iter().map(|(key, number)| (format!("x.{key}"), Value::U64(*number)));
+            let architecture = ("general.architecture".to_owned(), Value::Text("x".into()));
+            Shape { values: numbers.chain([architecture]).collect() }.fills_blocks()
+        };
+        assert!(fills(&[("embedding_length", 2048), ("attention.head_count", 32)]), "heads of 64");
+        assert!(!fills(&[("embedding_length", 2560), ("attention.head_count", 32)]), "heads of 80");
+        let odd = [("embedding_length", 3840), ("attention.head_count", 16)];
+        let own = [("attention.key_length", 256), ("attention.value_length", 256)];
+        assert!(!fills(&odd) && fills(&[odd, own].concat()));
+        assert!(!fills(&[("embedding_length", 2048), ("attention.head_count", 32), ("attention.key_length_swa", 48)]));
+        assert!(fills(&[]), "a file that says nothing");
     }
 
     #[test]

@@ -30,6 +30,7 @@ pub struct Arithmetic {
     per_pair: u64,
     /// The free memory of each device, by which layers are spread.
     free: Vec<u64>,
+    fills_blocks: bool,
 }
 
 impl Arithmetic {
@@ -63,7 +64,14 @@ impl Arithmetic {
             per_row,
             per_pair,
             free: machine.devices.iter().map(|device| device.free).collect(),
+            fills_blocks: shape.fills_blocks(),
         }
+    }
+
+    /// Whether llama.cpp can keep the model's keys and values in a quantised type.
+    #[must_use]
+    pub fn takes_quantised_kv(&self) -> bool {
+        self.fills_blocks
     }
 
     /// What the file says about the model.

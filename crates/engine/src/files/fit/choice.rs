@@ -56,7 +56,7 @@ pub struct Given {
     pub n_cpu_moe: Option<u32>,
     /// Layers on devices; `Some(None)` for all of them.
     pub gpu_layers: Option<Option<u32>>,
-    /// Whether the KV cache must not be quantised, because flash attention is off.
+    /// Whether the KV cache must not be quantised, because flash attention is off or the heads do not fill its blocks.
     pub no_quantised_kv: bool,
     /// Whether the weights must stay in memory: they are not mapped, or locked.
     pub held_weights: bool,
