@@ -4,6 +4,7 @@
 //! these headers are often keys.
 
 use std::error::Error;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
@@ -65,11 +66,18 @@ fn http_client(url: &Url) -> Result<reqwest::Client, String> {
     // The client takes the provider of the process; another part may have installed the same one before.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let client = reqwest::Client::builder().redirect(Policy::none());
+    let client = if is_here(url) { client.no_proxy() } else { client };
     let client = match url.scheme() {
         "https" => client.https_only(true),
         _ => client.no_proxy().tls_certs_only([]),
     };
     client.build().map_err(|error| cause(&error))
+}
+
+/// Whether a collector is on this machine, where no proxy finds it.
+fn is_here(url: &Url) -> bool {
+    let host = url.host_str().unwrap_or_default().trim_matches(['[', ']']);
+    host == "localhost" || host.parse().is_ok_and(|address: IpAddr| address.is_loopback())
 }
 
 /// Remembers why a request had no answer: the exporter itself only says "network error".
@@ -103,6 +111,15 @@ fn cause(error: &(dyn Error + 'static)) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_proxy_is_asked_for_a_collector_of_this_machine() {
+        let is_here = |url: &str| is_here(&Url::parse(url).unwrap());
+        for url in ["https://localhost:4318/v1/traces", "https://127.0.0.1:4318", "https://[::1]:4318"] {
+            assert!(is_here(url), "{url}");
+        }
+        assert!(!is_here("https://localhost.example.com") && !is_here("https://192.0.2.1:4318"));
+    }
 
     #[tokio::test]
     async fn a_collector_that_is_away_is_told_by_its_cause() {
