@@ -100,6 +100,38 @@ fn the_bytes_are_positional_arrays_with_the_names_of_vllm() {
     assert_eq!(poncho_kinds::to_hex(&bytes), expected);
 }
 
+/// A batch that found no room in the queue had no number, so that nobody could see the gap.
+#[tokio::test]
+async fn dropped_batches_leave_a_gap_in_the_numbers() {
+    let events = KvEvents::bind("tcp://127.0.0.1:0", Some("tcp://127.0.0.1:0"), "kv").await.unwrap();
+    let cleared = || vec![Event::AllBlocksCleared];
+    // Nothing is sent before the first wait: this runtime has one thread.
+    let mut attempts = (0..10_100).map(|_| events.publish(cleared())).collect::<Vec<bool>>();
+    assert!(attempts.contains(&false), "the queue took everything");
+    let mut asker = DealerSocket::new();
+    asker.connect(events.replay().unwrap()).await.unwrap();
+    while attempts.last() == Some(&false) {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        attempts.push(events.publish(cleared()));
+    }
+    let last = attempts.len() as u64 - 1;
+    let within = Duration::from_secs(30);
+    let number = tokio::time::timeout(within, async {
+        loop {
+            let mut question = ZmqMessage::from(Vec::new());
+            question.push_back(last.to_be_bytes().to_vec().into());
+            asker.send(question).await.unwrap();
+            let answer = asker.recv().await.unwrap();
+            // Nothing but the end: it was not sent yet.
+            let number = i64::from_be_bytes(answer.get(answer.len() - 2).unwrap().as_ref().try_into().unwrap());
+            if number != -1 {
+                return number;
+            }
+        }
+    });
+    assert_eq!(number.await.unwrap(), last as i64, "the batches that were dropped have numbers");
+}
+
 #[tokio::test]
 async fn a_subscriber_gets_batches_and_asks_again_for_missed_ones() {
     let within = Duration::from_secs(30);

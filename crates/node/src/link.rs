@@ -32,6 +32,8 @@ use crate::tls::Credentials;
 
 /// How often the other machine is asked for a sign of life, and how long it may take to give one.
 pub(crate) const SIGN_OF_LIFE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(5));
+/// The same for a child: it answers also while its model computes, unless all of it hangs.
+const SIGN_OF_A_CHILD: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(60));
 /// A machine that does not answer is not there.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 /// A process that was just started takes a moment to open its socket.
@@ -180,7 +182,11 @@ impl Link {
             async move { UnixStream::connect(socket).await.map(TokioIo::new) }
         });
         // The address is never looked up: the connector knows the socket.
-        let endpoint = with_windows(Endpoint::from_static("http://node.invalid"));
+        let endpoint = Endpoint::from_static("http://node.invalid")
+            .http2_keep_alive_interval(SIGN_OF_A_CHILD.0)
+            .keep_alive_timeout(SIGN_OF_A_CHILD.1)
+            .keep_alive_while_idle(true);
+        let endpoint = with_windows(endpoint);
         let channel = endpoint.connect_with_connector(connector).await;
         channel.map(Self).map_err(|error| of_transport(&error))
     }

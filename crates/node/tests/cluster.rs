@@ -314,6 +314,31 @@ async fn replies_survive_a_killed_node_a_killed_bus_and_a_new_router() {
     }
 }
 
+/// Ten seconds after a node was killed it had left the cluster, and requests for its model were refused as unknown.
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_wait_for_the_only_node_of_a_model_also_after_it_left() {
+    let folder = tempfile::tempdir().unwrap();
+    let (key, server) = (key(1), NatsServer::start());
+    std::fs::write(folder.path().join(FILE), server.address()).unwrap();
+    let here = in_process(KINDS[0], folder.path()).await;
+    let one = Machine::start(KINDS[0], folder.path(), "one").await;
+    let credentials = Some(Credentials::read(&certificate(folder.path(), "front")).unwrap());
+    let (fleet, lookout) = router_with(&server.address(), &key, credentials).await;
+    eventually("the model is known", || fleet.connected() == 1 && fleet.model("stub").is_some()).await;
+    let expected = ask(&*here, mixed(0)).await.unwrap();
+    one.signal("-9").await;
+    eventually("it has left", || lookout.nodes().is_empty() && fleet.peers().is_empty()).await;
+    let asked = async {
+        let reply = ask(&fleet, mixed(0));
+        tokio::pin!(reply);
+        let early = tokio::time::timeout(Duration::from_millis(300), &mut reply).await;
+        assert!(early.is_err(), "the request waits: {early:?}");
+        one.restart().await;
+        reply.await
+    };
+    assert_eq!(asked.await.unwrap(), expected);
+}
+
 /// Waits until the nodes have found the bus again.
 async fn eventually_registered(server: &str, key: &ClusterKey) {
     let bus = bus(server, key).await;

@@ -33,8 +33,12 @@ pub(crate) fn mixed(number: u32) -> Generate {
 }
 
 async fn kill(process: u32) {
-    let killed = tokio::process::Command::new("kill").args(["-9", &process.to_string()]).status().await.unwrap();
-    assert!(killed.success());
+    signal(process, "-9").await;
+}
+
+async fn signal(process: u32, signal: &str) {
+    let sent = tokio::process::Command::new("kill").args([signal, &process.to_string()]).status().await.unwrap();
+    assert!(sent.success());
 }
 
 async fn survive(kind: MemoryKind) {
@@ -146,4 +150,17 @@ async fn a_process_that_is_killed_while_it_starts_is_followed_by_one_with_its_mo
         }
     }
     assert_eq!(ask(&there, mixed(0)).await.unwrap(), ask(&*here, mixed(0)).await.unwrap());
+}
+
+/// The call that asks a process to end had no time limit: a server with an engine that hung could not be stopped.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_that_hangs_is_given_up_within_the_limit() {
+    let folder = tempfile::tempdir().unwrap();
+    let there = child(KINDS[0], folder.path()).await;
+    let process = there.process_id().unwrap();
+    signal(process, "-STOP").await;
+    let stopped = tokio::time::timeout(PATIENCE, there.stop(Duration::from_millis(300))).await;
+    assert_eq!(stopped.ok(), Some(false));
+    let left = tokio::process::Command::new("kill").args(["-0", &process.to_string()]).status().await.unwrap();
+    assert!(!left.success() && there.process_id().is_none(), "it does not outlive its server");
 }

@@ -5,6 +5,7 @@
 //! never hold up a node: events that do not fit into the queue are dropped, and their number shows the gap.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
@@ -34,7 +35,9 @@ pub enum KvEventsError {
 /// Publishes batches until it is dropped.
 #[derive(Debug)]
 pub struct KvEvents {
-    queue: mpsc::Sender<Batch>,
+    queue: mpsc::Sender<(u64, Batch)>,
+    /// The number of the next batch. One that finds no room has a number too.
+    next: AtomicU64,
     endpoint: String,
     replay: Option<String>,
 }
@@ -58,7 +61,7 @@ impl KvEvents {
         };
         let (queue, batches) = mpsc::channel(QUEUED);
         tokio::spawn(publish(socket, replay_socket, Bytes::copy_from_slice(topic.as_bytes()), batches));
-        Ok(Self { queue, endpoint: bound, replay })
+        Ok(Self { queue, next: AtomicU64::new(0), endpoint: bound, replay })
     }
 
     /// Where batches are published; the port is the real one.
@@ -79,7 +82,8 @@ impl KvEvents {
             return true;
         }
         let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
-        self.queue.try_send(Batch { time, events }).is_ok()
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        self.queue.try_send((number, Batch { time, events })).is_ok()
     }
 }
 
@@ -94,10 +98,9 @@ async fn publish(
     mut socket: PubSocket,
     mut replay: Option<RouterSocket>,
     topic: Bytes,
-    mut batches: mpsc::Receiver<Batch>,
+    mut batches: mpsc::Receiver<(u64, Batch)>,
 ) {
     let mut sent: VecDeque<(u64, Bytes)> = VecDeque::new();
-    let mut number = 0_u64;
     loop {
         let asked = async {
             match &mut replay {
@@ -107,7 +110,7 @@ async fn publish(
         };
         tokio::select! {
             batch = batches.recv() => {
-                let Some(batch) = batch else { return };
+                let Some((number, batch)) = batch else { return };
                 let payload = Bytes::from(batch.encode());
                 let mut message = ZmqMessage::from(topic.clone());
                 message.push_back(Bytes::copy_from_slice(&number.to_be_bytes()));
@@ -119,7 +122,6 @@ async fn publish(
                 if sent.len() > REPLAYED {
                     sent.pop_front();
                 }
-                number += 1;
             }
             question = asked => {
                 if let (Ok(question), Some(socket)) = (question, &mut replay) {

@@ -74,6 +74,7 @@ pub(super) async fn supervise(supervised: Arc<Supervised>) {
                 status = child.wait() => break status,
                 // It lives and no longer speaks. One that is being stopped gets its time from `stop`.
                 () = node.closed() => break end_of(&supervised, &mut child).await,
+                () = supervised.overdue.notified() => break killed(&mut child).await,
                 id = due(&supervised), if is_whole => try_again(&supervised, &node, &id, &mut loading).await,
             }
         };
@@ -141,11 +142,18 @@ async fn try_again(supervised: &Arc<Supervised>, node: &RemoteNode, id: &str, lo
 /// The end of a process that closed its connection, by force if it does not come by itself.
 async fn end_of(supervised: &Supervised, child: &mut Child) -> io::Result<ExitStatus> {
     if is_ended(supervised) {
-        return child.wait().await;
+        return tokio::select! {
+            status = child.wait() => status,
+            () = supervised.overdue.notified() => killed(child).await,
+        };
     }
     if let Ok(status) = tokio::time::timeout(LAST_WORDS, child.wait()).await {
         return status;
     }
+    killed(child).await
+}
+
+async fn killed(child: &mut Child) -> io::Result<ExitStatus> {
     child.start_kill()?;
     child.wait().await
 }
@@ -154,12 +162,21 @@ async fn end_of(supervised: &Supervised, child: &mut Child) -> io::Result<ExitSt
 pub(super) async fn stop(supervised: &Supervised, limit: Duration) -> bool {
     let before = supervised.state.send_replace(State::Ended("the server is shutting down".to_owned()));
     let State::Up(node) = before else { return true };
-    if node.stop().await.is_err() {
-        return true;
+    let ended = async {
+        if node.stop().await.is_err() {
+            return;
+        }
+        // Its connection closes before its states are saved, so only its end counts: it gives up when this process ends.
+        let _ = supervised.process_id.subscribe().wait_for(Option::is_none).await;
+    };
+    // One that hangs does not even answer that it is going to end.
+    let is_in_time = tokio::time::timeout(limit, ended).await.is_ok();
+    if !is_in_time {
+        supervised.overdue.notify_one();
+        let mut process = supervised.process_id.subscribe();
+        let _ = tokio::time::timeout(LAST_WORDS, process.wait_for(Option::is_none)).await;
     }
-    // Its connection closes before its states are saved, so only its end counts: it gives up when this process ends.
-    let mut running = supervised.process_id.subscribe();
-    tokio::time::timeout(limit, running.wait_for(Option::is_none)).await.is_ok()
+    is_in_time
 }
 
 fn is_ended(supervised: &Supervised) -> bool {
@@ -208,7 +225,10 @@ async fn start(supervised: &Supervised, lines: &Arc<Mutex<LastLines>>) -> Result
             Err(error) => error.to_string(),
         }),
     };
-    let _ = serves.send(connected.is_ok());
+    // Nothing is sent otherwise: what the process said is the reason then, and is not shown as its log.
+    if connected.is_ok() {
+        let _ = serves.send(true);
+    }
     let connected = match (connected, log) {
         (Err(reason), Some(log)) => {
             drop(serves);
@@ -252,9 +272,9 @@ async fn pass_on(
     }
 }
 
-#[expect(clippy::print_stderr, reason = "the log of the child belongs where it would write it itself")]
 fn show(text: &str, note: Option<fn(&str)>) {
-    eprint!("{text}");
+    // The log of the child belongs where it would write it itself. Nobody may read it any longer.
+    let _ = io::Write::write_all(&mut io::stderr(), text.as_bytes());
     if let Some(note) = note {
         text.lines().for_each(note);
     }

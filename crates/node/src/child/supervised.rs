@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use poncho_api::{AdapterId, CacheReport, EngineError, Generate, HygieneRule, LoadModel, ModelReport, NodeModel};
-use tokio::sync::{OwnedMutexGuard, watch};
+use tokio::sync::{Notify, OwnedMutexGuard, watch};
 use tokio::time::Instant;
 
 use super::aside::Aside;
@@ -53,6 +53,8 @@ pub(super) struct Supervised {
     pub(super) aside: Aside,
     /// The process that runs now.
     pub(super) process_id: watch::Sender<Option<u32>>,
+    /// Told once when the time of a process that is being stopped is over.
+    pub(super) overdue: Notify,
 }
 
 /// A model to load again.
@@ -83,6 +85,7 @@ impl Supervised {
             probation: Arc::default(),
             poison: Poison::default(),
             process_id: watch::Sender::new(None),
+            overdue: Notify::new(),
         }
     }
 

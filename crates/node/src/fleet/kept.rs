@@ -40,8 +40,8 @@ enum State {
     Unknown,
     Up(RemoteNode),
     Down(String),
-    /// It left the cluster. If it comes back, it gets another number.
-    Left,
+    /// It left the cluster at this time. If it comes back, it gets another number.
+    Left(Instant),
 }
 
 /// A node of the fleet by its number, which never changes.
@@ -98,7 +98,7 @@ impl Kept {
     /// A node that is part of the fleet.
     pub(super) fn peer(&self, number: usize) -> Option<Peer> {
         let places = lock(&self.places);
-        places.get(number).filter(|place| !matches!(place.state, State::Left)).map(|place| place.peer.clone())
+        places.get(number).filter(|place| !matches!(place.state, State::Left(_))).map(|place| place.peer.clone())
     }
 
     /// The nodes that a cluster announces, with whether they take requests. Returns the numbers of those that are new;
@@ -108,11 +108,11 @@ impl Kept {
         let mut places = lock(&self.places);
         for place in places.iter_mut().filter(|place| place.is_announced && matches!(place.state, State::Down(_))) {
             if !announced.iter().any(|(address, takes)| *takes && *address == place.peer.address) {
-                place.state = State::Left;
+                place.state = State::Left(Instant::now());
             }
         }
         for (address, _) in announced.iter().filter(|(_, takes_requests)| *takes_requests) {
-            let is_it = |place: &Place| place.peer.address == *address && !matches!(place.state, State::Left);
+            let is_it = |place: &Place| place.peer.address == *address && !matches!(place.state, State::Left(_));
             if places.iter().any(is_it) {
                 continue;
             }
@@ -175,7 +175,7 @@ impl Kept {
         let places = lock(&self.places);
         let absent = places.iter().filter_map(|place| match &place.state {
             State::Down(reason) => Some((place.peer.address.clone(), reason.clone())),
-            State::Unknown | State::Up(_) | State::Left => None,
+            State::Unknown | State::Up(_) | State::Left(_) => None,
         });
         absent.collect()
     }
@@ -190,7 +190,7 @@ impl Kept {
                     (PeerState::Up, None, models)
                 }
                 State::Down(reason) => (PeerState::Down, Some(reason.clone()), Vec::new()),
-                State::Left => return None,
+                State::Left(_) => return None,
             };
             Some(PeerReport { name: place.peer.address.to_string(), state, reason, models })
         };
@@ -202,7 +202,7 @@ impl Kept {
         let places = lock(&self.places);
         let up = places.iter().enumerate().filter_map(|(number, place)| match &place.state {
             State::Up(node) => Some((number, node.clone())),
-            State::Unknown | State::Down(_) | State::Left => None,
+            State::Unknown | State::Down(_) | State::Left(_) => None,
         });
         up.collect()
     }
@@ -240,10 +240,19 @@ impl Kept {
                 };
             }
         }
+        let places = lock(&this.places);
+        for known in models.values_mut() {
+            known.nodes.retain(|number| !this.is_given_up(places.get(*number)));
+        }
         models.retain(|_, known| !known.nodes.is_empty());
+        let has_left = |number: &usize| places.get(*number).is_none_or(|place| matches!(place.state, State::Left(_)));
         for (number, node) in nodes {
             for model in node.remote_models() {
                 let report = model.report();
+                // A node that left does not hide another model of the same name on one that is there.
+                if models.get(&report.id).is_some_and(|known| known.nodes.iter().all(has_left)) {
+                    models.remove(&report.id);
+                }
                 // Another model of the same name on a second node is hidden by the first.
                 models.entry(report.id.clone()).or_insert_with(|| {
                     let keeper: Arc<dyn Keeper> = Arc::new(Member::new(this));
@@ -268,11 +277,19 @@ impl Kept {
     fn is_expected(&self, model: &ModelReport) -> bool {
         let had = lock(&self.models).get(&model.id).map(|known| known.nodes.clone()).unwrap_or_default();
         let places = lock(&self.places);
-        let is_gone = |number: &usize| places.get(*number).is_none_or(|place| matches!(place.state, State::Left));
         had.iter().any(|number| {
-            let is_up = places.get(*number).is_some_and(|place| matches!(place.state, State::Up(_)));
-            !is_up && !is_gone(number)
+            let place = places.get(*number);
+            place.is_some_and(|place| !matches!(place.state, State::Up(_))) && !self.is_given_up(place)
         })
+    }
+
+    /// Whether a node is not waited for. One that left a cluster may be starting again, with another number.
+    fn is_given_up(&self, place: Option<&Place>) -> bool {
+        match place.map(|place| &place.state) {
+            Some(State::Left(since)) => since.elapsed() >= self.settings.call_wait,
+            Some(State::Unknown | State::Up(_) | State::Down(_)) => false,
+            None => true,
+        }
     }
 
     fn address(&self, number: usize) -> Option<NodeAddress> {

@@ -1,4 +1,5 @@
-//! The signals that stop a server: the first SIGINT (Ctrl-C) or SIGTERM in order, the second at once.
+//! The signals that stop a server: the first SIGINT (Ctrl-C), SIGTERM or SIGHUP (a closed terminal) in order, the second
+//! at once. An ignored SIGHUP stays ignored, as `nohup` wants it.
 //!
 //! Installed before the greeting, because a user who reads it may press Ctrl-C. Once a signal has a handler, the system
 //! no longer acts on it, so all of them are awaited here, also while states are being saved.
@@ -25,18 +26,22 @@ pub(crate) struct StopSignals {
 impl StopSignals {
     /// Installs the handlers. Must be called inside a runtime.
     pub(crate) fn install() -> io::Result<Self> {
-        let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+        let mut signals = Signals {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+            hang_up: if is_hang_up_ignored() { None } else { Some(signal(SignalKind::hangup())?) },
+        };
         let (counted, count) = watch::channel(0);
         tokio::spawn(async move {
-            next(&mut interrupt, &mut terminate).await;
+            signals.next().await;
             counted.send_replace(1);
-            next(&mut interrupt, &mut terminate).await;
+            signals.next().await;
             counted.send_replace(2);
             // Streams are cut off and nothing more is saved, but published rows stay intact.
             tokio::select! {
                 () = tokio::time::sleep(LAST_EVENTS) => {}
                 () = counted.closed() => {}
-                () = next(&mut interrupt, &mut terminate) => {}
+                () = signals.next() => {}
             }
             std::process::exit(INTERRUPTED);
         });
@@ -68,8 +73,31 @@ impl StopSignals {
     }
 }
 
-async fn next(interrupt: &mut Signal, terminate: &mut Signal) {
-    tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
+/// The handlers.
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+    hang_up: Option<Signal>,
+}
+
+impl Signals {
+    async fn next(&mut self) {
+        let hang_up = async {
+            match &mut self.hang_up {
+                Some(signal) => signal.recv().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! { _ = self.interrupt.recv() => {}, _ = self.terminate.recv() => {}, _ = hang_up => {} }
+    }
+}
+
+/// Whether the process was started with SIGHUP ignored. Systems without `/proc` do not say.
+fn is_hang_up_ignored() -> bool {
+    const HANG_UP: u64 = 1;
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & HANG_UP != 0)
 }
 
 /// The line for a user who waits for the end.
