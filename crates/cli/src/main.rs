@@ -1,7 +1,7 @@
 //! The `poncho` binary: parses the flags, runs the command, prints an error with its causes, sets the exit code.
 //!
-//! Exit codes: 0 success, 1 failure (or `verify` found damage), 2 wrong usage. This crate wires the others together and
-//! holds no logic of theirs. Data goes to standard output, everything else to standard error.
+//! Exit codes: 0 success, 1 failure (or `verify` found damage), 2 wrong usage or settings. This crate wires the others
+//! together and holds no logic of theirs. Data goes to standard output, everything else to standard error.
 
 #![expect(rustdoc::bare_urls, reason = "the help of a flag is read in a terminal")]
 
@@ -63,8 +63,9 @@ fn main() -> ExitCode {
             ExitCode::from(if error.use_stderr() { 2 } else { 0 })
         }
         Err(Refused::Settings(error)) => {
+            // A service manager must not start it again and again (RestartPreventExitStatus in packaging/).
             print_error(&error);
-            ExitCode::FAILURE
+            ExitCode::from(2)
         }
     }
 }

@@ -21,7 +21,9 @@ const TRIAL: &str = "try-cpu";
 /// A trial takes a few milliseconds.
 const LONGEST_TRIAL: Duration = Duration::from_secs(5);
 /// Commands that compute in their own process or in a child of the same build.
-const COMPUTING: [&str; 5] = ["serve", "run", "node", "embed", "rpc-worker"];
+const COMPUTING: [&str; 6] = ["serve", "run", "node", "embed", "launch", "rpc-worker"];
+/// Flags before the command that may have their value in the next word.
+const WITH_VALUE: [&str; 2] = ["--log-level", "--log-format"];
 
 /// A build, with the compiler flags that its file was made with. The best one first; `scripts/dist/builds.py` has the same
 /// list.
@@ -111,8 +113,15 @@ fn taken_over() -> Option<PathBuf> {
 }
 
 fn computes(words: &[OsString]) -> bool {
-    let command = words.iter().skip(1).find(|word| !word.to_string_lossy().starts_with('-'));
-    command.is_some_and(|command| COMPUTING.iter().any(|known| command == known))
+    let mut words = words.iter().skip(1);
+    while let Some(word) = words.next() {
+        if WITH_VALUE.iter().any(|flag| word == flag) {
+            words.next();
+        } else if !word.to_string_lossy().starts_with('-') {
+            return COMPUTING.iter().any(|known| word == known);
+        }
+    }
+    false
 }
 
 /// The builds beside a program that this CPU has the instructions for, the best first.
@@ -157,7 +166,12 @@ mod tests {
     #[test]
     fn only_commands_that_compute_are_taken_over() {
         assert!(computes(&words("poncho serve --port 0")) && computes(&words("poncho --quiet run model hello")));
-        for line in ["poncho", "poncho --version", "poncho cache ls", "poncho ps", "poncho try-cpu"] {
+        assert!(
+            computes(&words("poncho --log-level debug serve m")) && computes(&words("poncho --log-level=info run"))
+        );
+        assert!(computes(&words("poncho launch codex")), "it may start a server of its own");
+        let others = ["poncho", "poncho --version", "poncho cache ls", "poncho ps", "poncho try-cpu"];
+        for line in others.into_iter().chain(["poncho --log-level serve ps", "poncho --log-level"]) {
             assert!(!computes(&words(line)), "{line}");
         }
     }

@@ -3,12 +3,15 @@
 //! `--url` or `PONCHO_URL` names the server. Otherwise a Poncho at the address of the settings is used if it has the
 //! model. Otherwise the model is loaded in this process. Nothing is printed here.
 
+use std::fs::metadata;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use anyhow::{Context, anyhow, bail};
+use poncho_cache::split_parts;
 use poncho_client::{Client, Refusal};
+use poncho_terminal::parse_iso;
 use serde_json::Value;
 use tokio::sync::Mutex;
 use tokio::time::timeout;
@@ -70,6 +73,11 @@ impl Connection {
                 Some(text) => name_at(text, &listed),
                 None => choose(&client, &listed).await,
             };
+            if let Some((name, text)) = found.as_deref().zip(model)
+                && !is_same_file(&client, name, Path::new(text)).await
+            {
+                return Ok(None);
+            }
             return Ok(found.map(|model| Self::to(client, model, None)));
         }
         Ok(None)
@@ -156,6 +164,31 @@ async fn answering_poncho(server: &ServerArgs, model: Option<&str>) -> anyhow::R
     };
     let is_poncho = listed.pointer("/data/0/owned_by").and_then(Value::as_str) == Some("poncho");
     Ok(is_poncho.then(|| (client, names(&listed))))
+}
+
+/// Whether the server's model of this name is this file, because another file may have the same name. True for a text
+/// that is not a file.
+async fn is_same_file(client: &Client, name: &str, path: &Path) -> bool {
+    if !path.is_file() {
+        return true;
+    }
+    let tagged = format!("{name}:latest");
+    let Ok(Some(listed)) = client.get("/api/tags").await else { return false };
+    let mut models = listed.get("models").and_then(Value::as_array).into_iter().flatten();
+    let found = models.find(|model| model.get("name").is_some_and(|found| *found == name || *found == tagged.as_str()));
+    let text = |field: &str| found?.get(field)?.as_str();
+    let size = found.and_then(|model| model.get("size")?.as_u64());
+    let stamp = size.zip(text("modified_at").and_then(parse_iso));
+    stamp.is_some() && stamp == stamp_of(path)
+}
+
+/// Bytes and time of the last change of a model's files, in unix seconds.
+fn stamp_of(path: &Path) -> Option<(u64, u64)> {
+    split_parts(path).ok()?.iter().try_fold((0, 0), |(bytes, latest): (u64, u64), part| {
+        let facts = metadata(part).ok()?;
+        let modified = facts.modified().ok()?.duration_since(UNIX_EPOCH).ok()?.as_secs();
+        Some((bytes.saturating_add(facts.len()), latest.max(modified)))
+    })
 }
 
 fn is_about_key(error: &anyhow::Error) -> bool {

@@ -99,10 +99,7 @@ pub(crate) fn run(args: &ServeArgs, resolved: Option<&Resolved>, out: &mut impl 
     if let Some(member) = member {
         member.end(&runtime, args.limits.shutdown_grace);
     }
-    let limit = args.drain_limit;
-    writeln!(out, "saving the states of the models, for at most {} s", limit.as_secs_f64())?;
-    out.flush()?;
-    end(engine, &runtime, limit, &start.folder, out)?;
+    end(engine, &runtime, args.drain_limit, &start.folder, out)?;
     // A load that is still running must not delay the end.
     runtime.shutdown_background();
     Ok(Outcome::Good)
@@ -219,7 +216,8 @@ fn serve(serving: Serving<'_>, out: &mut impl Write) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Saves what the models hold, and says if that took too long.
+/// Saves what the models hold, and says if that took too long. Lines that cannot be written are ignored: what reads them,
+/// such as `tee`, may have ended with the same Ctrl-C, and the states are saved all the same.
 fn end(
     engine: EngineProcess,
     runtime: &Runtime,
@@ -227,14 +225,14 @@ fn end(
     folder: &Path,
     out: &mut impl Write,
 ) -> anyhow::Result<()> {
+    let seconds = limit.as_secs_f64();
+    let mut say = |line: &str| drop(writeln!(out, "{line}").and_then(|()| out.flush()));
+    say(&format!("saving the states of the models, for at most {seconds} s"));
     if engine.end(runtime, limit)? == Drained::GaveUp {
-        let seconds = limit.as_secs_f64();
-        writeln!(
-            out,
+        say(&format!(
             "{} did not respond within {seconds} s; unsaved states are computed again next time (see --drain-limit)",
             folder.display()
-        )?;
-        out.flush()?;
+        ));
     }
     Ok(())
 }

@@ -5,7 +5,7 @@
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, bail};
@@ -53,7 +53,9 @@ pub(super) fn load(named: Option<&Path>, environment: &Environment) -> anyhow::R
         (None, None, Some(path)) => (path, None),
         (None, None, None) => return Ok(SettingsFile::default()),
     };
-    let missing = std::fs::metadata(&path).is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound);
+    // A user without a home often has /dev/null for one.
+    let missing = std::fs::metadata(&path)
+        .is_err_and(|error| matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory));
     match said_by {
         None if missing => return Ok(SettingsFile::default()),
         Some(by) if missing => {

@@ -76,8 +76,7 @@ pub(crate) fn parse(
     let is_typed = |id: &str| sub.value_source(id) == Some(ValueSource::CommandLine);
     let untyped = |setting: &Setting| !(is_typed(setting.name) || setting.name == "model" && is_typed(MODELS_ARGUMENT));
     let lower: Vec<&Entry> = layers.entries.iter().filter(|entry| untyped(entry.setting)).collect();
-    let typed_words = words.clone();
-    let all = words.into_iter().chain(lower.iter().flat_map(|entry| as_flags(&flags, entry)));
+    let all = with_flags(&words, lower.iter().flat_map(|entry| as_flags(&flags, entry)));
     let merged = command.clone().try_get_matches_from(all).map_err(Refused::Usage)?;
     let Some(matches) = merged.subcommand_matches(name).cloned() else { return Ok((merged, None)) };
     let settings = SETTINGS.iter().map(|setting| {
@@ -99,13 +98,9 @@ pub(crate) fn parse(
     let mut models = Vec::new();
     for (model, section) in &layers.models {
         let over: Vec<&Entry> = section.iter().filter(|entry| untyped(entry.setting)).collect();
-        let words: Vec<OsString> = layers
-            .with_section(&over)
-            .filter(|entry| untyped(entry.setting))
-            .flat_map(|entry| as_flags(&flags, entry))
-            .collect();
-        let all =
-            command.clone().try_get_matches_from(typed_words.iter().cloned().chain(words)).map_err(Refused::Usage)?;
+        let of_model = layers.with_section(&over).filter(|entry| untyped(entry.setting));
+        let all = with_flags(&words, of_model.flat_map(|entry| as_flags(&flags, entry)));
+        let all = command.clone().try_get_matches_from(all).map_err(Refused::Usage)?;
         let args = all.subcommand_matches(name).map(ServeArgs::from_arg_matches);
         models.extend(args.transpose().map_err(Refused::Usage)?.map(|args| (model.clone(), args)));
     }
@@ -276,6 +271,13 @@ fn long_of<'a>(flags: &'a Command, setting: &Setting) -> &'a str {
     flag_of(flags, setting).and_then(Arg::get_long).unwrap_or_default()
 }
 
+/// The words of a command line with more flags: before `--`, because every word after it is a model.
+fn with_flags(words: &[OsString], flags: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let end = words.iter().position(|word| word == "--").unwrap_or(words.len());
+    let (before, after) = words.split_at_checked(end).unwrap_or((words, &[]));
+    before.iter().cloned().chain(flags).chain(after.iter().cloned()).collect()
+}
+
 /// An entry as the words that would have been typed for it.
 fn as_flags(flags: &Command, entry: &Entry) -> Vec<OsString> {
     let long = long_of(flags, entry.setting);
@@ -385,6 +387,13 @@ mod tests {
         assert_eq!(models("poncho serve", &set).unwrap(), ["b", "c"]);
         assert_eq!(models("poncho serve a b --port 1", &[]).unwrap(), ["a", "b"]);
         assert!(models("poncho serve a --model b", &[]).unwrap_err().contains("cannot be used with"));
+    }
+
+    #[test]
+    fn settings_are_not_taken_for_models_after_two_dashes() {
+        let found = resolved("poncho serve --threads 3 -- a b", &[("PONCHO_PORT", "9000")]).unwrap();
+        assert_eq!(holds(&found, "port"), (vec!["9000".to_owned()], "PONCHO_PORT".to_owned()));
+        assert_eq!(ServeArgs::from_arg_matches(&found.matches).unwrap().models(), ["a", "b"]);
     }
 
     #[test]

@@ -144,6 +144,10 @@ fn commands_are_obeyed_and_wrong_ones_explained() {
     command(&mut terminal, "/clear\r", "the conversation is cleared");
     command(&mut terminal, "/load talk.json\r", "loaded 2 messages from talk.json");
     command(&mut terminal, "/load nothing.json\r", "error: cannot read nothing.json");
+    command(&mut terminal, "/save ~/again.json\r", "again.json");
+    assert!(home.path().join("again.json").is_file(), "the home folder is meant");
+    command(&mut terminal, "/set format {\"type\": \"object\"}\r", "replies are JSON from the next one on");
+    command(&mut terminal, "/set noformat\r", "replies are plain text");
     command(&mut terminal, "/model\r", "* fake");
     command(&mut terminal, "/model other\r", "the server has no model other");
     terminal.keys("one\\\rtwo\r");
@@ -195,6 +199,39 @@ fn a_reply_that_breaks_off_is_said_and_the_chat_goes_on() {
     terminal.wait_for("partial hit");
     terminal.wait_for_prompt();
     terminal.keys(CTRL_D);
+    assert_eq!(terminal.end().0, 0);
+}
+
+#[test]
+fn retry_after_load_answers_the_last_message_of_the_loaded_conversation() {
+    let home = tempfile::tempdir().unwrap();
+    let (server, mut terminal) = scripted(home.path(), &["yes"], End::Whole);
+    terminal.keys("Kept\r");
+    terminal.wait_for("partial hit");
+    terminal.wait_for_prompt();
+    terminal.keys("/save talk.json\r");
+    terminal.wait_for("saved 2 messages");
+    terminal.wait_for_prompt();
+    server.now(Script { pieces: vec!["half"], end: End::Broken });
+    terminal.keys("Lost\r");
+    terminal.wait_for("error: the reply broke off");
+    terminal.wait_for_prompt();
+    terminal.keys("/load talk.json\r");
+    terminal.wait_for("loaded 2 messages");
+    terminal.wait_for_prompt();
+    server.now(Script { pieces: vec!["again"], end: End::Whole });
+    terminal.keys("/retry\r");
+    terminal.wait("the second reply", |screen| count(screen, "partial hit") == 2);
+    let last = server.posted.try_iter().last().unwrap().1;
+    assert_eq!(last["messages"], serde_json::json!([{"role": "user", "content": "Kept"}]));
+    terminal.wait_for_prompt();
+    terminal.keys("/clear\r");
+    terminal.wait_for("the conversation is cleared");
+    terminal.wait_for_prompt();
+    terminal.keys("/retry\r");
+    terminal.wait_for("there is no message to answer again");
+    terminal.wait_for_prompt();
+    terminal.keys("/quit\r");
     assert_eq!(terminal.end().0, 0);
 }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::json;
 
 use crate::served::{Served, serve_command};
-use crate::support::{poncho, prepare, run};
+use crate::support::{Run, poncho, prepare, run};
 
 fn write(folder: &Path, text: &str) -> String {
     let path = folder.join("poncho.toml");
@@ -56,20 +56,37 @@ fn the_default_file_is_read_and_one_in_the_working_folder_is_not() {
     assert_eq!((&named["value"], &named["origin"]), (&json!(1), &json!("poncho.toml:1")));
 }
 
+/// The message of a run with wrong settings: the service must not be started again.
+#[track_caller]
+fn misconfigured(run: &Run) -> &str {
+    assert_eq!((run.code, run.stdout.as_str()), (Some(2), ""), "{}", run.stderr);
+    assert!(run.stderr.starts_with("error: "), "{}", run.stderr);
+    &run.stderr
+}
+
+#[test]
+fn a_home_that_is_not_a_folder_has_no_settings_file() {
+    let mut command = poncho();
+    let config = run(command.args(["config", "--json"]).env("HOME", "/dev/null")).json();
+    assert_eq!((&config["file"], &config["settings"]["port"]["layer"]), (&json!(null), &json!("default")));
+    let named = run(poncho().args(["config", "--config", "/dev/null/poncho.toml"]));
+    assert!(misconfigured(&named).contains("does not exist"), "{}", named.stderr);
+}
+
 #[test]
 fn wrong_variables_and_lines_end_every_command_that_uses_them() {
     let folder = tempfile::tempdir().unwrap();
     for words in [&["config"][..], &["doctor"], &["serve"]] {
         let wrong = run(poncho().args(words).env("PONCHO_PARALLEL", "many"));
-        let said = wrong.failed();
+        let said = misconfigured(&wrong);
         assert!(said.contains("PONCHO_PARALLEL is `many`"), "{words:?}: {said}");
         let file = write(folder.path(), "\n\nprt = 1\n");
         let wrong = run(poncho().args(words).args(["--config", &file]));
-        let said = wrong.failed();
+        let said = misconfigured(&wrong);
         assert!(said.contains("poncho.toml:3: unknown setting `prt`; did you mean `port`?"), "{words:?}: {said}");
     }
     let secret = run(poncho().args(["config"]).env("PONCHO_API_KEY", "sk-secret").env("PONCHO_PORT", "x"));
-    assert!(!secret.failed().contains("sk-secret"), "{}", secret.stderr);
+    assert!(!misconfigured(&secret).contains("sk-secret"), "{}", secret.stderr);
 }
 
 #[test]

@@ -131,12 +131,40 @@ fn a_poncho_at_the_default_address_is_used() {
 }
 
 #[test]
+fn another_file_of_the_same_name_is_not_answered_by_the_server() {
+    let home = tempfile::tempdir().unwrap();
+    let served = Served::start_model(&model_path(ModelKind::Attention), home.path());
+    let folder = home.path().join("other");
+    std::fs::create_dir(&folder).unwrap();
+    let same_name = folder.join("attention.gguf");
+    std::fs::copy(model_path(ModelKind::Recurrent), &same_name).unwrap();
+    let mut command = in_home(home.path(), &["run", "--json", "--max-tokens", "4", "--threads", "1"]);
+    command.arg(&same_name).arg("Hello").arg("--cache-dir").arg(home.path().join("own"));
+    run(command.env("PONCHO_PORT", served.address.port().to_string())).json();
+    assert!(home.path().join("own").exists(), "the file that was named was loaded in the command's own process");
+}
+
+#[test]
 fn a_cache_folder_that_is_in_use_does_not_stop_a_chat() {
     let home = tempfile::tempdir().unwrap();
     let _served = Served::start_model(&model_path(ModelKind::Attention), home.path());
     let Run { code, stdout, stderr } = run(&mut own(home.path(), &["run", "--max-tokens", "4", &attention(), "Hello"]));
     assert_eq!(code, Some(0), "{stderr}");
     assert!(!stdout.is_empty() && stderr.contains("in memory only"), "{stderr}");
+}
+
+#[test]
+fn a_home_that_cannot_be_written_does_not_stop_a_chat() {
+    let home = tempfile::tempdir().unwrap();
+    std::fs::write(home.path().join(".cache"), "a file where the folder should be").unwrap();
+    let model = attention();
+    let words = ["run", "--local", "--threads", "1", "--max-tokens", "4", &model, "Hello"];
+    let mut command = in_home(home.path(), &words);
+    let Run { code, stdout, stderr } = run(&mut command);
+    assert_eq!(code, Some(0), "{stderr}");
+    assert!(!stdout.is_empty() && stderr.contains("in memory only"), "{stderr}");
+    let named = run(command.arg("--cache-dir").arg(home.path().join(".cache/kv")));
+    assert!(named.failed().contains(".cache/kv"), "{}", named.stderr);
 }
 
 #[test]

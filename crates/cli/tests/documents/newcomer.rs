@@ -13,8 +13,13 @@ use crate::support::{poncho, run};
 /// The message of a server that must not start.
 #[track_caller]
 fn refused(command: &mut Command) -> String {
+    refused_with(1, command)
+}
+
+#[track_caller]
+fn refused_with(code: i32, command: &mut Command) -> String {
     let ended = run(command);
-    assert_eq!(ended.code, Some(1), "{}{}", ended.stdout, ended.stderr);
+    assert_eq!(ended.code, Some(code), "{}{}", ended.stdout, ended.stderr);
     assert!(ended.stderr.starts_with("error: "), "{}", ended.stderr);
     assert!(!ended.stderr.contains("panicked") && !ended.stderr.contains("RUST_BACKTRACE"), "{}", ended.stderr);
     ended.stderr
@@ -149,12 +154,13 @@ fn a_bad_settings_file_is_told_by_line() {
         ("host = localhost\n", ["poncho.toml:1:", "write TOML"]),
     ] {
         std::fs::write(&path, text).unwrap();
-        let message = refused(serve_command(&folder.path().join("kv")).arg("--config").arg(&path));
+        let message = refused_with(2, serve_command(&folder.path().join("kv")).arg("--config").arg(&path));
         says(&message, &parts);
     }
-    let missing = refused(serve_command(&folder.path().join("kv")).args(["--config", "no-such.toml"]));
+    let missing = refused_with(2, serve_command(&folder.path().join("kv")).args(["--config", "no-such.toml"]));
     says(&missing, &["no-such.toml does not exist", "--config"]);
-    let model = refused(serve_command(&folder.path().join("kv")).arg("--config").arg(model_path(ModelKind::Attention)));
+    let model = model_path(ModelKind::Attention);
+    let model = refused_with(2, serve_command(&folder.path().join("kv")).arg("--config").arg(model));
     says(&model, &["name a poncho.toml"]);
 }
 

@@ -3,6 +3,7 @@
 //! Called by `chat.rs`. A command that fails prints why, and the conversation continues unchanged.
 
 use std::io::Write;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
 use poncho_terminal::{printable_line, show_bytes};
@@ -13,6 +14,7 @@ use super::conversation::Conversation;
 use super::input::{Command, HELP};
 use super::parameters::{Format, names};
 use crate::client::listed_models;
+use crate::settings::user_folder;
 
 pub(crate) async fn execute(chat: &mut Chat, command: Command, out: &mut impl Write) -> anyhow::Result<Next> {
     match command {
@@ -40,14 +42,18 @@ async fn answer(chat: &mut Chat, command: Command) -> anyhow::Result<String> {
         }
         Command::Clear => {
             chat.conversation.clear();
+            chat.unanswered = None;
             "the conversation is cleared".to_owned()
         }
         Command::Save(path) => {
+            let path = from_home(path);
             chat.conversation.save(&path, &chat.connection.model)?;
             format!("saved {} messages to {}", chat.conversation.len(), path.display())
         }
         Command::Load(path) => {
+            let path = from_home(path);
             chat.conversation = Conversation::load(&path)?;
+            chat.unanswered = None;
             format!("loaded {} messages from {}", chat.conversation.len(), path.display())
         }
         Command::Stats => stats(chat).await?,
@@ -65,6 +71,14 @@ async fn answer(chat: &mut Chat, command: Command) -> anyhow::Result<String> {
             format!("switched to {}", chat.connection.model)
         }
     })
+}
+
+/// No shell reads the line, so `~/` is replaced here.
+fn from_home(path: PathBuf) -> PathBuf {
+    match (path.strip_prefix("~"), user_folder::set("HOME")) {
+        (Ok(rest), Some(home)) => Path::new(&home).join(rest),
+        _ => path,
+    }
 }
 
 /// Sends the last message again, without the reply that it got.
@@ -99,8 +113,9 @@ fn set(chat: &mut Chat, words: &[String]) -> anyhow::Result<String> {
             chat.parameters.set_format(None);
             "replies are plain text from the next one on".to_owned()
         }
-        ["format", format] => {
-            chat.parameters.set_format(Some(&Format::read(format)?));
+        // A schema, or the name of its file, may contain spaces.
+        ["format", format @ ..] if !format.is_empty() => {
+            chat.parameters.set_format(Some(&Format::read(&format.join(" "))?));
             "replies are JSON from the next one on".to_owned()
         }
         ["system", ..] => bail!("use /system TEXT to set the system prompt"),

@@ -116,8 +116,6 @@ pub(crate) fn run(args: &NodeCommand, resolved: Option<&Resolved>, out: &mut imp
         }
     })?;
     signals.served();
-    writeln!(out, "saving the states of the models, for at most {} s", settings.drain_limit.as_secs_f64())?;
-    out.flush()?;
     end(engine, &runtime, settings.drain_limit, &start.folder, out)?;
     runtime.shutdown_background();
     Ok(Outcome::Good)
