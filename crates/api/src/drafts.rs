@@ -120,6 +120,9 @@ pub struct DraftReport {
     pub accepted: usize,
     /// Decode calls that drew tokens of the reply.
     pub steps: usize,
+    /// Microseconds that the reply is shorter for drafts, its own and those of requests beside it, by measured times of calls;
+    /// negative if it is longer.
+    pub saved_micros: i64,
 }
 
 impl DraftReport {
@@ -154,7 +157,7 @@ mod tests {
 
     #[test]
     fn a_step_draws_its_own_token_and_the_accepted_ones() {
-        assert_eq!(DraftReport { drafted: 9, accepted: 3, steps: 2 }.tokens_per_step(), Some(2.5));
+        assert_eq!(DraftReport { drafted: 9, accepted: 3, steps: 2, saved_micros: 0 }.tokens_per_step(), Some(2.5));
         assert_eq!(DraftReport::default().tokens_per_step(), None);
     }
 }

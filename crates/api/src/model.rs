@@ -270,6 +270,8 @@ pub struct DraftStatus {
     pub accepted: u64,
     /// Steps of requests that drew tokens: one for each request in a decode call.
     pub steps: u64,
+    /// Microseconds that all replies together are shorter for drafts, by measured times of calls; negative if they are longer.
+    pub saved_micros: i64,
     /// Tokens of stored conversations that drafts are found in.
     pub index_tokens: u64,
     /// Bytes that this index takes.

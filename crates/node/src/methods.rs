@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// The version of the protocol.
-pub(crate) const VERSION: u32 = 5;
+pub(crate) const VERSION: u32 = 6;
 /// The header that carries it.
 pub(crate) const VERSION_HEADER: &str = "poncho-protocol";
 /// The service that all paths begin with.

@@ -1,5 +1,6 @@
 //! What is measured: metrics, traces, times, the record of requests and what the cache saved.
 
+pub(crate) mod drafts;
 pub(crate) mod metrics;
 pub(crate) mod record;
 pub(crate) mod reply_line;

@@ -48,6 +48,10 @@ struct Played {
     seconds: f64,
     /// The times of all replies together.
     waited: f64,
+    /// The times until the first tokens, all together: of prompts that are computed, and of the same ones from the cache.
+    computed: f64,
+    cached: f64,
+    replies: usize,
     /// Of the processor: what other programs take of it does not count.
     busy: f64,
 }
@@ -65,6 +69,12 @@ impl Played {
     /// Tokens for each second of the processor.
     fn busy_rate(self) -> f64 {
         self.tokens as f64 / self.busy.max(f64::MIN_POSITIVE)
+    }
+
+    /// Milliseconds until the first token, of a prompt that is computed and of one from the cache.
+    fn first(self) -> String {
+        let millis = |seconds: f64| seconds * 1e3 / self.replies.max(1) as f64;
+        format!("{:.1} and {:.2}", millis(self.computed), millis(self.cached))
     }
 
     /// Tokens a step, and milliseconds of a step.
@@ -95,6 +105,9 @@ impl Sums {
             sum.steps += played.steps;
             sum.seconds += played.seconds;
             sum.waited += played.waited;
+            sum.computed += played.computed;
+            sum.cached += played.cached;
+            sum.replies += played.replies;
             sum.busy += played.busy;
         }
     }
@@ -119,8 +132,10 @@ impl Sums {
         let steps = self.all.map(Played::steps).join(" | ");
         let busy = drafted.map(|drafted| format!("{:.3}", drafted.busy_rate() / off.busy_rate())).join(" | ");
         let last = drafted.map(|drafted| format!("{:.3}", drafted.rate() / off.rate())).join(" | ");
+        let first = self.all.map(Played::first).join(" | ");
         let (tokens, rate) = (off.tokens, off.reply_rate());
-        println!("| {name} | {tokens} | {rate:.1} | {} | {} | {last} | {busy} | {steps} |", factor(0), factor(1));
+        let factors = [factor(0), factor(1)].join(" | ");
+        println!("| {name} | {tokens} | {rate:.1} | {factors} | {last} | {busy} | {first} | {steps} |");
     }
 }
 
@@ -140,9 +155,10 @@ pub(crate) fn print(path: &Path, traces: Vec<Trace>, plan: &Plan) {
     for &streams in &plan.streams {
         println!(
             "| {streams} at once | reply tokens | off, tokens/s of a reply | context | stored | until the last reply: context | stored \
-             | by processor time: context | stored | a step: off | context | stored |"
+             | by processor time: context | stored | first token, ms, computed and cached: off | context | stored \
+             | a step: off | context | stored |"
         );
-        println!("|{}", " --- |".repeat(12));
+        println!("|{}", " --- |".repeat(15));
         // Two thousand steps: what a model that was just loaded tries first must not be all that is seen.
         let generated = u32::try_from(plan.rounds * streams.max(4)).unwrap();
         let kinds = [("nothing repeats", noise as fn(u32) -> Exchange), ("always wrong", wrong)];
@@ -256,9 +272,11 @@ fn cut(mut exchange: Exchange, prompt: Option<usize>, number: usize) -> Exchange
 /// Plays exchanges at once. The clock starts with the first token of a reply.
 fn play(model: &Model, backend: &ForcedBackend, group: &[&Exchange], tenant: (usize, u8)) -> Played {
     let requests: Vec<Request> = group.iter().map(|exchange| request(exchange, tenant)).collect();
+    let mut computed = 0.0;
     for (request, exchange) in requests.iter().zip(group) {
         backend.play(&[exchange]);
-        model.complete(Request { mode: Mode::PrefillOnly, ..request.clone() }).unwrap();
+        let done = model.complete(Request { mode: Mode::PrefillOnly, ..request.clone() }).unwrap();
+        computed += done.prefill_time.as_secs_f64();
     }
     backend.play(group);
     let before = busy();
@@ -270,8 +288,11 @@ fn play(model: &Model, backend: &ForcedBackend, group: &[&Exchange], tenant: (us
     }
     let times = || done.iter().map(|done| done.generation_time.as_secs_f64());
     let (seconds, waited) = (times().fold(0.0, f64::max), times().sum());
+    let cached = done.iter().map(|done| done.prefill_time.as_secs_f64()).sum();
+    let replies = done.len();
     let tokens = done.iter().map(|done| done.generated.len().saturating_sub(1)).sum();
-    Played { tokens, steps: done.iter().map(|done| done.drafts.steps).sum(), seconds, waited, busy }
+    let steps = done.iter().map(|done| done.drafts.steps).sum();
+    Played { tokens, steps, seconds, waited, computed, cached, replies, busy }
 }
 
 /// Seconds that this process has taken of the processor, in steps of 10 ms; 0 where the system does not say.

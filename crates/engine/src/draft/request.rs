@@ -79,6 +79,11 @@ impl RequestDrafts {
         self.next.as_ref().map_or(&[], |draft| &draft.tokens)
     }
 
+    /// Drafts made the reply that much shorter; negative if it is longer.
+    pub(crate) fn add_saved(&mut self, micros: i64) {
+        self.report.saved_micros += micros;
+    }
+
     /// A step is over: `accepted` of its draft tokens were drawn, and the one after them was not if `is_refused`. Returns the
     /// length of the match that the draft was found by.
     pub(crate) fn settle(&mut self, accepted: usize, is_refused: bool) -> Option<usize> {

@@ -35,6 +35,24 @@ const LESS_THAN_CLEAR: u32 = 16;
 const FIRST_TRY: u32 = 64;
 const LAST_TRY: u32 = 2048;
 
+/// A call with drafts, or the plain one after it, beside the call without them.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Price {
+    /// Seconds of the call without drafts.
+    pub plain: f64,
+    /// Seconds that drafts made it longer.
+    pub more: f64,
+}
+
+impl Price {
+    /// Seconds that a request in the call has gained if it drew that many draft tokens: each saves a call of its own. Negative if
+    /// it only waited for the drafts of others.
+    #[must_use]
+    pub fn saved(self, accepted: usize) -> f64 {
+        accepted as f64 * self.plain - self.more
+    }
+}
+
 /// Decides how many draft rows each request gets.
 #[derive(Debug, Clone)]
 pub struct DraftPlanner {
@@ -176,34 +194,40 @@ impl DraftPlanner {
     }
 
     /// Records a tick: the numbers of draft rows, how many of them were right, and the time of the call with what followed
-    /// from it.
-    pub fn record(&mut self, tick: &Tick, lengths: &[usize], accepted: usize, seconds: f64) {
-        if tick.prefill_seconds > 0.0 {
-            self.times.interrupt();
-            return;
-        }
+    /// from it. Returns what drafts cost; `None` if they had no part in it, or if too little is known.
+    pub fn record(&mut self, tick: &Tick, lengths: &[usize], accepted: usize, seconds: f64) -> Option<Price> {
         // Without drafts every step would be like the one before it.
         let base = tick.plain_seconds(&self.times);
+        let drafts: usize = lengths.iter().sum();
+        if tick.prefill_seconds > 0.0 {
+            self.times.interrupt();
+            // The time of a call with prompts says nothing about drafts.
+            let drafted = tick.steady_seconds(&self.times, lengths).filter(|_| drafts > 0);
+            return base.zip(drafted).map(|(plain, drafted)| Price { plain, more: drafted - plain });
+        }
         let expected = tick.seconds(&self.times, lengths);
         let is_first = self.times.record_call(&tick.passes(lengths), seconds);
-        let Some(base) = base else { return };
-        let drafts: usize = lengths.iter().sum();
+        let base = base?;
         let returns = std::mem::replace(&mut self.has_drafted, drafts > 0) && drafts == 0;
-        if drafts > 0 || returns {
-            let seconds = expected.map_or(seconds, |expected| seconds.min(LATE * expected));
-            // The first call of its kind counts as one step at most, because it is needed once.
-            let most = if is_first { 1.0 } else { f64::INFINITY };
-            let cost = (seconds / base - 1.0).clamp(0.0, most);
-            let gain = accepted as f64 / tick.decodes.max(1) as f64;
-            let worth = gain - cost;
-            self.credit = (self.credit + worth).clamp(MOST_DEBT, MOST_CREDIT);
-            if self.is_curious {
-                self.curiosity = (self.curiosity + gain).min(FIRST_LOSS);
-            }
-            if worth > 0.0 {
-                self.try_after = FIRST_TRY;
-            }
+        if drafts == 0 && !returns {
+            return None;
         }
+        let in_time = expected.map_or(seconds, |expected| seconds.min(LATE * expected));
+        // The first call of its kind counts as one step at most, because it is needed once.
+        let most = if is_first { 1.0 } else { f64::INFINITY };
+        let cost = (in_time / base - 1.0).clamp(0.0, most);
+        let gain = accepted as f64 / tick.decodes.max(1) as f64;
+        let worth = gain - cost;
+        self.credit = (self.credit + worth).clamp(MOST_DEBT, MOST_CREDIT);
+        if self.is_curious {
+            self.curiosity = (self.curiosity + gain).min(FIRST_LOSS);
+        }
+        if worth > 0.0 {
+            self.try_after = FIRST_TRY;
+        }
+        // What its preparation takes is lost all the same.
+        let taken = if is_first { seconds } else { in_time };
+        Some(Price { plain: base, more: (taken - base).max(0.0) })
     }
 }
 

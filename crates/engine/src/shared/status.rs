@@ -3,7 +3,7 @@
 //! The worker writes, routers and metrics read; all of it is relaxed atomics. It must never be used to decide anything
 //! that has to be right at this very moment.
 
-use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
 use poncho_api::{DraftObstacle, DraftStatus};
 pub use poncho_api::{LastHit, Phase, StatusReport};
@@ -36,6 +36,7 @@ pub(crate) struct Status {
     pub(crate) drafted: AtomicU64,
     pub(crate) accepted: AtomicU64,
     pub(crate) steps: AtomicU64,
+    saved_micros: AtomicI64,
     draft_obstacle: AtomicU8,
 }
 
@@ -61,6 +62,7 @@ impl Default for Status {
             drafted: AtomicU64::new(0),
             accepted: AtomicU64::new(0),
             steps: AtomicU64::new(0),
+            saved_micros: AtomicI64::new(0),
             draft_obstacle: AtomicU8::new(u8::MAX),
         }
     }
@@ -94,6 +96,11 @@ impl Status {
         Some(LastHit { kind, cached_tokens, prompt })
     }
 
+    /// Drafts made a reply that much shorter.
+    pub(crate) fn add_saved(&self, micros: i64) {
+        self.saved_micros.fetch_add(micros, Ordering::Relaxed);
+    }
+
     /// Notes why there are no drafts; `None` where they are on.
     pub(crate) fn set_draft_obstacle(&self, obstacle: Option<DraftObstacle>) {
         let place = OBSTACLES.iter().position(|candidate| Some(*candidate) == obstacle);
@@ -125,6 +132,7 @@ impl Status {
                 drafted: load(&self.drafted),
                 accepted: load(&self.accepted),
                 steps: load(&self.steps),
+                saved_micros: self.saved_micros.load(Ordering::Relaxed),
                 index_tokens: index.0 as u64,
                 index_bytes: index.1 as u64,
                 off: OBSTACLES.get(usize::from(self.draft_obstacle.load(Ordering::Relaxed))).copied(),

@@ -40,8 +40,8 @@ pub(crate) struct Drafting {
     candidates: Vec<Candidate>,
     /// Draft rows of the requests with a decode row.
     lengths: Vec<usize>,
-    /// Draft tokens of this tick that were drawn.
-    accepted: usize,
+    /// Draft tokens of this tick that were drawn, by request with a decode row.
+    accepted: Vec<usize>,
     /// Ticks that have no drafts.
     paused: u32,
 }
@@ -68,7 +68,8 @@ impl Drafting {
     ) {
         let Beside { prefill_rows, bridges, n_batch } = *beside;
         self.lengths.clear();
-        (self.accepted, self.tick) = (0, None);
+        self.accepted.clear();
+        self.tick = None;
         // A call that failed leaves its drafts behind.
         decodes.clone().for_each(|id| tasks.get_mut(id).drafts.cut(0));
         self.paused = self.paused.saturating_sub(1);
@@ -151,17 +152,29 @@ impl Drafting {
         if let Some(matched) = task.drafts.settle(accepted, is_refused) {
             self.planner.acceptance.record(matched, accepted, is_refused);
         }
-        self.accepted += accepted;
+        self.accepted.push(accepted);
         let status = &shared.status;
         add(&status.drafted, drafted as u64);
         add(&status.accepted, accepted as u64);
         add(&status.steps, 1);
     }
 
-    /// The tick is over after this time.
-    pub(crate) fn record(&mut self, took: Duration) {
-        if let Some(tick) = self.tick.take() {
-            self.planner.record(&tick, &self.lengths, self.accepted, took.as_secs_f64());
+    /// The tick of `decodes` is over after this time.
+    pub(crate) fn record(
+        &mut self,
+        took: Duration,
+        decodes: impl Iterator<Item = TaskId>,
+        tasks: &mut Tasks,
+        shared: &Shared,
+    ) {
+        let Some(tick) = self.tick.take() else { return };
+        let accepted = self.accepted.iter().sum();
+        let Some(price) = self.planner.record(&tick, &self.lengths, accepted, took.as_secs_f64()) else { return };
+        for (id, accepted) in decodes.zip(&self.accepted) {
+            #[expect(clippy::cast_possible_truncation, reason = "a float that does not fit becomes the nearest number")]
+            let micros = (price.saved(*accepted) * 1e6).round() as i64;
+            tasks.get_mut(id).drafts.add_saved(micros);
+            shared.status.add_saved(micros);
         }
     }
 }

@@ -142,7 +142,9 @@ impl Ticker {
                 self.failures = 0;
                 self.budget.prefill_rows = self.budget.n_batch.min(self.budget.prefill_rows.saturating_mul(2));
                 self.take_results(slots, tasks, shared);
-                self.drafting.record(began.elapsed());
+                let Self { plan, members, drafting, .. } = self;
+                let decodes = plan.decodes.iter().map(|place| member(members, *place));
+                drafting.record(began.elapsed(), decodes, tasks, shared);
                 Ok(())
             }
             DecodeOutcome::NoRoom => {

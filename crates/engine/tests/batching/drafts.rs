@@ -38,7 +38,8 @@ fn seen(stream: Stream) -> (Seen, DraftReport) {
     events.retain(|event| !matches!(event, StreamEvent::Started { .. } | StreamEvent::Progress { .. }));
     let Completion { generated, context_tokens: context, committed_tokens: committed, drafts, .. } = *done;
     let (finish, stop, reply) = (done.finish_reason, done.stop_sequence, done.reply);
-    (Seen { events, generated, context, committed, finish, stop, reply }, drafts)
+    // What was saved is a time.
+    (Seen { events, generated, context, committed, finish, stop, reply }, DraftReport { saved_micros: 0, ..drafts })
 }
 
 fn always(config: ModelConfig) -> ModelConfig {

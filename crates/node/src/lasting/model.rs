@@ -113,6 +113,7 @@ fn together(statuses: impl Iterator<Item = StatusReport>) -> Option<StatusReport
             drafted: one.drafts.drafted + two.drafts.drafted,
             accepted: one.drafts.accepted + two.drafts.accepted,
             steps: one.drafts.steps + two.drafts.steps,
+            saved_micros: one.drafts.saved_micros + two.drafts.saved_micros,
             index_tokens: one.drafts.index_tokens + two.drafts.index_tokens,
             index_bytes: one.drafts.index_bytes + two.drafts.index_bytes,
             off: one.drafts.off.and(two.drafts.off),

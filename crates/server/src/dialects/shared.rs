@@ -5,7 +5,7 @@
 use std::borrow::Cow;
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Uri};
-use poncho_api::{Capabilities, DraftReport, Finished, Generate, HitKind, HitTier, Normalised};
+use poncho_api::{Capabilities, Finished, Generate, HitKind, HitTier, Normalised};
 use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::time::Instant;
@@ -21,6 +21,7 @@ use crate::http::warnings::{Code, Warning, Warnings};
 use crate::models::served::ServedModel;
 use crate::owner::Owner;
 use crate::owner::scoped;
+use crate::telemetry::drafts::DraftFacts;
 use crate::telemetry::metrics::Outcome;
 use crate::telemetry::record::{CancelSignal, Recorded, Submitted};
 use crate::telemetry::timing::{ReplyTimes, Sinks, refused};
@@ -120,26 +121,6 @@ struct PonchoFacts {
     /// What was made equal in the prompt before it was rendered.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     hygiene: Vec<Normalised>,
-}
-
-/// What drafts did for a reply.
-#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
-struct DraftFacts {
-    /// Draft tokens that were computed.
-    #[schemars(range(min = 1))]
-    drafted: usize,
-    /// Of these, the ones in the reply.
-    accepted: usize,
-    /// Tokens that a decode step drew on average, with at most two decimals.
-    tokens_per_step: f64,
-}
-
-impl DraftFacts {
-    fn of(report: DraftReport) -> Option<Self> {
-        let DraftReport { drafted, accepted, .. } = report;
-        let tokens_per_step = (report.tokens_per_step()? * 100.0).round() / 100.0;
-        (drafted > 0).then_some(Self { drafted, accepted, tokens_per_step })
-    }
 }
 
 impl From<&Finished> for PonchoFacts {

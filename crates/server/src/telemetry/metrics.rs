@@ -16,6 +16,7 @@ use poncho_api::{CacheReport, Completion, HitTier, NodeModel, Phase, SharedTierR
 
 use self::histogram::Histogram;
 use self::page::{Kind, Page};
+use super::drafts::saved_seconds;
 
 /// What the server measured itself.
 #[derive(Default)]
@@ -284,6 +285,14 @@ fn model_part(page: &mut Page, models: &[Arc<dyn NodeModel>]) {
         for (id, report) in &reports {
             page.sample(&name, &[("model", id)], read(report));
         }
+    }
+    page.head(
+        "poncho_model_draft_saved_seconds",
+        Kind::Gauge,
+        "Time that drafts saved all replies, less what they cost.",
+    );
+    for (id, report) in &reports {
+        page.sample("poncho_model_draft_saved_seconds", &[("model", id)], saved_seconds(report.drafts));
     }
     page.head("poncho_model_drafts_off", Kind::Gauge, "1 for a model without drafts, by the reason.");
     for (id, report) in &reports {

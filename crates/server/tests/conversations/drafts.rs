@@ -49,6 +49,30 @@ async fn a_reply_that_was_given_before_takes_fewer_steps_and_says_so() {
     assert!(!page.contains("poncho_model_drafts_off{"));
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_drafts_saved_is_the_same_in_all_reports() {
+    let server = Server::start(drafting()).await;
+    let model = server.model();
+    let mut saved = 0.0;
+    for time in 0..3 {
+        let answer = server.chat(&long(&json!(true))).await;
+        eventually("an index of the reply", || model.status().drafts.index_tokens > 60).await;
+        let drafts = &answer["poncho"]["drafts"];
+        saved += drafts["saved_ms"].as_f64().unwrap_or(0.0);
+        assert!(time == 0 || drafts["saved_ms"].is_f64(), "{answer}");
+        let recorded = server.get("/api/requests").await.json();
+        assert_eq!(recorded["requests"][time]["drafts"], *drafts, "{recorded}");
+    }
+    let system = server.get("/api/system").await.json();
+    let sums = &system["models"][0]["status"]["drafts"];
+    // Replies without a guess report nothing, and may have waited for a step after one of another reply.
+    let all = sums["saved_seconds"].as_f64().unwrap();
+    assert!((all - saved / 1000.0).abs() < 0.001, "{saved} ms in {sums}");
+    assert!(all != 0.0 && sums["off"].is_null() && sums["tokens_per_step"].as_f64().unwrap() > 1.5, "{sums}");
+    let page = server.get("/metrics").await.text;
+    assert!(page.contains(&format!("poncho_model_draft_saved_seconds{{model=\"stub\"}} {all}\n")), "{page}");
+}
+
 #[tokio::test]
 async fn an_unknown_source_is_refused_and_a_model_without_drafts_says_why() {
     let server = Server::start(Setup { memory: MemoryKind::Recurrent, ..drafting() }).await;
@@ -58,4 +82,7 @@ async fn an_unknown_source_is_refused_and_a_model_without_drafts_says_why() {
     server.chat(&long(&json!({"drafts": "stored"}))).await;
     let page = server.get("/metrics").await.text;
     assert!(page.contains("poncho_model_drafts_off{model=\"stub\",reason=\"memory\"} 1"), "{page}");
+    let system = server.get("/api/system").await.json();
+    let reason = system["models"][0]["status"]["drafts"]["off"].as_str().unwrap();
+    assert!(reason.contains("running state"), "{system}");
 }

@@ -142,6 +142,25 @@ fn drafts_pay_for_their_rows_and_not_for_accidents() {
 }
 
 #[test]
+fn a_draft_saves_a_call_for_each_token_less_what_it_made_the_call_longer() {
+    let alone = tick(1, Joining::Together);
+    let mut planner = measured(flat);
+    let near = |price: Option<Price>, accepted: usize, steps: f64| {
+        let saved = price.unwrap().saved(accepted) / flat(1.0);
+        assert!((saved - steps).abs() < 0.05, "{saved} instead of {steps} steps");
+    };
+    assert_eq!(planner.record(&alone, &[0], 0, flat(1.0)), None, "drafts had no part in it");
+    // The first call of its kind costs what it takes, and the plain one after it is longer too.
+    near(planner.record(&alone, &[4], 3, 3.0 * flat(1.0)), 3, 1.0);
+    near(planner.record(&alone, &[4], 3, flat(5.0)), 3, 2.76);
+    near(planner.record(&alone, &[0], 0, 1.2 * flat(1.0)), 0, -0.2);
+    assert_eq!(planner.record(&alone, &[0], 0, flat(1.0)), None);
+    let beside = Tick { prefill_seconds: 1.0, ..alone };
+    near(planner.record(&beside, &[4], 4, 2.0), 4, 3.76);
+    assert_eq!(planner.record(&beside, &[0], 0, 2.0), None);
+}
+
+#[test]
 fn longer_calls_are_measured_first_with_one_row() {
     let tick = tick(1, Joining::Together);
     let mut planner = DraftPlanner::default();

@@ -106,7 +106,8 @@ impl Tick {
         self.steady_seconds(times, &[])
     }
 
-    fn steady_seconds(&self, times: &StepTimes, drafts: &[usize]) -> Option<f64> {
+    /// The expected seconds with these draft rows, if every tick were like this one.
+    pub(super) fn steady_seconds(&self, times: &StepTimes, drafts: &[usize]) -> Option<f64> {
         let mut sum = Some(0.0);
         self.each_pass(drafts, |rows| sum = sum.zip(times.seconds(rows)).map(|(sum, seconds)| sum + seconds));
         sum

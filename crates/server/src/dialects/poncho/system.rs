@@ -15,6 +15,7 @@ use crate::error::ApiError;
 use crate::http::app::SharedApp;
 use crate::http::body::Json;
 use crate::owner::Owner;
+use crate::telemetry::drafts::DraftSums;
 
 /// The server at a glance.
 pub(crate) async fn system(
@@ -91,6 +92,7 @@ struct ModelStatus {
     sessions: usize,
     prefilled_tokens: u64,
     generated_tokens: u64,
+    drafts: DraftSums,
 }
 
 impl From<&StatusReport> for ModelStatus {
@@ -102,6 +104,7 @@ impl From<&StatusReport> for ModelStatus {
             sessions: status.sessions,
             prefilled_tokens: status.prefilled_tokens,
             generated_tokens: status.generated_tokens,
+            drafts: DraftSums::from(status.drafts),
         }
     }
 }

@@ -13,6 +13,7 @@ use super::Submitted;
 use super::opening::Opening;
 use super::shown::{ShownEnd, ShownRequest, ShownState, UnderWay};
 use crate::owner::Owner;
+use crate::telemetry::drafts::DraftFacts;
 use crate::telemetry::metrics::Outcome;
 use crate::telemetry::units::milliseconds;
 
@@ -59,6 +60,7 @@ struct Figures {
     restore: Duration,
     prefill: Duration,
     decode: Duration,
+    drafts: Option<DraftFacts>,
     hygiene: Vec<Normalised>,
 }
 
@@ -74,6 +76,7 @@ impl Ended {
             restore: completion.restore_time,
             prefill: completion.prefill_time.saturating_sub(before),
             decode: completion.generation_time,
+            drafts: DraftFacts::of(completion.drafts),
             hygiene: normalised.to_vec(),
         };
         let generated = completion.completion_tokens;
@@ -192,7 +195,8 @@ impl Ended {
             error: self.code.clone(),
             prompt_tokens: prompt,
             cached_tokens: cached,
-            new_tokens: prompt.zip(cached).map(|(prompt, cached)| prompt.saturating_sub(cached)),
+            // How far a prompt came that was given up is not known.
+            new_tokens: figures.map(|figures| figures.prompt.saturating_sub(figures.cached)),
             generated_tokens: self.generated,
             hit: figures.map(|figures| figures.hit),
             source: figures.and_then(|figures| figures.source).map(HitTier::as_str),
@@ -201,6 +205,7 @@ impl Ended {
             prefill_ms: time(|figures| figures.prefill),
             decode_ms: time(|figures| figures.decode),
             total_ms: milliseconds(self.total),
+            drafts: figures.and_then(|figures| figures.drafts.clone()),
             hygiene: figures.map(|figures| figures.hygiene.clone()),
         }
     }

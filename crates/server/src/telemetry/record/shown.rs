@@ -6,6 +6,8 @@ use poncho_api::{HitKind, HitTier, Normalised, RequestStage};
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use crate::telemetry::drafts::DraftFacts;
+
 /// Without the stage `ended` it has its progress; with it, its outcome and times.
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "RecordedRequest")]
@@ -84,6 +86,8 @@ pub(super) struct ShownEnd {
     pub(super) decode_ms: Option<f64>,
     #[schemars(range(min = 0))]
     pub(super) total_ms: f64,
+    /// What drafts did for its reply; `null` if nothing was drafted.
+    pub(super) drafts: Option<DraftFacts>,
     /// What was made equal in its prompt.
     pub(super) hygiene: Option<Vec<Normalised>>,
 }

@@ -18,6 +18,38 @@ const CURVE: u16 = 4;
 /// Cells of a bar.
 const BAR: usize = 20;
 
+/// Columns of a terminal that shows everything of a model.
+const WIDE: u16 = 100;
+
+/// A column of the models.
+struct Column {
+    head: &'static str,
+    width: Constraint,
+    /// Left out where the terminal is narrow.
+    is_extra: bool,
+}
+
+const fn column(head: &'static str, width: Constraint) -> Column {
+    Column { head, width, is_extra: false }
+}
+
+const fn extra(head: &'static str, width: Constraint) -> Column {
+    Column { head, width, is_extra: true }
+}
+
+const MODEL_COLUMNS: [Column; 10] = [
+    column("MODEL", Constraint::Fill(1)),
+    column("PHASE", Constraint::Length(10)),
+    column("RUN", Constraint::Length(4)),
+    column("WAIT", Constraint::Length(5)),
+    extra("SESSIONS", Constraint::Length(8)),
+    column("PREFILL/S", Constraint::Length(9)),
+    column("DECODE/S", Constraint::Length(8)),
+    column("TOK/STEP", Constraint::Length(8)),
+    extra("SAVED", Constraint::Length(7)),
+    column("LAST PROMPT", Constraint::Length(17)),
+];
+
 /// See the module.
 pub(crate) struct Dashboard<'a> {
     pub(crate) view: &'a View,
@@ -80,30 +112,26 @@ impl Dashboard<'_> {
 
     fn models(&self, area: Rect, buffer: &mut Buffer) {
         let models = self.view.latest.as_ref().map(|seen| seen.models.as_slice()).unwrap_or_default();
-        let rows = models.iter().map(|model| self.model(model));
-        let widths = [
-            Constraint::Fill(1),
-            Constraint::Length(10),
-            Constraint::Length(4),
-            Constraint::Length(5),
-            Constraint::Length(8),
-            Constraint::Length(10),
-            Constraint::Length(9),
-            Constraint::Length(8),
-            Constraint::Length(20),
-        ];
-        let heads = ["MODEL", "PHASE", "RUN", "WAIT", "SESSIONS", "PREFILL/S", "DECODE/S", "TOK/STEP", "LAST PROMPT"];
-        let table = Table::new(rows, widths).header(Row::new(heads).style(Style::new().dim()));
+        let is_wide = area.width >= WIDE;
+        let shown = |cells: [String; MODEL_COLUMNS.len()]| {
+            let cells = cells.into_iter().zip(MODEL_COLUMNS);
+            Row::new(cells.filter(|(_, column)| is_wide || !column.is_extra).map(|(cell, _)| cell).collect::<Vec<_>>())
+        };
+        let rows = models.iter().map(|model| shown(self.model(model)));
+        let widths = MODEL_COLUMNS.iter().filter(|column| is_wide || !column.is_extra).map(|column| column.width);
+        let heads = shown(MODEL_COLUMNS.map(|column| column.head.to_owned()));
+        let table = Table::new(rows, widths).header(heads.style(Style::new().dim()));
         Widget::render(table.block(titled("models")), area, buffer);
     }
 
-    fn model(&self, model: &ModelFacts) -> Row<'static> {
+    /// The cells of a model, in the order of the columns.
+    fn model(&self, model: &ModelFacts) -> [String; MODEL_COLUMNS.len()] {
         let rate = self.view.rates.get(&model.id);
         // A single snapshot has no rates.
         let known = self.view.latest.as_ref().and_then(|seen| prefilling(seen, &model.id));
         let speed = |number: Option<f64>| number.map_or_else(|| "-".to_owned(), |number| format!("{number:.1}"));
         let last = model.last_hit.as_ref().map(|hit| format!("{} {:.0}/{:.0}", hit.kind, hit.cached, hit.prompt));
-        Row::new([
+        [
             model.id.clone(),
             model.phase.clone(),
             format!("{:.0}", model.active),
@@ -112,8 +140,9 @@ impl Dashboard<'_> {
             speed(rate.map(|rate| rate.prefilled).or(known)),
             speed(rate.map(|rate| rate.generated)),
             model.per_step.map_or_else(|| "-".to_owned(), |tokens| format!("{tokens:.2}")),
+            model.saved.map_or_else(|| "-".to_owned(), |seconds| format!("{seconds:.1} s")),
             last.unwrap_or_else(|| "-".to_owned()),
-        ])
+        ]
     }
 
     fn requests(&self, area: Rect, buffer: &mut Buffer) {
@@ -228,6 +257,7 @@ mod tests {
         for expected in [
             "127.0.0.1:8080  2 in flight, 9 rows, 1 queued saves",
             "generating",
+            "2.50     3.2 s",
             "partial 70/90",
             "518/2705 19 %",
             "107.5",
@@ -241,6 +271,17 @@ mod tests {
         ] {
             assert!(text.contains(expected), "{expected} is missing in\n{text}");
         }
+    }
+
+    #[test]
+    fn a_narrow_terminal_shows_the_names_of_models() {
+        let mut view = View::new("here");
+        let mut seen = example();
+        "smollm2:135m".clone_into(&mut seen.models[0].id);
+        view.update(Ok(seen));
+        let text = drawn(&view, 80, 30);
+        assert!(text.contains("smollm2:135m") && text.contains("partial 70/90") && !text.contains("SAVED"), "{text}");
+        assert!(drawn(&view, 100, 30).contains("SAVED"));
     }
 
     #[test]

@@ -44,6 +44,8 @@ pub(crate) struct ModelFacts {
     pub(crate) generated: f64,
     /// Tokens that a step drew on average since it was loaded; `None` before the first step and without drafts.
     pub(crate) per_step: Option<f64>,
+    /// Seconds that drafts saved since then; `None` without drafts.
+    pub(crate) saved: Option<f64>,
     pub(crate) size: u64,
     pub(crate) context: u64,
     pub(crate) until: String,
@@ -172,6 +174,7 @@ fn counted(page: &Page, id: &str, phase: &str) -> ModelFacts {
         sessions: value("sessions"),
         prefilled: value("prefilled_tokens_total"),
         generated: value("generated_tokens_total"),
+        saved: page.value("poncho_model_draft_saved_seconds", "model", id).filter(|_| steps > 0.0 && !is_off),
         per_step: (steps > 0.0 && !is_off).then(|| (steps + value("accepted_tokens_total")) / steps),
         last_hit: last.map(|sample| LastHit {
             kind: printable_line(sample.label("hit").unwrap_or_default()),
@@ -240,6 +243,7 @@ pub(crate) mod tests {
              poncho_model_prefilled_tokens_total{model=\"a\"} 1000\n\
              poncho_model_reply_steps_total{model=\"a\"} 40\n\
              poncho_model_accepted_tokens_total{model=\"a\"} 60\n\
+             poncho_model_draft_saved_seconds{model=\"a\"} 3.21\n\
              poncho_model_last_hit_cached_tokens{model=\"a\",hit=\"partial\"} 70\n\
              poncho_model_last_hit_prompt_tokens{model=\"a\",hit=\"partial\"} 90\n\
              poncho_request_duration_seconds_count{model=\"a\",hit=\"partial\"} 4\n\
