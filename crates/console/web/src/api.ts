@@ -22,6 +22,11 @@ export class Refused extends Error {
   }
 }
 
+/** Whether the server answered, and the key may not see this. */
+export function isForbidden(error: Error): boolean {
+  return error instanceof Refused && error.status === 403;
+}
+
 export async function send(method: string, path: string, body?: unknown, signal?: AbortSignal): Promise<Response> {
   const headers: Record<string, string> = {};
   const key = savedKey();
@@ -86,6 +91,25 @@ export interface Hygiene {
   places: number;
 }
 
+/** What drafts did for a reply. */
+export interface DraftFacts {
+  drafted: number;
+  accepted: number;
+  tokens_per_step: number;
+  saved_ms: number;
+}
+
+/** What drafts did for a model since it was loaded; `off` is the reason where there are none. */
+export interface DraftSums {
+  off: string | null;
+  drafted: number;
+  accepted: number;
+  tokens_per_step: number | null;
+  saved_seconds: number;
+  index_tokens: number;
+  index_bytes: number;
+}
+
 export interface RequestRow {
   id: number;
   request_id: string | null;
@@ -112,6 +136,7 @@ export interface RequestRow {
   prefill_ms?: number | null;
   decode_ms?: number | null;
   total_ms?: number;
+  drafts?: DraftFacts | null;
   hygiene?: Hygiene[] | null;
 }
 
@@ -235,6 +260,7 @@ export interface SystemInfo {
       sessions: number;
       prefilled_tokens: number;
       generated_tokens: number;
+      drafts: DraftSums;
     };
   }[];
   devices: { name: string; description: string; kind: string; total_bytes: number; free_bytes: number }[];

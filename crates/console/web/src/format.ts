@@ -8,28 +8,35 @@ export function count(n: number | null | undefined): string {
 
 /** 12,345 as 12.3k: for places without room. */
 export function short(n: number): string {
-  if (n < 1000) return String(Math.round(n));
-  const [value, unit] = n < 1e6 ? [n / 1e3, "k"] : n < 1e9 ? [n / 1e6, "M"] : [n / 1e9, "G"];
-  return `${value < 10 ? value.toFixed(1) : value.toFixed(0)}${unit}`;
+  // What would round up to the next unit is written in it.
+  if (n < 999.5) return String(Math.round(n));
+  const [value, unit] = n < 999.5e3 ? [n / 1e3, "k"] : n < 999.5e6 ? [n / 1e6, "M"] : [n / 1e9, "G"];
+  return `${value < 9.95 ? value.toFixed(1) : value.toFixed(0)}${unit}`;
 }
 
 export function ms(n: number | null | undefined): string {
   if (n === null || n === undefined) return "–";
   if (n < 1) return "<1 ms";
-  if (n < 1000) return `${Math.round(n)} ms`;
-  if (n < 60_000) return `${(n / 1000).toFixed(n < 10_000 ? 2 : 1)} s`;
+  if (n < 999.5) return `${Math.round(n)} ms`;
+  if (n < 59_950) return `${(n / 1000).toFixed(n < 9995 ? 2 : 1)} s`;
   return span(n / 1000);
 }
 
 export function span(seconds: number): string {
-  if (seconds < 60) return `${seconds < 10 ? seconds.toFixed(1) : Math.round(seconds)} s`;
-  const minutes = seconds / 60;
-  const rest = Math.round(seconds % 60);
-  if (minutes < 60) return `${Math.floor(minutes)} min${rest > 0 ? ` ${rest} s` : ""}`;
-  const hours = minutes / 60;
-  if (hours < 48)
-    return `${Math.floor(hours)} h${Math.round(minutes % 60) > 0 ? ` ${Math.round(minutes % 60)} min` : ""}`;
-  return `${(hours / 24).toFixed(1)} days`;
+  if (seconds < 59.5) return `${seconds < 9.95 ? seconds.toFixed(1) : Math.round(seconds)} s`;
+  // Rounded once, so that no rest is a whole unit.
+  const whole = Math.round(seconds);
+  if (whole < 3600) return `${Math.floor(whole / 60)} min${whole % 60 > 0 ? ` ${whole % 60} s` : ""}`;
+  const minutes = Math.round(seconds / 60);
+  if (minutes < 48 * 60) return `${Math.floor(minutes / 60)} h${minutes % 60 > 0 ? ` ${minutes % 60} min` : ""}`;
+  return `${(seconds / 86_400).toFixed(1)} days`;
+}
+
+/** A time that was saved or, if it is negative, lost. */
+export function gained(seconds: number): string {
+  const size = Math.abs(seconds);
+  const text = size < 1 ? ms(size * 1000) : span(size);
+  return seconds < 0 ? `${text} lost` : `${text} saved`;
 }
 
 /** As `poncho top` writes them. */

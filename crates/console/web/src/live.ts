@@ -6,24 +6,31 @@ export interface Live {
   requests: Map<number, RequestRow>;
   /** Whether the stream is open. */
   open: boolean;
+  /** Whether it ended or could not be opened, and is tried again. */
+  lost: boolean;
   /** Grows with each change. */
   version: number;
+  /** How many the server keeps, and so the page. */
+  kept: number;
 }
 
-/** Requests that the page keeps: more than the server does by default. */
-const MOST = 2000;
+/** As the server does by default. */
+const KEPT = 1000;
 
 export function useRequests(onRefused: (refused: Refused) => void): Live {
-  const [live, setLive] = useState<Live>({ requests: new Map(), open: false, version: 0 });
+  const [live, setLive] = useState<Live>({ requests: new Map(), open: false, lost: false, version: 0, kept: KEPT });
   useEffect(() => {
     const stop = new AbortController();
     const requests = new Map<number, RequestRow>();
     let pause = 500;
     let frame = 0;
+    let kept = KEPT;
     // Changes are drawn once a frame, and not at all while the page is hidden.
     const change = (open: boolean) => {
       cancelAnimationFrame(frame);
-      frame = requestAnimationFrame(() => setLive((old) => ({ requests, open, version: old.version + 1 })));
+      frame = requestAnimationFrame(() =>
+        setLive((old) => ({ requests, open, lost: !open, version: old.version + 1, kept })),
+      );
     };
     const follow = async () => {
       while (!stop.signal.aborted) {
@@ -32,9 +39,11 @@ export function useRequests(onRefused: (refused: Refused) => void): Live {
           requests.clear();
           for await (const data of events(answer)) {
             pause = 500;
-            for (const row of (JSON.parse(data) as { requests: RequestRow[] }).requests) requests.set(row.id, row);
+            const news = JSON.parse(data) as { kept?: number; requests: RequestRow[] };
+            kept = news.kept ?? kept;
+            for (const row of news.requests) requests.set(row.id, row);
             for (const id of requests.keys()) {
-              if (requests.size <= MOST) break;
+              if (requests.size <= kept) break;
               requests.delete(id);
             }
             change(true);

@@ -3,8 +3,10 @@ import { type JSX, render } from "preact";
 import { useCallback, useEffect, useMemo, useState } from "preact/hooks";
 import { get, Refused, savedKey, saveKey } from "./api";
 import { type Live, useRequests } from "./live";
+import { Notice } from "./parts";
 import "./style.css";
 import { ChatView } from "./views/chat";
+import { forgetTalk } from "./views/chat/talk";
 import { ModelsView } from "./views/models";
 import { RequestsView } from "./views/requests";
 import { SavingsView } from "./views/savings";
@@ -47,6 +49,7 @@ function App(): JSX.Element {
     void check(0, savedKey() !== null);
   }, [check]);
   const refused = useCallback(() => {
+    forgetTalk();
     saveKey(null);
     setSession((old) => ({ number: (old?.number ?? 0) + 1, locked: true, wrong: true }));
   }, []);
@@ -59,6 +62,7 @@ function App(): JSX.Element {
     return <KeyForm wrong={session.wrong} onKey={enter} />;
   }
   const leave = () => {
+    forgetTalk();
     saveKey(null);
     void check(session.number + 1, false);
   };
@@ -155,6 +159,12 @@ function Shell(props: { onRefused: (refused: Refused) => void; onLeave: () => vo
         </div>
       </nav>
       <main class="pane" tabIndex={0}>
+        {live.lost ? (
+          // A narrow window has no other sign of it.
+          <Notice kind="error" title="The server does not answer">
+            The page shows what it knew last, and tries again.
+          </Notice>
+        ) : null}
         {drawn}
       </main>
     </div>

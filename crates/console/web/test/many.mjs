@@ -75,6 +75,7 @@ export function manyRequests() {
           prefill_ms: 200,
           decode_ms: 400,
           total_ms: 606,
+          drafts: { drafted: 80, accepted: 60, tokens_per_step: 2.5, saved_ms: 1234.5 },
           hygiene: [],
         }
       : { stage: "generating", tokens_per_second: 12.5, age_ms: 500, processed_tokens: 3000 }),

@@ -1,78 +1,38 @@
 // Chat: a small one, to see what each turn reuses. It can begin with a stored prefix. Its history stays in this browser.
 import type { JSX } from "preact";
-import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { events, get, post, type RequestRow, send } from "../api";
+import { useEffect, useLayoutEffect, useMemo, useRef } from "preact/hooks";
+import { get, type RequestRow } from "../api";
 import { ago, count } from "../format";
 import { usePolled } from "../live";
 import { Notice, TokenBar, tokenWords } from "../parts";
 import { type Start, startFrom } from "./chat/prefix";
+import { ask, beginTalk, change, type Facts, type Message, stopReply, useTalk } from "./chat/talk";
 import { type Node, readStore, type Stored } from "./store/rows";
 
-interface Facts {
-  hit: string;
-  cached_tokens: number;
-  new_tokens: number;
-}
-
-interface Message {
-  role: "user" | "assistant";
-  content: string;
-  thinking?: string;
-  facts?: Facts & { generated: number };
-}
-
-interface Chunk {
-  choices?: { text?: string; delta?: { content?: string; reasoning_content?: string } }[];
-  usage?: { completion_tokens: number };
-  poncho?: Facts;
-}
-
-const HISTORY = "poncho-chat";
 /** Prefixes to choose from. */
 const OFFERED = 50;
-/** Tokens of a reply that goes on from tokens: nothing marks its end. */
-const MOST_TOKENS = 512;
-
-function read(): { model: string; system: string; messages: Message[] } {
-  try {
-    const kept = JSON.parse(localStorage.getItem(HISTORY) ?? "null");
-    if (kept && Array.isArray(kept.messages)) return kept;
-  } catch {
-    // A history that cannot be read is a new one.
-  }
-  return { model: "", system: "", messages: [] };
-}
+/** Pixels from the end of the conversation within which the view follows it. */
+const NEAR = 160;
 
 export function ChatView(): JSX.Element {
-  const [kept] = useState(read);
-  const [model, setModel] = useState(kept.model);
-  const [system, setSystem] = useState(kept.system);
-  const [messages, setMessages] = useState<Message[]>(kept.messages);
-  const [text, setText] = useState("");
-  const [error, setError] = useState("");
-  const stop = useRef<AbortController | null>(null);
-  const [busy, setBusy] = useState(false);
-  const [start, setStart] = useState<Start | null>(null);
+  const { model, system, messages, text, error, start, busy } = useTalk();
   const begin = async (key: string) => {
-    setError("");
+    change({ error: "" });
     try {
       const from = await startFrom(key);
       const own = from.messages ?? [];
       // A question without a reply is the next one to send.
       const last = own.at(-1)?.role === "user" ? own.at(-1) : undefined;
-      setStart(from);
-      setModel(from.model);
-      setSystem(own.find((one) => one.role === "system")?.content ?? "");
-      setText(last?.content ?? "");
-      setMessages(own.filter((one) => one.role !== "system" && one !== last) as Message[]);
+      beginTalk({
+        start: from,
+        model: from.model,
+        system: own.find((one) => one.role === "system")?.content ?? "",
+        text: last?.content ?? "",
+        messages: own.filter((one) => one.role !== "system" && one !== last) as Message[],
+      });
     } catch (failed) {
-      setError((failed as Error).message);
+      change({ error: (failed as Error).message });
     }
-  };
-  const clear = () => {
-    setStart(null);
-    setMessages([]);
-    setError("");
   };
   useEffect(() => {
     const [view, key] = location.hash.slice(1).split("/");
@@ -81,60 +41,25 @@ export function ChatView(): JSX.Element {
     void begin(key);
   }, []);
   const end = useRef<HTMLDivElement>(null);
-  const models = usePolled((signal) => get<{ data: { id: string }[] }>("/v1/models", signal), 0);
+  const written = useRef<HTMLTextAreaElement>(null);
+  const models = usePolled((signal) => get<{ data: { id: string }[] }>("/v1/models", signal), 10_000);
   const names = (models.value?.data ?? []).map((one) => one.id);
   const chosen = names.includes(model) ? model : (names[0] ?? "");
-  useEffect(() => {
-    // One that goes on from tokens is nothing without them. A reply is kept when it has ended.
-    if (busy || (start && !start.messages)) return;
-    try {
-      localStorage.setItem(HISTORY, JSON.stringify({ model: chosen, system, messages }));
-    } catch {
-      // A full or closed store loses the history and nothing else.
-    }
-  }, [messages, chosen, system, busy]);
-  useEffect(() => end.current?.scrollIntoView({ block: "end" }), [messages]);
-  const submit = async (event: Event) => {
+  const shown = useRef(0);
+  useLayoutEffect(() => {
+    const pane = end.current?.closest(".pane");
+    const isNew = shown.current !== messages.length;
+    shown.current = messages.length;
+    // Somebody who reads further up is left there.
+    const isNear = pane && pane.scrollHeight - pane.scrollTop - pane.clientHeight < NEAR;
+    if (isNew || isNear) end.current?.scrollIntoView({ block: "end" });
+  }, [messages]);
+  const submit = (event: Event) => {
     event.preventDefault();
-    const asked = text.trim();
-    if (!asked || busy || !chosen) return;
-    const before: Message[] = [...messages, { role: "user", content: asked }];
-    const reply: Message = { role: "assistant", content: "" };
-    setText("");
-    setError("");
-    setMessages([...before, reply]);
-    setBusy(true);
-    stop.current = new AbortController();
-    const show = () => setMessages([...before, { ...reply }]);
-    let frame = 0;
-    try {
-      const [path, body] = await requestOf(start, chosen, system, before);
-      const streamed = { ...body, model: chosen, stream: true, stream_options: { include_usage: true } };
-      const answer = await send("POST", path, streamed, stop.current.signal);
-      let generated = 0;
-      for await (const data of events(answer)) {
-        if (data === "[DONE]") break;
-        const chunk = JSON.parse(data) as Chunk & { error?: { message: string } };
-        if (chunk.error) throw new Error(chunk.error.message);
-        const delta = chunk.choices?.[0]?.delta;
-        reply.content += delta?.content ?? chunk.choices?.[0]?.text ?? "";
-        if (delta?.reasoning_content) reply.thinking = (reply.thinking ?? "") + delta.reasoning_content;
-        generated = chunk.usage?.completion_tokens ?? generated;
-        if (chunk.poncho?.hit) reply.facts = { ...chunk.poncho, generated };
-        if (reply.facts) reply.facts.generated = generated;
-        // Tokens that come close together are drawn together.
-        cancelAnimationFrame(frame);
-        frame = requestAnimationFrame(show);
-      }
-    } catch (failed) {
-      if (!stop.current.signal.aborted) setError((failed as Error).message);
-    }
-    cancelAnimationFrame(frame);
-    show();
-    setBusy(false);
+    void ask(chosen);
   };
   const keys = (event: KeyboardEvent) => {
-    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) void submit(event);
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submit(event);
   };
   return (
     <div class="chat">
@@ -143,14 +68,14 @@ export function ChatView(): JSX.Element {
         <div class="controls">
           <label>
             <span class="unseen">Model</span>
-            <select value={chosen} onChange={(event) => setModel(event.currentTarget.value)}>
+            <select value={chosen} onChange={(event) => change({ model: event.currentTarget.value })}>
               {names.map((name) => (
                 <option key={name}>{name}</option>
               ))}
             </select>
           </label>
           <Prefixes busy={busy} onBegin={begin} />
-          <button type="button" disabled={(messages.length === 0 && !start) || busy} onClick={clear}>
+          <button type="button" disabled={(messages.length === 0 && !start) || busy} onClick={() => beginTalk({})}>
             New chat
           </button>
         </div>
@@ -161,7 +86,7 @@ export function ChatView(): JSX.Element {
           rows={3}
           aria-label="System prompt"
           value={system}
-          onInput={(event) => setSystem(event.currentTarget.value)}
+          onInput={(event) => change({ system: event.currentTarget.value })}
         />
       </details>
       <div class="messages" role="log" aria-label="Conversation">
@@ -183,6 +108,11 @@ export function ChatView(): JSX.Element {
             {message.facts ? <TurnBar facts={message.facts} /> : null}
           </article>
         ))}
+        {models.error && names.length === 0 ? (
+          <Notice kind="error" title="The models cannot be read">
+            {models.error.message}
+          </Notice>
+        ) : null}
         {error ? (
           <Notice kind="error" title="No reply">
             {error}
@@ -192,15 +122,25 @@ export function ChatView(): JSX.Element {
       </div>
       <form class="composer" onSubmit={submit}>
         <textarea
+          ref={written}
           rows={2}
           aria-label="Message"
           placeholder="Message"
           value={text}
-          onInput={(event) => setText(event.currentTarget.value)}
+          onInput={(event) => change({ text: event.currentTarget.value })}
           onKeyDown={keys}
         />
         {busy ? (
-          <button type="button" onClick={() => stop.current?.abort()}>
+          <button
+            type="button"
+            onClick={(event) => {
+              // The same button sends as soon as the reply has ended: this click must not.
+              event.preventDefault();
+              // Nor may the focus get lost.
+              written.current?.focus();
+              stopReply();
+            }}
+          >
             Stop
           </button>
         ) : (
@@ -211,27 +151,6 @@ export function ChatView(): JSX.Element {
       </form>
     </div>
   );
-}
-
-/** Where the conversation goes, and what is sent: messages, or all tokens so far. */
-async function requestOf(
-  start: Start | null,
-  model: string,
-  system: string,
-  messages: Message[],
-): Promise<[path: string, body: object]> {
-  if (start && !start.messages) {
-    const content = messages.map((message) => message.content).join("");
-    const { tokens } = await post<{ tokens: number[] }>("/tokenize", { model, content });
-    return ["/v1/completions", { prompt: [...start.tokens, ...tokens], max_tokens: MOST_TOKENS }];
-  }
-  // A stored system prompt must stay as it is, to the last space.
-  const own = start ? system : system.trim();
-  const sent = [
-    ...(own ? [{ role: "system", content: own }] : []),
-    ...messages.map(({ role, content }) => ({ role, content })),
-  ];
-  return ["/v1/chat/completions", { messages: sent }];
 }
 
 /** The rows to choose from, the last used first. */

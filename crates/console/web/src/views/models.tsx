@@ -1,8 +1,8 @@
 // Models: what is loaded and what is installed, how it fits; load, unload, pull.
 import type { JSX } from "preact";
 import { useState } from "preact/hooks";
-import { get, lines, type Plan, post, type Running, type SystemInfo, send, type Tags } from "../api";
-import { bytes, count, short } from "../format";
+import { type DraftSums, get, lines, type Plan, post, type Running, type SystemInfo, send, type Tags } from "../api";
+import { bytes, count, gained, percent, short } from "../format";
 import { usePolled } from "../live";
 import { Announce, Badge, Meter, Notice } from "../parts";
 
@@ -106,7 +106,12 @@ export function ModelsView(): JSX.Element {
       ) : null}
       <Announce text={said} />
       {said ? <p class="said">{said}</p> : null}
-      {names.length === 0 ? (
+      {tags.error ? (
+        <Notice kind="error" title="The models cannot be read">
+          {tags.error.message}
+        </Notice>
+      ) : null}
+      {names.length === 0 && tags.value && running.value ? (
         <Notice kind="empty" title="No models">
           Fetch one above.
         </Notice>
@@ -152,6 +157,7 @@ export function ModelsView(): JSX.Element {
                     {count(fact.status.prefilled_tokens)} prompt tokens computed, {count(fact.status.generated_tokens)}{" "}
                     generated
                   </p>
+                  <p class="dim">{draftWords(fact.status.drafts)}</p>
                   {fact.plan ? <FitPlan plan={fact.plan} /> : null}
                 </>
               ) : null}
@@ -170,6 +176,14 @@ export function ModelsView(): JSX.Element {
       </ul>
     </>
   );
+}
+
+/** What guessing replies ahead brought since the model was loaded. */
+function draftWords(drafts: DraftSums): string {
+  if (drafts.off !== null) return `No drafts: ${drafts.off}`;
+  if (drafts.drafted === 0) return "Drafts: none computed yet";
+  const kept = `${count(drafts.drafted)} tokens, ${percent(drafts.accepted, drafts.drafted)} kept`;
+  return `Drafts: ${kept}, ${drafts.tokens_per_step?.toFixed(2)} tokens a step, ${gained(drafts.saved_seconds)}`;
 }
 
 /** How a model fits on this machine: each choice with the flags that change it, and the memory by device. */

@@ -33,7 +33,7 @@ function grouped(rows: RequestRow[]): Group[] {
     let group = groups.get(id);
     if (!group) {
       // A prompt may be a list of tokens.
-      const own = row.title && /^\[\d+, ?\d/.test(row.title) ? "A prompt of tokens" : row.title;
+      const own = row.title && /^\[\d+(, \d+)*\]$/.test(row.title) ? "A prompt of tokens" : row.title;
       const title = own ?? (row.key === null ? "Conversation" : `Conversation of key ${row.key}`);
       group = { id, title: title || "Empty prompt", model: row.model, rows: [], last: 0 };
       groups.set(id, group);
@@ -57,6 +57,15 @@ function listed(rows: RequestRow[]): Item[] {
   });
 }
 
+/** Tokens of prompts, and how many of them were reused. A prompt that was given up before it was computed tells nothing. */
+function reused(rows: RequestRow[]): { cached: number; prompt: number } {
+  const known = rows.filter((row) => row.stage !== "ended" || row.new_tokens !== null);
+  return {
+    cached: known.reduce((sum, row) => sum + (row.cached_tokens ?? 0), 0),
+    prompt: known.reduce((sum, row) => sum + (row.prompt_tokens ?? 0), 0),
+  };
+}
+
 function isShown(row: RequestRow, only: string): boolean {
   if (only === "all") return true;
   if (only === "running") return row.stage !== "ended";
@@ -65,7 +74,8 @@ function isShown(row: RequestRow, only: string): boolean {
 
 export function RequestsView(props: { live: Live }): JSX.Element {
   const { live } = props;
-  const [open, setOpen] = useState<number | null>(null);
+  // A server that started again counts from 1: the number alone may mean another request.
+  const [open, setOpen] = useState<{ id: number; arrived: number } | null>(null);
   const [frame, setFrame] = useState(600_000);
   const [only, setOnly] = useState("all");
   const [said, setSaid] = useState("");
@@ -76,8 +86,13 @@ export function RequestsView(props: { live: Live }): JSX.Element {
   const earliest = all.reduce((least, row) => Math.min(least, row.arrived_ms), now);
   const from = frame > 0 ? now - frame : earliest;
   const cancel = useCallback(async (row: RequestRow) => {
-    await send("DELETE", `/api/requests/${row.id}`).catch(() => undefined);
-    setSaid(`Request ${row.id} is cancelled`);
+    try {
+      const answer = await send("DELETE", `/api/requests/${row.id}`);
+      const { cancelled } = (await answer.json()) as { cancelled: boolean };
+      setSaid(cancelled ? `Request ${row.id} is cancelled` : `Request ${row.id} had ended`);
+    } catch (error) {
+      setSaid(`Request ${row.id} is not cancelled: ${(error as Error).message}`);
+    }
   }, []);
   const [, tick] = useState(0);
   useEffect(() => {
@@ -85,6 +100,8 @@ export function RequestsView(props: { live: Live }): JSX.Element {
     const timer = setInterval(() => tick((n) => n + 1), 1000);
     return () => clearInterval(timer);
   }, [running.length]);
+  const found = open ? live.requests.get(open.id) : undefined;
+  const chosen = found?.arrived_ms === open?.arrived ? found : undefined;
   const draw = (item: Item) =>
     "row" in item ? (
       <RequestLine
@@ -92,20 +109,18 @@ export function RequestsView(props: { live: Live }): JSX.Element {
         most={item.most}
         from={from}
         now={now}
-        isOpen={open === item.row.id}
+        isOpen={chosen?.id === item.row.id}
         onOpen={setOpen}
         onCancel={cancel}
       />
     ) : (
       <GroupHead group={item.group} />
     );
-  const cached = all.reduce((sum, row) => sum + (row.cached_tokens ?? 0), 0);
-  const prompt = all.reduce((sum, row) => sum + (row.prompt_tokens ?? 0), 0);
+  const { cached, prompt } = reused(all);
   const first = all.flatMap((row) =>
     row.prefill_ms != null ? [(row.queue_ms ?? 0) + (row.restore_ms ?? 0) + row.prefill_ms] : [],
   );
   first.sort((one, two) => one - two);
-  const chosen = open !== null ? live.requests.get(open) : undefined;
   return (
     <>
       <header class="head">
@@ -149,7 +164,13 @@ export function RequestsView(props: { live: Live }): JSX.Element {
       </section>
       <Legend />
       <Announce text={said} />
-      {items.length === 0 ? (
+      {all.length === 0 && !live.open ? (
+        <p class="dim">Asking the server …</p>
+      ) : live.kept === 0 ? (
+        <Notice kind="empty" title="Requests are not kept">
+          This server was started with console_requests set to 0.
+        </Notice>
+      ) : items.length === 0 ? (
         <Notice kind="empty" title={all.length === 0 ? "No requests yet" : "No such requests"}>
           {all.length === 0
             ? "Send one to this server, or use the chat. It appears here while it runs."
@@ -202,8 +223,7 @@ function Legend(): JSX.Element {
 
 function GroupHead(props: { group: Group }): JSX.Element {
   const { group } = props;
-  const cached = group.rows.reduce((sum, row) => sum + (row.cached_tokens ?? 0), 0);
-  const prompt = group.rows.reduce((sum, row) => sum + (row.prompt_tokens ?? 0), 0);
+  const { cached, prompt } = reused(group.rows);
   return (
     <div class="group-head">
       <h2>{group.title}</h2>
@@ -222,7 +242,7 @@ function RequestLine(props: {
   from: number;
   now: number;
   isOpen: boolean;
-  onOpen: (id: number) => void;
+  onOpen: (request: { id: number; arrived: number }) => void;
   onCancel: (row: RequestRow) => void;
 }): JSX.Element {
   const { row } = props;
@@ -232,7 +252,7 @@ function RequestLine(props: {
       <button
         type="button"
         class="line-open"
-        onClick={() => props.onOpen(row.id)}
+        onClick={() => props.onOpen({ id: row.id, arrived: row.arrived_ms })}
         aria-label={`Request ${row.id} at ${clock(row.arrived_ms)}: ${label(row)}`}
       />
       <span class="time">{clock(row.arrived_ms)}</span>

@@ -1,7 +1,7 @@
 // System: devices, nodes, tiers, settings with their sources, counters, the last warnings.
 import type { JSX } from "preact";
 import { useState } from "preact/hooks";
-import { type CacheInfo, get, type SystemInfo } from "../api";
+import { type CacheInfo, get, isForbidden, type SystemInfo } from "../api";
 import { bytes, count, tierName, words } from "../format";
 import { usePolled } from "../live";
 import { Badge, Meter, Notice } from "../parts";
@@ -27,7 +27,7 @@ export function SystemView(props: { onLeave?: (() => void) | undefined }): JSX.E
         ) : null}
       </header>
       {system.error ? (
-        <Notice kind="error" title="Only for an admin">
+        <Notice kind="error" title={isForbidden(system.error) ? "Only for an admin" : "The system cannot be read"}>
           {system.error.message}
         </Notice>
       ) : null}

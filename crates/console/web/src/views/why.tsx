@@ -2,7 +2,7 @@
 import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { type Around, get, type RequestRow, type Why } from "../api";
-import { count, ms, percent, sourceName, words } from "../format";
+import { count, gained, ms, percent, sourceName, words } from "../format";
 import { Badge, Drawer, Facts, Meter, Notice } from "../parts";
 
 /** Fewer computed tokens than this need no explanation: the last message is always new. */
@@ -60,7 +60,13 @@ export function WhyDrawer(props: {
         </Notice>
       ) : null}
       {!error && !why ? (
-        <p class="dim">{isReady ? "Comparing with the store …" : "The prompt is not looked up yet."}</p>
+        <p class="dim">
+          {isReady
+            ? "Comparing with the store …"
+            : row.stage === "ended"
+              ? `The prompt was never looked up: the request ${row.error ? `failed with ${row.error}` : "ended before"}.`
+              : "The prompt is not looked up yet."}
+        </p>
       ) : null}
       {why ? <Explanation why={why} row={row} /> : null}
     </Drawer>
@@ -69,16 +75,32 @@ export function WhyDrawer(props: {
 
 function Figures(props: { row: RequestRow }): JSX.Element {
   const { row } = props;
+  // What is under way is not done, and the speed is that of the stage.
+  const computed =
+    row.stage === "prefilling"
+      ? Math.max(0, (row.processed_tokens ?? 0) - (row.cached_tokens ?? 0))
+      : row.stage === "queued" || row.stage === "restoring"
+        ? 0
+        : row.new_tokens;
+  const speed = (stage: string) =>
+    row.stage === stage && row.tokens_per_second ? ` at ${row.tokens_per_second}/s` : "";
   const facts: [string, string][] = [
     ["Restored", `${count(row.cached_tokens)}${row.source ? ` from ${sourceName(row.source)}` : ""}`],
-    ["Computed", count(row.new_tokens)],
-    ["Generated", `${count(row.generated_tokens)}${row.tokens_per_second ? ` at ${row.tokens_per_second}/s` : ""}`],
+    ["Computed", `${count(computed)}${speed("prefilling")}`],
+    ["Generated", `${count(row.generated_tokens)}${speed("generating")}`],
     ["Queue", ms(row.queue_ms)],
     ["Restore", ms(row.restore_ms)],
     ["Prefill", ms(row.prefill_ms)],
     ["Decode", ms(row.decode_ms)],
     ["Total", ms(row.total_ms ?? row.age_ms)],
   ];
+  if (row.drafts) {
+    const { drafted, accepted, tokens_per_step, saved_ms } = row.drafts;
+    facts.push(
+      ["Drafts", `${count(accepted)} of ${count(drafted)} kept`],
+      ["Tokens a step", `${tokens_per_step.toFixed(2)}, ${gained(saved_ms / 1000)}`],
+    );
+  }
   return <Facts facts={facts} />;
 }
 

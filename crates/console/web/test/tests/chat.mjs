@@ -24,6 +24,74 @@ export const tests = {
     check();
   },
 
+  async "a reply goes on while another view is open, and a question without one is not lost"(browser, server) {
+    const { page, check } = await newPage(browser, server);
+    const asked = [];
+    let answer;
+    const said = (text) => ({
+      contentType: "text/event-stream",
+      body: `data: ${JSON.stringify({ choices: [{ delta: { content: text } }] })}\n\ndata: [DONE]\n\n`,
+    });
+    await page.route("**/v1/chat/completions", async (route) => {
+      asked.push(
+        route
+          .request()
+          .postDataJSON()
+          .messages.map(({ role, content }) => [role, content]),
+      );
+      const how = await new Promise((decide) => {
+        answer = decide;
+      });
+      // A stop may have ended it.
+      return route.fulfill(how).catch(() => undefined);
+    });
+    await page.goto(`${server.url}/#chat`);
+    await page.locator(VIEWS.chat).first().waitFor({ state: "attached", timeout: WAIT });
+    const box = page.getByLabel("Message", { exact: true });
+    const put = async (text) => {
+      await box.fill(text);
+      const sent = page.waitForRequest("**/v1/chat/completions");
+      await page.keyboard.press("Enter");
+      await sent;
+    };
+    await put("How tall is an oak?");
+    await page.goto(`${server.url}/#requests`);
+    await page.getByRole("heading", { name: "Requests" }).waitFor({ timeout: WAIT });
+    await page.goto(`${server.url}/#chat`);
+    await page.locator(".message.user").getByText("How tall is an oak?").waitFor({ timeout: WAIT });
+    answer(said("Tall."));
+    await page.getByText("Tall.", { exact: true }).waitFor({ timeout: WAIT });
+    // An error and a stop: the question is where it was written, and no empty reply is sent with the next one.
+    await put("And an ash?");
+    answer({ status: 400, json: { error: { message: "Too long today.", code: "x" } } });
+    await page.getByText("Too long today.").waitFor({ timeout: WAIT });
+    assert.equal(await box.inputValue(), "And an ash?");
+    await put("And a birch?");
+    await page.getByRole("button", { name: "Stop" }).click();
+    await page.getByRole("button", { name: "Send" }).waitFor({ timeout: WAIT });
+    answer(said("Late."));
+    assert.equal(await box.inputValue(), "And a birch?");
+    assert.ok(await box.evaluate((box) => box === document.activeElement), "the focus is not lost");
+    // What is being written is not sent by a stop.
+    await put("And a birch?");
+    await box.fill("And a bee");
+    await page.getByRole("button", { name: "Stop" }).click();
+    await page.getByRole("button", { name: "Send" }).waitFor({ timeout: WAIT });
+    assert.equal(await box.inputValue(), "And a bee");
+    // A page that is loaded again has the conversation as well.
+    await page.reload();
+    await page.getByText("Tall.", { exact: true }).waitFor({ timeout: WAIT });
+    await put("And a yew?");
+    answer(said("Old."));
+    await page.getByText("Old.", { exact: true }).waitFor({ timeout: WAIT });
+    assert.deepEqual(asked.at(-1), [
+      ["user", "How tall is an oak?"],
+      ["assistant", "Tall."],
+      ["user", "And a yew?"],
+    ]);
+    check();
+  },
+
   async "the chat begins with a stored prefix"(browser, server) {
     const system =
       "You are the keeper of a small library of seeds, and you answer in short sentences about plants only.";

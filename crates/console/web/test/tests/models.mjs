@@ -50,6 +50,24 @@ export const tests = {
     check();
   },
 
+  async "a model shows what drafts brought, or why it has none"(browser, server) {
+    const { page, check } = await newPage(browser, server);
+    let drafts = { off: null, drafted: 40, accepted: 30, tokens_per_step: 2.5, saved_seconds: 12.3 };
+    await page.route("**/api/system", async (route) => {
+      const answer = await (await route.fetch()).json();
+      const models = answer.models.map((model) => ({ ...model, status: { ...model.status, drafts } }));
+      return route.fulfill({ json: { ...answer, models } });
+    });
+    await page.goto(`${server.url}/#models`);
+    const shown = (text) => page.locator(".card", { hasText: text }).first().waitFor({ timeout: WAIT });
+    await shown("Drafts: 40 tokens, 75 % kept, 2.50 tokens a step, 12 s saved");
+    drafts = { ...drafts, saved_seconds: -0.25 };
+    await shown("250 ms lost");
+    drafts = { ...drafts, off: "drafts are off by setting" };
+    await shown("No drafts: drafts are off by setting");
+    check();
+  },
+
   async "a model is unloaded and loaded"(browser) {
     const server = await startServer();
     try {

@@ -3,6 +3,7 @@ import assert from "node:assert/strict";
 import { existsSync } from "node:fs";
 import { conversation, PLANTED, slow } from "../conversations.mjs";
 import { ask, newPage, noSeriousProblems, output, poncho, read, WAIT } from "../harness.mjs";
+import { manyPage } from "../many.mjs";
 
 export const tests = {
   async "three planted changes are named"(browser, server) {
@@ -49,6 +50,89 @@ export const tests = {
     assert.equal(ended.status, 410);
     assert.equal((await ended.json()).error.code, "cancelled");
     await page.locator(".badge-cancelled").waitFor({ timeout: WAIT });
+    check();
+  },
+
+  async "a request shows what its drafts saved"(browser, server) {
+    const { page, check } = await manyPage(browser, server, "chains");
+    const why = { cause: "cached", reason: "all of it is cached", tokens: 9, found: 9, lost: 0, hygiene: [] };
+    await page.route("**/api/requests/*/why", (route) => route.fulfill({ json: why }));
+    await page.locator(".line:not(.under-way) .line-open").first().click();
+    const fact = (name) => page.locator(`.drawer dt:text-is("${name}") + dd`).textContent({ timeout: WAIT });
+    assert.equal(await fact("Drafts"), "60 of 80 kept");
+    assert.equal(await fact("Tokens a step"), "2.50, 1.2 s saved");
+    check();
+  },
+
+  async "a request under way shows what is done, and a server that started again has other requests"(browser, server) {
+    const row = {
+      id: 1,
+      model: "stub",
+      key: null,
+      conversation: "a",
+      title: "Under way",
+      arrived_ms: Date.now(),
+      stage: "prefilling",
+      prompt_tokens: 1000,
+      cached_tokens: 200,
+      new_tokens: 800,
+      processed_tokens: 300,
+      generated_tokens: 0,
+      tokens_per_second: 50,
+      age_ms: 10,
+    };
+    let rows = [row];
+    const { page, check } = await newPage(browser, server, {}, (page) =>
+      page.route("**/api/requests?follow=1", (route) =>
+        route.fulfill({
+          contentType: "text/event-stream",
+          body: `data: ${JSON.stringify({ version: 1, requests: rows })}\n\n`,
+        }),
+      ),
+    );
+    await page.locator(".line-open").first().click({ timeout: WAIT });
+    const drawer = page.locator(".drawer");
+    const fact = (name) => drawer.locator(`dt:text-is("${name}") + dd`).textContent();
+    assert.equal(await fact("Computed"), "100 at 50/s");
+    assert.equal(await fact("Generated"), "0");
+    rows = [];
+    await drawer.waitFor({ state: "detached", timeout: WAIT });
+    rows = [{ ...row, title: "Another one", arrived_ms: row.arrived_ms + 60_000 }];
+    await page.getByText("Another one").waitFor({ timeout: WAIT });
+    assert.equal(await drawer.count(), 0, "nobody asked for this one");
+    check();
+  },
+
+  async "the page keeps as many requests as the server"(browser, server) {
+    let kept = 3000;
+    const rows = Array.from({ length: 2500 }, (_, at) => ({
+      id: at + 1,
+      model: "stub",
+      key: null,
+      conversation: "a",
+      title: "Many",
+      arrived_ms: Date.now(),
+      stage: "ended",
+      outcome: "stop",
+      hit: "cold",
+      prompt_tokens: 10,
+      cached_tokens: 0,
+      new_tokens: 10,
+      generated_tokens: 1,
+      total_ms: 1,
+    }));
+    const { page, check } = await newPage(browser, server, {}, (page) =>
+      page.route("**/api/requests?follow=1", (route) =>
+        route.fulfill({
+          contentType: "text/event-stream",
+          body: `data: ${JSON.stringify({ version: 1, kept, requests: kept ? rows : [] })}\n\n`,
+        }),
+      ),
+    );
+    const tile = page.locator(".tile", { hasText: "Kept" }).locator(".tile-value");
+    await tile.getByText("2,500").waitFor({ timeout: WAIT });
+    kept = 0;
+    await page.getByText("Requests are not kept").waitFor({ timeout: WAIT });
     check();
   },
 

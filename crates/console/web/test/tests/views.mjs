@@ -4,7 +4,7 @@ import { spawnSync } from "node:child_process";
 import { mkdirSync, mkdtempSync, rmSync, symlinkSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { inSight, newPage, noSeriousProblems, root, shots, VIEWS, WAIT } from "../harness.mjs";
+import { inSight, newPage, noSeriousProblems, root, shots, startServer, VIEWS, WAIT } from "../harness.mjs";
 
 /** Presses Tab until something has the focus, and checks that the focus is seen on the way. */
 async function tabTo(page, selector) {
@@ -23,6 +23,13 @@ async function tabTo(page, selector) {
   assert.fail(`Tab does not reach ${selector}`);
 }
 
+/** Whether nothing is wider than the window; the pane scrolls by itself. */
+const fits = (page) =>
+  page.evaluate(() => {
+    const boxes = [document.documentElement, ...document.querySelectorAll(".pane")];
+    return boxes.every((box) => box.scrollWidth <= box.clientWidth);
+  });
+
 const focused = (page) =>
   page.evaluate(() => document.activeElement?.getAttribute("aria-label") ?? document.activeElement?.textContent);
 
@@ -39,8 +46,7 @@ export const tests = {
           await page.goto(`${server.url}/#${view}`);
           await page.getByRole("heading", { level: 1 }).waitFor();
           await page.locator(seen).first().waitFor({ state: "attached", timeout: WAIT });
-          const tooWide = await page.evaluate(() => document.documentElement.scrollWidth > innerWidth);
-          assert.ok(!tooWide, `${view} fits into ${size}`);
+          assert.ok(await fits(page), `${view} fits into ${size}`);
           await noSeriousProblems(page, `${view} ${size} ${colorScheme}`);
           if (shots) await page.screenshot({ path: join(shots, `${view}-${size}-${colorScheme}.png`) });
         }
@@ -53,6 +59,77 @@ export const tests = {
         await page.context().close();
       }
     }
+  },
+
+  async "a server that went away is not an empty one"(browser) {
+    const server = await startServer();
+    const { page } = await newPage(browser, server, { viewport: { width: 375, height: 740 } });
+    await page.getByText("No requests yet").waitFor({ timeout: WAIT });
+    server.stop();
+    const lost = page.getByText("The server does not answer");
+    await lost.waitFor({ timeout: WAIT });
+    for (const [view, shown, never] of [
+      ["system", "The system cannot be read", "Only for an admin"],
+      ["models", "The models cannot be read", "No models"],
+      ["chat", "The models cannot be read", "No reply"],
+      ["store", "The store cannot be read", "Nothing is stored yet"],
+    ]) {
+      await page.goto(`${server.url}/#${view}`);
+      await page.getByText(shown).first().waitFor({ timeout: WAIT });
+      assert.ok(await lost.isVisible(), view);
+      assert.equal(await page.getByText(never).count(), 0, `${never} in ${view}`);
+    }
+    await noSeriousProblems(page, "without a server");
+    await page.context().close();
+  },
+
+  async "times that round up have no rest of a whole unit"(browser, server) {
+    const TIMES = { 999.7: "1.00 s", 59960: "1 min", 119600: "2 min", 3599700: "1 h", 7190000: "2 h" };
+    const rows = Object.keys(TIMES).map((total_ms, at) => ({
+      id: at + 1,
+      model: "stub",
+      key: null,
+      conversation: "a",
+      title: "Times",
+      arrived_ms: Date.now(),
+      stage: "ended",
+      outcome: "stop",
+      hit: "cold",
+      prompt_tokens: 999_600,
+      cached_tokens: 0,
+      new_tokens: 999_600,
+      generated_tokens: 1,
+      total_ms: Number(total_ms),
+    }));
+    const { page, check } = await newPage(browser, server, {}, (page) =>
+      page.route("**/api/requests?follow=1", (route) =>
+        route.fulfill({
+          contentType: "text/event-stream",
+          body: `data: ${JSON.stringify({ version: 1, requests: rows })}\n\n`,
+        }),
+      ),
+    );
+    for (const [at, shown] of Object.values(TIMES).entries()) {
+      const line = page.locator(`[data-request="${at + 1}"]`);
+      await line.waitFor({ timeout: WAIT });
+      assert.equal(await line.locator(".right").first().textContent(), shown);
+      assert.equal(await line.locator("small").textContent(), "0 + 1.0M → 1");
+    }
+    check();
+  },
+
+  async "long names of models fit into a phone"(browser, server) {
+    const name = "hf.co/somebody-with-a-long-name/Some-Model-With-A-Long-Name-Instruct-GGUF:Q4_K_M";
+    const { page, check } = await newPage(browser, server, { viewport: { width: 360, height: 740 } }, async (page) => {
+      await page.route("**/v1/models", (route) => route.fulfill({ json: { data: [{ id: name }] } }));
+      await page.route("**/api/tags", (route) => route.fulfill({ json: { models: [{ name, size: 1e9 }] } }));
+    });
+    for (const view of ["chat", "models"]) {
+      await page.goto(`${server.url}/#${view}`);
+      await page.getByText(name).first().waitFor({ state: "attached", timeout: WAIT });
+      assert.ok(await fits(page), view);
+    }
+    check();
   },
 
   async "the keyboard is enough"(browser, server) {
