@@ -64,4 +64,4 @@ pub use request::{
 };
 pub use signature::SigningKey;
 pub use tenant::{Privacy, Tenant};
-pub use turn::{ANY_OBJECT, ChatTurn, Choice, Generate, Input, Prompt, PromptPart, Rendered, Tool};
+pub use turn::{ANY_OBJECT, ChatTurn, Choice, Generate, Input, Prompt, PromptPart, Rendered, Tool, with_named_root};

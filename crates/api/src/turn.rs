@@ -3,12 +3,18 @@
 //! The dialects of the server build a `Generate`; the engine renders, tokenizes and generates. Messages and tools have
 //! OpenAI's shape, because that is what chat templates expect. Plain owned data.
 
+mod root_reference;
+
+use std::borrow::Cow;
+
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::error::EngineError;
 use crate::request::Request;
+
+pub use self::root_reference::with_named_root;
 
 /// The schema of any object, for clients that want JSON and do not say which.
 pub const ANY_OBJECT: &str = r#"{"type":"object"}"#;
@@ -117,6 +123,12 @@ impl Tool {
             #[serde(skip_serializing_if = "Option::is_none")]
             parameters: Option<&'t RawValue>,
         }
+        let named = parameters.map(|parameters| with_named_root(parameters.get()));
+        let named: Option<&RawValue> = match &named {
+            Some(Cow::Owned(text)) => serde_json::from_str(text).ok(),
+            Some(Cow::Borrowed(_)) | None => None,
+        };
+        let parameters = named.or(parameters);
         let definition = Definition { r#type: "function", function: Function { name, description, parameters } };
         let json = serde_json::to_string(&definition).map_err(|_| EngineError::internal("wrote a tool"))?;
         Ok(Self { name: name.to_owned(), json })

@@ -375,8 +375,17 @@ impl Model {
         let rendered = self.shared().model.apply_chat_template(request);
         rendered.map_err(|error| match error {
             ChatError::Busy { running } => EngineError::Overloaded { queued: running, limit: running },
-            error => EngineError::Template { reason: error.to_string() },
+            // The schema is converted while the template is rendered; where it is to blame, it is named.
+            error => {
+                self.bad_reply_schema(request).unwrap_or_else(|| EngineError::Template { reason: error.to_string() })
+            }
         })
+    }
+
+    /// What is wrong with the schema of the reply, if it has one that cannot be used.
+    fn bad_reply_schema(&self, request: &ChatRequest) -> Option<EngineError> {
+        let schema = Some(&request.json_schema).filter(|schema| !schema.is_empty())?;
+        self.json_schema_to_grammar(schema).err()
     }
 
     /// The tokens of a rendered prompt: what came from the request never becomes a special token.

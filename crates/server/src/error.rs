@@ -134,6 +134,9 @@ pub(crate) enum ApiError {
     /// A request that is kept without its prompt.
     #[error("the prompt of request {id} is no longer kept; send it again and ask then, or use POST /api/cache/explain")]
     PromptForgotten { id: u64 },
+    /// A look that must not load the model that it needs.
+    #[error("the model {model} is not loaded; load it and ask again")]
+    NotLoaded { model: String },
     /// A row that is not in the cache, or not the caller's.
     #[error("there is no row {key} in the cache; list the rows with GET /api/cache/rows")]
     NoRow { key: Key },
@@ -423,6 +426,7 @@ impl ApiError {
             Self::CancelledByName => Facts::new(StatusCode::GONE, InvalidRequest).code("cancelled"),
             Self::NoRequest { .. } => Facts::new(StatusCode::NOT_FOUND, InvalidRequest).code("request_not_found"),
             Self::PromptForgotten { .. } => Facts::new(StatusCode::NOT_FOUND, InvalidRequest).code("prompt_not_kept"),
+            Self::NotLoaded { .. } => Facts::new(StatusCode::CONFLICT, InvalidRequest).code("model_not_loaded"),
             Self::NoRow { .. } => Facts::new(StatusCode::NOT_FOUND, InvalidRequest).code("row_not_found"),
             Self::PinsTooLarge { .. } | Self::TooManyPins { .. } => {
                 Facts::new(StatusCode::CONFLICT, InvalidRequest).code("too_many_pins")

@@ -21,6 +21,8 @@ use crate::model::Model;
 
 /// Tokens shown on each side of the place.
 const SHOWN: usize = 24;
+/// Fewer tokens that a live context had may be the first words of a template.
+const FIRST_WORDS: usize = 16;
 
 impl Vocabulary for Model {
     fn text(&self, tokens: &[u32]) -> String {
@@ -63,7 +65,7 @@ pub(super) fn explain(model: &ChatModel, asked: &Asked<'_>) -> Explained {
                 Verdict::Stored => Cause::Cached,
                 Verdict::OtherNamespace { fingerprint: true, .. } => Cause::ModelChanged,
                 Verdict::OtherNamespace { .. } => Cause::SettingsChanged,
-                Verdict::NothingStored | Verdict::Ends | Verdict::Parts => Cause::NeverSeen,
+                Verdict::NothingStored | Verdict::Ends | Verdict::Parts => served(asked),
             };
             // The row that agrees on a few words has nothing to do with the prompt.
             let row = found.row.as_ref().filter(|_| cause == Cause::Cached);
@@ -72,6 +74,15 @@ pub(super) fn explain(model: &ChatModel, asked: &Asked<'_>) -> Explained {
         }
     };
     Explained { remote, ..explained }
+}
+
+/// The cause where no row is like the prompt: a live context, which has no row, may have had its beginning.
+fn served(asked: &Asked<'_>) -> Cause {
+    match asked.past.map_or(0, |past| past.cached_tokens) {
+        had if had > 0 && had.saturating_add(1) >= asked.tokens.len() => Cause::Cached,
+        had if had >= FIRST_WORDS => Cause::Branched,
+        _ => Cause::NeverSeen,
+    }
 }
 
 /// The answer without anything that was compared.

@@ -84,6 +84,21 @@ impl Hosted {
         if turn.drops_oldest { prepare_fitting(&model, turn, request) } else { prepare_chat(&model, turn, request) }
     }
 
+    /// Refuses more replies than an idle model takes: to try again later would never help.
+    fn check_fits_queue(&self, replies: usize, prompts: usize) -> Result<(), EngineError> {
+        let config = self.model.config();
+        let most = config.queue_limit.saturating_add(config.context.n_seq_max as usize);
+        if replies <= most {
+            return Ok(());
+        }
+        let field = if replies > prompts { "n" } else { "prompt" };
+        let reason = format!(
+            "the request asks for {replies} replies at once and this model takes {most}; send fewer in one request, or \
+             raise the server's --queue-limit"
+        );
+        Err(EngineError::input(field, reason))
+    }
+
     fn start(&self, prompts: Vec<Generate>, places: Vec<QueuePlace>) -> Result<Vec<ReplyStream>, EngineError> {
         let mut places = places.into_iter();
         let mut replies = Vec::new();
@@ -164,6 +179,7 @@ impl NodeModel for Hosted {
         // A full queue refuses before anything is done for the request.
         let count = prompts.iter().map(|prompt| usize::try_from(prompt.replies).unwrap_or(usize::MAX));
         let count = count.fold(0, usize::saturating_add);
+        self.check_fits_queue(count, prompts.len())?;
         let places = (0..count).map(|_| self.model.reserve()).collect::<Result<Vec<_>, _>>()?;
         let prompts = prompts.into_iter().map(|prompt| self.as_configured(prompt)).collect();
         let hosted = self.clone();

@@ -9,7 +9,8 @@ use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::sync::LazyLock;
 
-use axum::extract::{MatchedPath, Request, State};
+use axum::extract::rejection::RawPathParamsRejection;
+use axum::extract::{MatchedPath, RawPathParams, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 use axum::middleware::Next;
 use axum::response::Response;
@@ -103,8 +104,17 @@ fn operation(method: &Method, path: &str) -> Option<&'static Operation> {
     found(&method.as_str().to_ascii_lowercase()).or_else(|| found("get").filter(|_| method == Method::HEAD))
 }
 
-/// Refuses unknown parameters, or adds a header to the answer.
-pub(crate) async fn check(State(app): State<SharedApp>, request: Request, next: Next) -> Result<Response, ApiError> {
+/// Refuses unknown parameters, or adds a header to the answer. A path that is not UTF-8 has nothing at its end: handlers
+/// read its parts as texts, and the HTTP library would answer for them in its own words.
+pub(crate) async fn check(
+    State(app): State<SharedApp>,
+    parts: Result<RawPathParams, RawPathParamsRejection>,
+    request: Request,
+    next: Next,
+) -> Result<Response, ApiError> {
+    if matches!(parts, Err(RawPathParamsRejection::InvalidUtf8InPathParam(_))) {
+        return Err(ApiError::Path { path: request.uri().path().to_owned() });
+    }
     let path = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str).replace("{*", "{");
     let Some(operation) = operation(request.method(), &path) else { return Ok(next.run(request).await) };
     let query = request.uri().query();

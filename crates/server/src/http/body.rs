@@ -15,7 +15,7 @@ use axum::response::{IntoResponse, Response};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Serialize;
-use serde::de::{Deserialize, DeserializeOwned, Deserializer, MapAccess, Visitor};
+use serde::de::{Deserialize, DeserializeOwned, Deserializer, IgnoredAny, MapAccess, Visitor};
 
 use crate::error::{ApiError, Family};
 use crate::http::app::SharedApp;
@@ -159,11 +159,15 @@ pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
         let path = error.path().to_string();
         let inner = error.into_inner();
         let reason = inner.to_string();
-        if !inner.is_data() {
+        // serde_json also blames the syntax where a number is too large, and where a word was expected and another value came.
+        let is_deep = reason.starts_with("recursion limit");
+        if !inner.is_data() && (is_deep || serde_json::from_str::<IgnoredAny>(text).is_err()) {
             return ApiError::Json { reason };
         }
-        // serde puts a missing field into the sentence, not into the path.
-        let named = reason.strip_prefix("missing field `").and_then(|rest| rest.split('`').next());
+        let reason = if reason.starts_with("expected value at") { "it must be a string".to_owned() } else { reason };
+        // serde puts a field that is missing or comes twice into the sentence, not into the path.
+        let named = ["missing field `", "duplicate field `"].into_iter().find_map(|start| reason.strip_prefix(start));
+        let named = named.and_then(|rest| rest.split('`').next());
         let field = match (path.as_str(), named) {
             (".", Some(name)) => name.to_owned(),
             (path, Some(name)) => format!("{path}.{name}"),
@@ -204,6 +208,14 @@ mod tests {
     struct Inner {
         #[expect(dead_code, reason = "only its type matters")]
         number: u32,
+        #[expect(dead_code, reason = "only its type matters")]
+        word: Option<Word>,
+    }
+
+    #[derive(Debug, Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    enum Word {
+        One,
     }
 
     fn said(text: &[u8]) -> String {
@@ -216,8 +228,21 @@ mod tests {
         assert!(said(br#"{"inner": [{"number": -1}]}"#).contains("-1"));
         assert!(said(br#"{"inner": [{}]}"#).starts_with("inner[0].number: missing field"));
         assert!(said(b"{}").starts_with("inner: missing field"));
+        assert!(said(br#"{"inner": [], "inner": []}"#).starts_with("inner: duplicate field"));
+        assert!(said(br#"{"inner": [{"number": 1, "number": 2}]}"#).starts_with("inner[0].number: duplicate field"));
         assert!(said(b"[[]]").starts_with("body: invalid type: sequence, expected an object"), "{}", said(b"[[]]"));
         assert!(said(br#"{"inner": [[1]]}"#).starts_with("inner[0]: "), "a list of fields is not an object");
+    }
+
+    /// serde_json reports both as wrong syntax, and the client was told to send JSON.
+    #[test]
+    fn a_word_of_another_type_and_a_number_too_large_name_their_fields() {
+        for other in ["true", "[]", "7"] {
+            let refused = said(format!(r#"{{"inner": [{{"number": 1, "word": {other}}}]}}"#).as_bytes());
+            assert_eq!(refused, "inner[0].word: it must be a string", "{other}");
+        }
+        assert!(said(br#"{"inner": [{"number": 1, "word": "two"}]}"#).contains("unknown variant"));
+        assert!(said(br#"{"inner": [{"number": 1e400}]}"#).starts_with("inner[0].number: number out of range"));
     }
 
     #[test]

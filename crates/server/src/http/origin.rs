@@ -18,7 +18,7 @@ use crate::error::ApiError;
 use crate::http::app::SharedApp;
 
 /// What a page may send.
-const METHODS: &str = "GET, POST, PATCH, DELETE, HEAD";
+const METHODS: &str = "GET, POST, PUT, PATCH, DELETE, HEAD";
 /// Headers of answers that a page may read beside the usual ones.
 const EXPOSED: &str = "x-request-id, request-id, retry-after";
 /// Characters of an origin that an error repeats.

@@ -18,6 +18,8 @@ pub(crate) struct ServedDefaults {
     messages: Vec<Value>,
     /// In the language of chat templates, whatever the Modelfile had.
     template: Option<String>,
+    /// As the Modelfile has it.
+    written_template: Option<String>,
     generation: Request,
 }
 
@@ -32,6 +34,7 @@ impl ServedDefaults {
             system: defaults.system.clone().filter(|system| !system.is_empty()),
             messages: messages.collect(),
             template: template.map(chat_template).transpose()?,
+            written_template: template.map(str::to_owned),
             generation: options.generation(&Request::default())?,
         })
     }
@@ -51,13 +54,20 @@ impl ServedDefaults {
         self.template.as_deref()
     }
 
-    /// Adds to a turn what it leaves out.
-    pub(crate) fn complete(&self, turn: &mut ChatTurn) {
+    /// The same template as the Modelfile has it.
+    pub(crate) fn written_template(&self) -> Option<&str> {
+        self.written_template.as_deref()
+    }
+
+    /// Adds to a turn what it leaves out. The first messages belong to a conversation that `begins` with it.
+    pub(crate) fn complete(&self, turn: &mut ChatTurn, begins: bool) {
         turn.template = turn.template.take().or_else(|| self.template.clone());
         let is_system = |message: &Value| message.get("role") == Some(&json!("system"));
         let system = self.system.as_ref().filter(|_| !turn.messages.iter().any(is_system));
         let place = turn.messages.iter().take_while(|message| is_system(message)).count();
-        turn.messages.splice(place..place, self.messages.iter().cloned());
+        if begins {
+            turn.messages.splice(place..place, self.messages.iter().cloned());
+        }
         if let Some(system) = system {
             turn.messages.insert(0, json!({"role": "system", "content": system}));
         }
@@ -107,7 +117,7 @@ mod tests {
         let plain = turn(&json!([{"role": "user", "content": "x"}]));
         let completed = |turn: &ChatTurn, defaults: &ServedDefaults| {
             let mut turn = turn.clone();
-            defaults.complete(&mut turn);
+            defaults.complete(&mut turn, true);
             turn
         };
         let with_system = completed(&plain, &served);
@@ -118,6 +128,9 @@ mod tests {
         assert_eq!(roles(&with_own), ["system", "user", "assistant", "user"]);
         assert_eq!(with_own.messages[0]["content"], "Be rude.");
         assert_eq!(completed(&plain, &ServedDefaults::default()), plain);
+        let mut later = plain.clone();
+        served.complete(&mut later, false);
+        assert_eq!(roles(&later), ["system", "user"], "a conversation has its first messages once");
     }
 
     #[test]

@@ -268,7 +268,9 @@ impl Models {
 
     /// A model was changed on disk: what is loaded under that name goes as soon as nobody uses it.
     pub(crate) async fn changed(&self, name: &str) {
-        for id in std::iter::once(name.to_owned()).chain(other_form(name)) {
+        // The library writes names in its own way: in lower case, and without the address of a hub.
+        let own = self.installed(name).await.ok().flatten().map(|found| found.name().to_owned());
+        for id in std::iter::once(name.to_owned()).chain(other_form(name)).chain(own) {
             self.manager.unload(&id).await;
         }
     }
@@ -303,7 +305,9 @@ impl Models {
     /// Whether a request would be taken: a model serves, or one can be loaded.
     pub(crate) fn any_serves(&self) -> bool {
         let serves = |model: &Arc<dyn NodeModel>| !matches!(model.status().phase, Phase::Starting | Phase::Stopped);
-        self.manager.library().is_some() || self.node.models().iter().any(serves)
+        let loaded = self.node.models();
+        // Without one, the first request loads it. Those that are there and do not serve are starting again or set aside.
+        if loaded.is_empty() { self.manager.library().is_some() } else { loaded.iter().any(serves) }
     }
 
     /// Stops giving out models; loads and unloads that are under way may end until `end`.

@@ -178,7 +178,16 @@ impl RegistryLibrary {
                 format!("{text} was named on the command line and is not part of the registry; restart without it");
             return Err(refused(message));
         }
-        ModelName::parse(text).map_err(|error| refused(error.to_string()))
+        // The name that `find` looks for: what is installed under another one could not be asked for.
+        match Reference::parse(text).map_err(|error| refused(error.to_string()))? {
+            Reference::Name(name) => Ok(name),
+            hub @ Reference::Hub(_) => {
+                hub.default_name().ok_or_else(|| refused(format!("{hub} is too long for a name; choose another")))
+            }
+            Reference::Path(_) | Reference::Url(_) => {
+                ModelName::parse(text).map_err(|error| refused(error.to_string()))
+            }
+        }
     }
 
     /// An error as clients may see it.

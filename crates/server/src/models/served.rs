@@ -100,7 +100,9 @@ impl ServedModel {
     fn completed(&self, mut prompt: Generate) -> Generate {
         prompt.request.tenant = self.tenant;
         if let Prompt::Chat(turn) = &mut prompt.prompt {
-            self.defaults().complete(turn);
+            // Tokens in front of the turn are a conversation that has begun.
+            let begins = prompt.request.tokens.is_empty();
+            self.defaults().complete(turn, begins);
         }
         prompt
     }

@@ -118,6 +118,15 @@ async fn a_gap_is_filled_as_editors_ask_for_it() {
     let text: String = events.iter().map(|event| event["content"].as_str().unwrap()).collect();
     assert_eq!(json!(text), whole["content"], "the pieces add up");
     assert_eq!(events.last().unwrap()["stop"], true);
+    let warming = json!({"input_prefix": "", "input_suffix": "", "prompt": "", "n_predict": 0, "input_extra": [
+        {"filename": "c.rs", "text": "fn c() { a(); b(); a(); b(); a(); b(); }"}]});
+    for stream in [false, true] {
+        let answer = server.post("/infill", &with(warming.clone(), &json!({"stream": stream}))).await;
+        assert_eq!(answer.status, 200, "editors warm the cache like this: {}", answer.text);
+    }
+    let warmed = server.ask("/infill", &warming).await;
+    assert_eq!((&warmed["content"], &warmed["tokens_predicted"]), (&json!(""), &json!(0)));
+    assert!(warmed["timings"]["cache_n"].as_u64().unwrap() > 40, "{warmed}");
     let without = Server::plain().await.post("/infill", &body).await;
     assert_eq!(without.status, 400, "a model without marks refuses: {}", without.text);
 }

@@ -60,6 +60,12 @@ async fn a_call_that_is_asked_for_is_made_whatever_the_model_wants_to_say() {
         (json!("required"), false, vec!["moon", "clock"]),
         (json!({"type": "function", "function": {"name": "clock"}}), false, vec!["clock"]),
         (json!({"type": "function", "function": {"name": "moon"}}), true, vec!["moon"]),
+        (
+            json!({"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [
+                {"type": "function", "function": {"name": "moon"}}]}}),
+            false,
+            vec!["moon"],
+        ),
     ] {
         let fields =
             json!({"tool_choice": choice, "parallel_tool_calls": parallel, "max_tokens": 1000, "tools": tools});
@@ -161,6 +167,16 @@ async fn choices_and_definitions_that_make_no_sense_are_refused() {
         (json!({"tool_choice": "sometimes"}), "tool_choice"),
         (json!({"tool_choice": {"type": "function", "function": {"name": "moon"}}}), "tool_choice"),
         (json!({"tool_choice": 5}), "tool_choice"),
+        (json!({"tool_choice": {"type": "allowed_tools"}}), "tool_choice.allowed_tools.mode"),
+        (
+            json!({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto"}}}),
+            "tool_choice.allowed_tools.tools",
+        ),
+        (
+            json!({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [
+                {"type": "function", "function": {"name": "moon"}}]}}}),
+            "tool_choice.allowed_tools.tools[0].function.name",
+        ),
         (json!({"tools": [], "tool_choice": "required"}), "tool_choice"),
         (json!({"tools": no_name}), "tools[0].function.name"),
         (json!({"tools": [{"type": "retrieval", "function": {"name": "x"}}]}), "tools[0].type"),

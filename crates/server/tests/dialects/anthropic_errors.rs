@@ -115,12 +115,17 @@ async fn headers_of_anthropic_are_accepted() {
     let server = Server::plain().await;
     let body =
         with(asking("x"), &json!({"max_tokens": 2, "thinking": {"type": "enabled", "budget_tokens": 50}})).to_string();
-    let send = async |beta: &str| {
-        let headers = [JSON, ("anthropic-version", "2023-06-01"), ("anthropic-beta", beta), ("x-stainless-lang", "js")];
+    let send = async |version: &'static str, beta: &str| {
+        let headers = [JSON, ("anthropic-version", version), ("anthropic-beta", beta), ("x-stainless-lang", "js")];
         server.send(Method::POST, "/v1/messages?beta=true", &headers, body.clone().into()).await
     };
-    assert_eq!(send("tools-2024-04-04, interleaved-thinking-2025-05-14").await.status, 200);
-    is_error(&send("fine-grained-tool-streaming-2025-05-14").await, 400, "invalid_request_error");
+    let betas = "tools-2024-04-04, interleaved-thinking-2025-05-14";
+    // The SDKs send the second one since 2.10, and each reply told them to go back.
+    for (version, is_known) in [("2023-06-01", true), ("2026-10-21", true), ("1999-01-01", false)] {
+        let answer = send(version, betas).await;
+        assert_eq!((answer.status, answer.text.contains("anthropic-version")), (200, !is_known), "{}", answer.text);
+    }
+    is_error(&send("2023-06-01", "fine-grained-tool-streaming-2025-05-14").await, 400, "invalid_request_error");
 }
 
 #[tokio::test]

@@ -49,6 +49,7 @@ async fn wrong_fields_are_named() {
         (json!({"model": 5}), "model"),
         (json!({"max_tokens": -1}), "max_tokens"),
         (json!({"max_tokens": 0}), "max_tokens"),
+        (json!({"max_completion_tokens": 0}), "max_completion_tokens"),
         (json!({"max_tokens": 1.5}), "max_tokens"),
         (json!({"temperature": "hot"}), "temperature"),
         (json!({"temperature": -1}), "temperature"),
@@ -106,7 +107,8 @@ async fn wrong_fields_are_named() {
     let bad_schema =
         json!({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "unheard of"}}}});
     let refused = server.post(PATH, &with(asking("x"), &bad_schema)).await;
-    is_error(&refused, 400, "template_error");
+    is_error(&refused, 400, "invalid_grammar");
+    assert_eq!(refused.json()["error"]["param"], "response_format", "{}", refused.text);
     assert!(refused.text.contains("unheard of"), "{}", refused.text);
     server.chat(&with(asking("x"), &json!({"max_tokens": 1}))).await;
 }
@@ -168,6 +170,9 @@ async fn unknown_paths_and_methods_have_the_shape_of_their_family() {
     let server = Server::plain().await;
     is_error(&server.get("/nothing").await, 404, "unknown_path");
     is_error(&server.get("/v1/chat/completion").await, 404, "unknown_path");
+    for path in ["/v1/models/%ff", "/v1/responses/%ff%fe", "/api/requests/%c3/why"] {
+        is_error(&server.get(path).await, 404, "unknown_path");
+    }
     let wrong = server.get(PATH).await;
     is_error(&wrong, 405, "method_not_allowed");
     assert_eq!(wrong.headers["allow"], "POST");

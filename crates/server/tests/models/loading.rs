@@ -234,6 +234,11 @@ async fn keep_alive_decides_when_a_model_goes() {
     server.ask("/api/generate", &json!({"model": "a", "keep_alive": -1})).await;
     let year: u32 = ps().await[0]["expires_at"].as_str().unwrap()[..4].parse().unwrap();
     assert!(year > 2300, "never");
+    for beyond in [json!("10000000000h"), json!(1e18), json!(9_200_000_000_000_000_000_u64)] {
+        server.ask("/api/generate", &json!({"model": "a", "keep_alive": beyond})).await;
+        let expires = ps().await[0]["expires_at"].as_str().unwrap().to_owned();
+        assert!(expires.as_str() > "2300" && expires.as_str() < "3000", "{beyond}: {expires}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -264,6 +269,21 @@ async fn models_come_and_go_by_hand() {
         assert_eq!((unknown.status, &unknown.json()["error"]["code"]), (404, &json!("model_not_found")));
         assert_eq!(server.post(path, &json!({})).await.status, 400);
     }
+}
+
+/// The console asks for it when somebody clicks on a request.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_look_at_a_request_of_an_unloaded_model_does_not_load_it() {
+    let (server, gate) = server(&["a"], ServerConfig::default()).await;
+    server.ask("/v1/chat/completions", &saying("a")).await;
+    server.ask("/api/models/unload", &json!({"model": "a"})).await;
+    eventually("the end of the model", || loaded(&server).is_empty()).await;
+    let why = server.send(Method::GET, "/api/requests/1/why", &[], Vec::new()).await;
+    assert_eq!((why.status, &why.json()["error"]["code"]), (409, &json!("model_not_loaded")), "{}", why.text);
+    assert_eq!((loaded(&server).len(), gate.loads()), (0, 1));
+    server.ask("/api/models/load", &json!({"model": "a"})).await;
+    let why = server.send(Method::GET, "/api/requests/1/why", &[], Vec::new()).await;
+    assert_eq!(why.status, 200, "{}", why.text);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

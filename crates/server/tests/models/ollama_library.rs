@@ -129,6 +129,37 @@ async fn a_changed_model_is_the_changed_model() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_change_counts_however_the_name_is_written() {
+    let home = Home::new().await;
+    home.create(&json!({"model": "Pirate", "from": "base"})).await;
+    assert_ne!(home.says("Pirate").await["message"]["content"], "Arr ");
+    let fields = json!({"model": "PIRATE", "from": "base", "system": "Talk like a pirate.",
+        "parameters": {"stop": "STOP"}});
+    home.create(&fields).await;
+    assert_eq!(home.says("pirate").await["message"]["content"], "Arr ", "although it was loaded");
+    let copy = json!({"source": "base", "destination": "Pirate:latest"});
+    assert_eq!(home.server.post("/api/copy", &copy).await.status, 200);
+    assert_ne!(home.says("pirate").await["message"]["content"], "Arr ", "the copy took its place");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_shown_modelfile_makes_the_same_model() {
+    let home = Home::new().await;
+    let template = "[S]{{ .System }}[U]{{ .Prompt }}[A]{{ .Response }}";
+    home.create(&json!({"model": "own", "from": "base", "template": template, "system": "Be kind."})).await;
+    for model in ["base", "own"] {
+        let shown = home.server.ask("/api/show", &json!({"model": model})).await;
+        home.create(&json!({"model": "again", "modelfile": shown["modelfile"]})).await;
+        let again = home.server.ask("/api/show", &json!({"model": "again"})).await;
+        assert_eq!((&again["template"], &again["system"]), (&shown["template"], &shown["system"]), "{model}");
+    }
+    home.server.ask("/api/models/load", &json!({"model": "own"})).await;
+    let loaded = home.server.ask("/api/show", &json!({"model": "own"})).await;
+    assert_eq!(loaded["template"], template, "as it was written, also while it is loaded");
+    home.create(&json!({"model": "again", "modelfile": loaded["modelfile"]})).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn models_are_copied_and_deleted() {
     let home = Home::new().await;
     let copy =
@@ -148,6 +179,26 @@ async fn models_are_copied_and_deleted() {
     assert_eq!(home.server.post("/v1/embeddings", &json!({"model": "base", "input": "x"})).await.status, 404);
     let blobs = std::fs::read_dir(home.folder.path().join("blobs")).unwrap().count();
     assert_eq!(blobs, 0, "the files went with the last name");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_model_of_a_hub_is_copied_and_deleted_by_the_name_that_it_was_pulled_with() {
+    let home = Home::new().await;
+    let copy = async |from: &str, to: &str| {
+        home.server.post("/api/copy", &json!({"source": from, "destination": to})).await.status
+    };
+    assert_eq!(copy("base", "owner/repo:q4_k_m").await, 200);
+    assert_eq!(copy("hf.co/Owner/Repo:Q4_K_M", "second").await, 200);
+    assert_eq!(home.names().await, ["base:latest", "owner/repo:q4_k_m", "second:latest"]);
+    for name in ["hf.co/owner/repo:Q4_K_M", "hf:owner/second"] {
+        assert_eq!(copy("base", name).await, 200, "{name}");
+        assert_eq!(home.server.post("/api/show", &json!({"model": name})).await.status, 200, "{name}: it is found");
+        assert_eq!(home.delete(&json!({"model": name})).await.status, 200, "{name}");
+    }
+    assert_eq!(home.names().await, ["base:latest", "second:latest"]);
+    for name in ["hf.co/base", "https://example.org/base"] {
+        assert_eq!(copy("base", name).await, 400, "{name} could not be asked for");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -169,9 +169,22 @@ async fn a_refused_request_gives_its_places_back() {
         let wrong = with(body.clone(), &json!({"top_p": 7}));
         assert_eq!(server.post("/v1/completions", &wrong).await.status, 400);
         let many = with(body.clone(), &json!({"n": 3}));
-        assert_eq!(server.post("/v1/completions", &many).await.status, 429, "six replies find four places");
+        assert_eq!(server.post("/v1/completions", &many).await.status, 400, "six replies never find four places");
         assert_eq!(server.post("/v1/completions", &body).await.status, 200);
         let model = server.model();
         eventually("the end of all", || model.status().queue_depth == 0).await;
     }
+}
+
+/// 429 makes clients try again, and this request would be refused forever.
+#[tokio::test]
+async fn more_replies_than_an_idle_server_takes_are_no_overload() {
+    let server = Server::start(Setup { sequences: 2, queue_limit: 1, ..Setup::default() }).await;
+    let chat = with(asking("x"), &json!({"n": 4, "max_tokens": 1}));
+    let refused = server.post("/v1/chat/completions", &chat).await;
+    assert_eq!((refused.status, &refused.json()["error"]["param"]), (400, &json!("n")), "{}", refused.text);
+    let prompts = json!({"model": "stub", "prompt": ["a", "b", "c", "d"], "max_tokens": 1});
+    let refused = server.post("/v1/completions", &prompts).await;
+    assert_eq!((refused.status, &refused.json()["error"]["param"]), (400, &json!("prompt")), "{}", refused.text);
+    server.chat(&with(chat, &json!({"n": 3}))).await;
 }

@@ -239,6 +239,32 @@ async fn a_request_that_has_ended_is_explained_as_of_then() {
     }
 }
 
+/// Only the first reply has the copy of the prompt, and the others were said to have lost it.
+#[tokio::test]
+async fn every_reply_to_a_prompt_is_explained() {
+    let server = Server::plain().await;
+    server.chat(&with(asking("Two answers, please."), &json!({"n": 2, "max_tokens": 2}))).await;
+    until(&server, "", |all| all.len() == 2 && all.iter().all(|one| one["stage"] == "ended")).await;
+    for id in 1..=2 {
+        let why = server.get(&format!("{PATH}/{id}/why")).await;
+        assert_eq!(why.status, 200, "{}", why.text);
+    }
+}
+
+/// What a live context had is not a row, and the request was said to be like no other.
+#[tokio::test]
+async fn a_request_that_a_live_context_served_was_seen_before() {
+    let server = Server::plain().await;
+    let body = with(asking("A short question that is sent twice, word for word."), &json!({"max_tokens": 2}));
+    for _ in 0..2 {
+        server.chat(&body).await;
+    }
+    let all = until(&server, "", |all| all.len() == 2 && all[1]["stage"] == "ended").await;
+    assert!(all[1]["cached_tokens"].as_u64().unwrap() > 16, "{all:?}");
+    let why = server.get(&format!("{PATH}/2/why")).await.json();
+    assert!(why["cause"] == "cached" || why["cause"] == "branched", "{why}");
+}
+
 #[tokio::test]
 async fn the_stream_begins_with_all_requests_and_goes_on_with_changes() {
     use http_body_util::BodyExt;

@@ -193,7 +193,7 @@ fn json_schema(body: &MessagesBody) -> Result<Option<String>, ApiError> {
         return Err(ApiError::field(format!("{field}.type"), format!("it is {kind:?} and must be json_schema")));
     }
     match schema.as_deref().map(|schema| schema.get()).filter(|schema| schema.starts_with('{')) {
-        Some(schema) => Ok(Some(schema.to_owned())),
+        Some(schema) => Ok(Some(poncho_api::with_named_root(schema).into_owned())),
         None => Err(ApiError::field(format!("{field}.schema"), "it must be a JSON schema, which is an object")),
     }
 }

@@ -14,8 +14,8 @@ use crate::http::warnings::{Code, Ignored, Warnings};
 
 const SERVICE: &str = "it is a service of Anthropic's own servers; leave it out";
 const TOOL: &str = "tools are only described to the model; leave it out";
-/// The one version that Anthropic's reference has.
-const VERSION: &[u8] = b"2023-06-01";
+/// The version that Anthropic's reference describes, and the one that its SDKs send since 2.10: messages are the same.
+const VERSIONS: [&[u8]; 2] = [b"2023-06-01", b"2026-10-21"];
 
 /// Betas that mean something here: one lifts a limit, the other asks for what every request may ask for.
 const USED_BETAS: [&str; 2] = ["interleaved-thinking", "cache-diagnosis"];
@@ -85,7 +85,7 @@ fn warn_of_content(warnings: &mut Warnings, content: &Content) {
 
 /// Headers that have no effect.
 pub(crate) fn warn_of_headers(warnings: &mut Warnings, headers: &HeaderMap) {
-    if let Some(version) = headers.get("anthropic-version").filter(|version| version.as_bytes() != VERSION) {
+    if let Some(version) = headers.get("anthropic-version").filter(|version| !VERSIONS.contains(&version.as_bytes())) {
         let version = short(&String::from_utf8_lossy(version.as_bytes()));
         let advice = format!("{version} is not a version that this server knows; send 2023-06-01");
         warnings.ignored("anthropic-version", &advice);

@@ -9,7 +9,7 @@ use axum::Extension;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
-use poncho_api::{Delta, Finish, Finished, Generate, Input, Prompt};
+use poncho_api::{Delta, Finish, Finished, Generate, Input, Mode, Prompt};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -95,7 +95,11 @@ pub(crate) async fn create(
         stop: body.stop.clone(),
         ..Shared::default()
     };
-    let request = generation(shared, model.defaults().generation())?;
+    let mut request = generation(shared, model.defaults().generation())?;
+    // How editors warm the cache with their snippets while nobody types.
+    if body.n_predict == Some(0) {
+        request.mode = Mode::PrefillOnly;
+    }
     let mut warnings = Warnings::about(unknown, &IGNORED);
     warn_of_headers(&mut warnings, &headers);
     warn_of_model(&mut warnings, &model);

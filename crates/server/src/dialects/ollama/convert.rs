@@ -19,7 +19,7 @@ pub(crate) fn schema(format: Option<&RawValue>) -> Result<Option<String>, ApiErr
     match serde_json::from_str::<&str>(format.get()) {
         Ok("") => Ok(None),
         Ok("json") => Ok(Some(ANY_OBJECT.to_owned())),
-        _ if format.get().starts_with('{') => Ok(Some(format.get().to_owned())),
+        _ if format.get().starts_with('{') => Ok(Some(poncho_api::with_named_root(format.get()).into_owned())),
         _ => Err(ApiError::field("format", "it must be \"json\" or a JSON schema, which is an object")),
     }
 }

@@ -235,9 +235,13 @@ pub(crate) fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX).max(1)
 }
 
-/// A time as Ollama writes it.
+/// The last second of the year 9999, since 1970: a year has four digits.
+const LAST_DATE: Duration = Duration::from_secs(253_402_300_799);
+
+/// A time as Ollama writes it. Files and clients name others too; those become the nearest date that can be written.
 pub(crate) fn timestamp(time: SystemTime) -> String {
-    humantime::format_rfc3339_micros(time).to_string()
+    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().min(LAST_DATE);
+    humantime::format_rfc3339_micros(SystemTime::UNIX_EPOCH + since).to_string()
 }
 
 #[cfg(test)]
@@ -278,6 +282,8 @@ mod tests {
     #[test]
     fn times_are_written_as_clients_read_them() {
         assert_eq!(timestamp(UNIX_EPOCH + Duration::from_micros(1_700_000_000_000_042)), "2023-11-14T22:13:20.000042Z");
+        assert_eq!(timestamp(UNIX_EPOCH - Duration::from_secs(1)), "1970-01-01T00:00:00.000000Z");
+        assert_eq!(timestamp(UNIX_EPOCH + LAST_DATE + Duration::from_secs(1)), "9999-12-31T23:59:59.000000Z");
         assert_eq!((nanoseconds(Duration::ZERO), nanoseconds(Duration::from_micros(2))), (1, 2000));
     }
 }

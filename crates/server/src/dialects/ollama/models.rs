@@ -71,7 +71,8 @@ pub(crate) async fn ps(State(app): State<SharedApp>) -> Json<Value> {
 
 fn in_memory(listed: &InMemory) -> LoadedOut {
     let name = tags::tagged(&listed.id);
-    let left = listed.expires.map_or(FOREVER, |at| at.saturating_duration_since(Instant::now()));
+    // A client may ask for more than a date can say.
+    let left = listed.expires.map_or(FOREVER, |at| at.saturating_duration_since(Instant::now()).min(FOREVER));
     let facts = &listed.known.facts;
     let (state, details, digest, context_length, progress) = match &listed.place {
         Place::Ready(model) => {
@@ -134,8 +135,8 @@ pub(crate) async fn show(
 
 /// What the library and the file say of a model that is not loaded.
 fn describe_installed(model: &LibraryModel, file: ModelFile, name: &str, started: u64) -> Result<ShowAnswer, ApiError> {
-    let template = model.defaults.template.clone().or(file.chat_template).unwrap_or_default();
     let defaults = ServedDefaults::new(&model.defaults)?;
+    let template = defaults.written_template().map(str::to_owned).or(file.chat_template).unwrap_or_default();
     let parameters = parameters(model.config.context.n_ctx as usize, &defaults);
     let capabilities = Capabilities {
         embedding: file.metadata.keys().any(|key| key.ends_with(".pooling_type")),
@@ -145,7 +146,7 @@ fn describe_installed(model: &LibraryModel, file: ModelFile, name: &str, started
     };
     Ok(ShowAnswer {
         license: model.facts.license.clone(),
-        modelfile: modelfile(name, &template, &defaults, &parameters),
+        modelfile: modelfile(name, &defaults, &parameters),
         parameters: parameter_lines(&parameters),
         template,
         system: model.defaults.system.clone(),
@@ -158,7 +159,7 @@ fn describe_installed(model: &LibraryModel, file: ModelFile, name: &str, started
 
 async fn describe(model: &ServedModel, file: ModelFile, name: &str, started: u64) -> ShowAnswer {
     let defaults = model.defaults();
-    let template = match defaults.template() {
+    let template = match defaults.written_template() {
         Some(template) => template.to_owned(),
         None => model.chat_template().await.unwrap_or_default(),
     };
@@ -166,7 +167,7 @@ async fn describe(model: &ServedModel, file: ModelFile, name: &str, started: u64
     let capabilities = model.capabilities(defaults.template().map(str::to_owned)).await;
     ShowAnswer {
         license: model.report().license.clone(),
-        modelfile: modelfile(name, &template, defaults, &parameters),
+        modelfile: modelfile(name, defaults, &parameters),
         parameters: parameter_lines(&parameters),
         template,
         system: defaults.system().map(str::to_owned),
@@ -198,9 +199,11 @@ fn parameter_lines(parameters: &[(&'static str, String)]) -> String {
     parameters.iter().map(|(name, value)| format!("{name:<30} {value}")).collect::<Vec<_>>().join("\n")
 }
 
-fn modelfile(name: &str, template: &str, defaults: &ServedDefaults, parameters: &[(&'static str, String)]) -> String {
+/// A Modelfile that `create` takes: the template of the model's file comes with FROM, and a client may not bring one in
+/// Jinja.
+fn modelfile(name: &str, defaults: &ServedDefaults, parameters: &[(&'static str, String)]) -> String {
     let mut text = format!("FROM {name}\n");
-    if !template.is_empty() {
+    if let Some(template) = defaults.written_template() {
         let _ = writeln!(text, "TEMPLATE \"\"\"{template}\"\"\"");
     }
     if let Some(system) = defaults.system() {

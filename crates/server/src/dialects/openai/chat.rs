@@ -14,7 +14,7 @@ use super::convert::{chat_logprobs, chat_turn, envelope, finish_word};
 use super::ignored;
 use super::pieces::Pieces;
 use super::types::ChatRequestBody;
-use poncho_api::{Delta, Finished};
+use poncho_api::{Delta, Finished, Mode};
 
 use crate::dialects::diagnosis::Diagnosis;
 use crate::dialects::poncho_options::PromptOrigin;
@@ -43,6 +43,11 @@ pub(crate) async fn create(
     ignored::warn_of_chat(&mut warnings, &body);
     let options = body.poncho.take().unwrap_or_default();
     options.apply(&mut asked.request, PromptOrigin::Composed)?;
+    // The engine would call it by the name of the older field.
+    if body.max_completion_tokens == Some(0) && asked.request.mode != Mode::PrefillOnly {
+        let reason = "it is 0 and nothing would be generated; ask for at least 1";
+        return Err(ApiError::field("max_completion_tokens", reason));
+    }
     let wants_logprobs = asked.request.logprobs.is_some();
     let include_usage = body.stream_options.as_ref().and_then(|options| options.include_usage).unwrap_or(false);
     warn_of_headers(&mut warnings, &headers);

@@ -52,6 +52,7 @@ pub(crate) async fn create(
     ignored::warn_of_completion(&mut warnings, &body);
     let suffix = body.suffix.take().filter(|suffix| !suffix.is_empty());
     let form = PromptForm { field: "prompt", most: MAX_PROMPTS, may_be_empty: suffix.is_some() };
+    body.prompt.check_tokens(form.field, model.limits().vocab)?;
     let prompts = form.read(std::mem::take(&mut body.prompt))?;
     if prompts.len() > 1 && body.session_id.is_some() {
         return Err(ApiError::field("prompt", "a session holds one prompt; send one or leave the session out"));

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use poncho_api::{
     ANY_OBJECT, CallDelta, ChatTurn, Choice, Completion, Finish, Generate, MAX_TOP_LOGPROBS, Request, Sampling,
-    Thinking, TokenLogprob, TokenProbability, Tool,
+    Thinking, TokenLogprob, TokenProbability, Tool, with_named_root,
 };
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
@@ -199,10 +199,10 @@ pub(crate) fn function_tool(function: &FunctionDefinition, field: impl Fn(&str) 
     Ok(Tool::function(&function.name, function.description.as_deref(), function.parameters.as_deref())?)
 }
 
-/// The text of a schema, as it was written.
+/// The text of a schema, as it was written but for references to all of it.
 pub(crate) fn object_text(raw: &RawValue, field: impl FnOnce() -> String) -> Result<String, ApiError> {
     if raw.get().starts_with('{') {
-        return Ok(raw.get().to_owned());
+        return Ok(with_named_root(raw.get()).into_owned());
     }
     Err(ApiError::field(field(), "it must be a JSON schema, which is an object"))
 }
@@ -225,6 +225,9 @@ fn tool_choice(choice: Option<&Value>, tools: &[Tool]) -> Result<Choice, ApiErro
     let choice = match choice {
         None | Some(Value::Null) => Choice::Auto,
         Some(Value::String(word)) => choice_word(word, "a function")?,
+        Some(value) if value.get("type").and_then(Value::as_str) == Some("allowed_tools") => {
+            allowed(value.get("allowed_tools").unwrap_or(&Value::Null), tools)?
+        }
         Some(value) => match value.pointer("/function/name").and_then(Value::as_str) {
             Some(name) if tools.iter().any(|tool| tool.name == name) => Choice::Named(name.to_owned()),
             Some(name) => return wrong(format!("{name:?} is not among the tools")),
@@ -233,6 +236,28 @@ fn tool_choice(choice: Option<&Value>, tools: &[Tool]) -> Result<Choice, ApiErro
     };
     let needs_tools = !matches!(choice, Choice::Auto | Choice::None);
     if needs_tools && tools.is_empty() { wrong("there are no tools to choose from".to_owned()) } else { Ok(choice) }
+}
+
+/// Some of the tools.
+fn allowed(allowed: &Value, tools: &[Tool]) -> Result<Choice, ApiError> {
+    let field = |name: &str| format!("tool_choice.allowed_tools.{name}");
+    let required = match allowed.get("mode").and_then(Value::as_str) {
+        Some("auto") => false,
+        Some("required") => true,
+        _ => return Err(ApiError::field(field("mode"), "it must be auto or required")),
+    };
+    let list = allowed.get("tools").and_then(Value::as_array);
+    let list = list.ok_or_else(|| ApiError::field(field("tools"), "it must be a list of tools"))?;
+    let mut names = Vec::new();
+    for (at, tool) in list.iter().enumerate() {
+        let field = || field(&format!("tools[{at}].function.name"));
+        match tool.pointer("/function/name").and_then(Value::as_str) {
+            Some(name) if tools.iter().any(|tool| tool.name == name) => names.push(name.to_owned()),
+            Some(name) => return Err(ApiError::field(field(), format!("{name:?} is not among the tools"))),
+            None => return Err(ApiError::field(field(), "the name of a function is needed")),
+        }
+    }
+    Ok(Choice::Among { names, required })
 }
 
 fn json_schema(format: Option<&ResponseFormat>) -> Result<Option<String>, ApiError> {

@@ -115,6 +115,7 @@ pub(crate) async fn create(
         let reason = format!("it is {dimensions} and this model makes vectors of {width}; leave it out");
         return Err(ApiError::field("dimensions", reason));
     }
+    body.input.check_tokens(INPUT.field, model.limits().vocab)?;
     let prompts = INPUT.read(body.input)?;
     let id = model.id().to_owned();
     let inputs = Inputs { inputs: prompts, field: INPUT.field, truncates: false, normalises: true };

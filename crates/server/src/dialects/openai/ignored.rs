@@ -51,9 +51,12 @@ pub(crate) fn warn_of_chat(warnings: &mut Warnings, body: &ChatRequestBody) {
     warnings.ignored_if(is_double, "max_tokens", "max_completion_tokens came too and is used; send one of them");
     let choice = body.tool_choice.as_ref().and_then(|choice| choice.as_object());
     if let Some(choice) = choice {
-        warnings.unknown_keys("tool_choice", choice, &["type", "function"]);
+        warnings.unknown_keys("tool_choice", choice, &["type", "function", "allowed_tools"]);
         if let Some(function) = choice.get("function").and_then(|function| function.as_object()) {
             warnings.unknown_keys("tool_choice.function", function, &["name"]);
+        }
+        if let Some(allowed) = choice.get("allowed_tools").and_then(|allowed| allowed.as_object()) {
+            warnings.unknown_keys("tool_choice.allowed_tools", allowed, &["mode", "tools"]);
         }
     }
     for message in &body.messages {

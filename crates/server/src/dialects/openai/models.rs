@@ -42,8 +42,9 @@ pub(crate) async fn list(State(app): State<SharedApp>) -> Result<Json<Value>, Ap
 
 /// One of them.
 pub(crate) async fn get(State(app): State<SharedApp>, Path(id): Path<String>) -> Result<Json<ModelOut>, ApiError> {
-    let found = app.models.list().await?.into_iter().find(|listed| listed.id == id);
-    let listed = found.ok_or(EngineError::UnknownModel { model: id })?;
+    // Also what no list can hold: other forms of a name, and what an alias with a * stands for.
+    let source = app.models.find(&id).await?.ok_or_else(|| EngineError::UnknownModel { model: id.clone() })?;
+    let listed = ListedModel { id, source };
     Ok(Json(described(&app, &listed).await))
 }
 

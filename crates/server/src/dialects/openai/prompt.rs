@@ -74,6 +74,18 @@ impl Prompts {
         self.prompts.into_iter().next().filter(|_| !self.is_list)
     }
 
+    /// Refuses tokens that a vocabulary of this size does not have.
+    pub(crate) fn check_tokens(&self, field: &str, vocab: u32) -> Result<(), ApiError> {
+        for (at, input) in self.prompts.iter().enumerate() {
+            let Input::Tokens(tokens) = input else { continue };
+            let Some(place) = tokens.iter().position(|token| *token >= vocab) else { continue };
+            let list = if self.is_list { format!("{field}[{at}]") } else { field.to_owned() };
+            let reason = format!("the vocabulary has {vocab} tokens; tokenize with this model");
+            return Err(ApiError::field(format!("{list}[{place}]"), reason));
+        }
+        Ok(())
+    }
+
     fn single(prompt: Input) -> Self {
         Self { prompts: vec![prompt], is_list: false }
     }
@@ -244,6 +256,11 @@ mod tests {
         assert_eq!(lenient.read(body(&json!("")).unwrap()).unwrap(), [Input::Text(String::new())]);
         assert_eq!(body(&json!([1, 2])).unwrap().one(), Some(Input::Tokens(vec![1, 2])));
         assert_eq!(body(&json!(["a"])).unwrap().one(), None);
+        for (tokens, field) in [(json!([1, 9]), "prompt[1]: "), (json!(["a", [9]]), "prompt[1][0]: ")] {
+            let said = body(&tokens).unwrap().check_tokens("prompt", 9).unwrap_err().to_string();
+            assert!(said.starts_with(field), "{said}");
+            assert!(body(&tokens).unwrap().check_tokens("prompt", 10).is_ok(), "{tokens}");
+        }
     }
 
     /// Hardening 13: lists of lists are counted together.

@@ -136,7 +136,7 @@ completion_request! {
 }
 
 form! {
-    /// A word, or an object that names a function.
+    /// A word, or an object that names a function or some of them.
     ToolChoice, json_schema!({"anyOf": [
         {"type": "string", "enum": ["auto", "none", "required"]},
         {
@@ -146,6 +146,32 @@ form! {
                 "function": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
             },
             "required": ["function"],
+        },
+        {
+            "type": "object",
+            "properties": {
+                "type": {"type": "string", "enum": ["allowed_tools"]},
+                "allowed_tools": {
+                    "type": "object",
+                    "properties": {
+                        "mode": {"type": "string", "enum": ["auto", "required"]},
+                        "tools": {"type": "array", "items": {
+                            "type": "object",
+                            "properties": {
+                                "type": {"type": "string"},
+                                "function": {
+                                    "type": "object",
+                                    "properties": {"name": {"type": "string"}},
+                                    "required": ["name"],
+                                },
+                            },
+                            "required": ["function"],
+                        }},
+                    },
+                    "required": ["mode", "tools"],
+                },
+            },
+            "required": ["type", "allowed_tools"],
         },
     ]})
 }

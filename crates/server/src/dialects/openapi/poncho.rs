@@ -101,11 +101,11 @@ fn requests() -> Vec<Operation> {
             "/api/requests/{id}/why",
             "whyRequest",
             "What differed between the prompt of a request and the most similar cached one. Only for the key that sent \
-             it.",
+             it. Never loads a model.",
         )
         .number_in_path("id", REQUEST)
         .answers_with::<Why>("The answer, and what was found and made equal when the request ran.")
-        .fails(&[400, 401, 404, 500, 503]),
+        .fails(&[400, 401, 404, 409, 500, 503]),
         get(
             "/api/sessions",
             "listSessions",

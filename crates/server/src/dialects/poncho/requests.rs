@@ -23,6 +23,7 @@ use super::explain::Explanation;
 use crate::error::ApiError;
 use crate::http::app::SharedApp;
 use crate::http::body::Json;
+use crate::models::names::Source;
 use crate::owner::Owner;
 use crate::telemetry::record::{Entry, ShownRequest};
 
@@ -109,7 +110,7 @@ fn events(app: SharedApp, owner: Owner) -> Response {
             let (requests, now) = Viewer::new(&app, owner).since(seen.unwrap_or(0));
             let is_news = seen.is_none() || !requests.is_empty();
             if is_news {
-                let data = json!({"version": now, "requests": requests}).to_string();
+                let data = json!({"version": now, "kept": app.config.requests_kept, "requests": requests}).to_string();
                 return Some((
                     Ok::<_, Infallible>(Event::default().event("requests").data(data)),
                     (app, version, Some(now)),
@@ -174,19 +175,26 @@ pub(crate) struct Why {
 }
 
 /// `GET /api/requests/{id}/why`: where the prompt of a request differs from the most similar cached one, as of then. Only
-/// for the owner that sent it.
+/// for the owner that sent it, and only while its model is loaded.
 pub(crate) async fn why(
     State(app): State<SharedApp>,
     Extension(owner): Extension<Owner>,
     Path(id): Path<String>,
 ) -> Result<Json<Value>, ApiError> {
     let id = number(&id)?;
-    let own = |entry: &Entry| (entry.owner == owner).then(|| (entry.model.clone(), entry.prompt.clone(), entry.past()));
-    let (model, prompt, past) = app.record.with(id, own).flatten().ok_or_else(|| unknown(id))?;
-    let hygiene = app.record.with(id, Entry::hygiene);
+    let own = |entry: &Entry| {
+        (entry.owner == owner).then(|| (entry.model.clone(), entry.label, entry.past(), entry.hygiene()))
+    };
+    let (model, label, past, hygiene) = app.record.with(id, own).flatten().ok_or_else(|| unknown(id))?;
+    // The replies to one prompt share its copy, which the first of them has.
+    let prompt = app.record.with(label, |entry| entry.prompt.clone()).flatten();
     let (prompt, _) = prompt.ok_or(ApiError::PromptForgotten { id })?;
-    let model = app.models.resolve_or_only(Some(&model)).await?.asked_by(app.keys.tenant(owner));
+    // Somebody only looks: that must not load a model, and unload another one for it.
+    let Some(Source::Loaded(loaded)) = app.models.find(&model).await? else {
+        return Err(ApiError::NotLoaded { model });
+    };
+    let model = app.models.shown(loaded).asked_by(app.keys.tenant(owner));
     let found = model.explained(*prompt, Some(past)).await?;
     let explanation = Explanation::new(model.id(), found, app.keys.sees_rows_text(owner));
-    Ok(Json(json!(Why { explanation, id, found: past.cached_tokens, hygiene: hygiene.unwrap_or_default() })))
+    Ok(Json(json!(Why { explanation, id, found: past.cached_tokens, hygiene })))
 }
