@@ -88,12 +88,6 @@ impl Start {
         }
         show(out, &lines::of_tiers(quotas, (args.cache_ram, args.cache_size)))?;
         let cache = cache_config(args, quotas, &folder)?;
-        // A named folder that cannot be made is a slip of the pen. One that fails later costs time only.
-        if let Some(disk) = cache.disk.as_ref().filter(|_| args.cache_dir.is_some()) {
-            let path = disk.folder.clone();
-            let failed = |source| CacheError::Folder { action: "create", path, source };
-            cache.fs.create_folder(&disk.folder).map_err(failed)?;
-        }
         let sized = sized(&models)?;
         let available = sized.first().and_then(|(config, _)| memory::available_for(config, &looked.devices));
         let all: Vec<_> = sized.iter().map(|(config, sizing)| (config, *sizing)).collect();
@@ -115,6 +109,12 @@ impl Ready {
         runtime: &Runtime,
         pulls: Option<&Pulls>,
     ) -> anyhow::Result<EngineProcess> {
+        // A named folder that cannot be made is a slip of the pen. One that fails later costs time only.
+        if let Some(disk) = self.cache.disk.as_ref().filter(|_| args.cache_dir.is_some()) {
+            let path = disk.folder.clone();
+            let failed = |source| CacheError::Folder { action: "create", path, source };
+            self.cache.fs.create_folder(&disk.folder).map_err(failed)?;
+        }
         let engine = if args.in_process {
             devices::load(self.looked.sources.clone())?;
             let cache = with_shared_tier(self.cache.clone(), &args.shared_tier)?;

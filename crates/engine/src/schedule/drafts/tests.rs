@@ -156,6 +156,7 @@ fn a_draft_saves_a_call_for_each_token_less_what_it_made_the_call_longer() {
     near(planner.record(&alone, &[0], 0, 1.2 * flat(1.0)), 0, -0.2);
     assert_eq!(planner.record(&alone, &[0], 0, flat(1.0)), None);
     let beside = Tick { prefill_seconds: 1.0, ..alone };
+    let mut planner = measured(flat);
     near(planner.record(&beside, &[4], 4, 2.0), 4, 3.76);
     assert_eq!(planner.record(&beside, &[0], 0, 2.0), None);
 }
