@@ -197,7 +197,10 @@ export function Drawer(props: { title: string; onClose: () => void; children: Co
           ✕
         </button>
       </header>
-      <div class="drawer-body">{props.children}</div>
+      {/* It may be all that the keyboard can scroll. */}
+      <section class="drawer-body" tabIndex={0} aria-label={`${props.title}, details`}>
+        {props.children}
+      </section>
     </aside>
   );
 }

@@ -164,12 +164,12 @@ export function RequestsView(props: { live: Live }): JSX.Element {
       </section>
       <Legend />
       <Announce text={said} />
-      {all.length === 0 && !live.open ? (
-        <p class="dim">Asking the server …</p>
-      ) : live.kept === 0 ? (
+      {live.kept === 0 ? (
         <Notice kind="empty" title="Requests are not kept">
           This server was started with console_requests set to 0.
         </Notice>
+      ) : all.length === 0 && !live.open ? (
+        <p class="dim">Asking the server …</p>
       ) : items.length === 0 ? (
         <Notice kind="empty" title={all.length === 0 ? "No requests yet" : "No such requests"}>
           {all.length === 0
