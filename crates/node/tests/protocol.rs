@@ -158,10 +158,16 @@ async fn a_child_that_is_stopped_ends_and_calls_say_so() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_program_that_is_no_node_is_an_error_with_its_end() {
+    let error = error_of("false", &[]).await;
+    assert!(error.contains("exit code 1 before it served"), "{error}");
+}
+
+/// Why a program that does not serve cannot be used as one.
+async fn error_of(program: &str, arguments: &[&str]) -> String {
     let folder = tempfile::tempdir().unwrap();
     let launch = poncho_node::Launch {
-        program: "false".into(),
-        arguments: Vec::new(),
+        program: program.into(),
+        arguments: arguments.iter().map(Into::into).collect(),
         variables: Vec::new(),
         socket_variable: "UNUSED",
         start_within: crate::support::PATIENCE,
@@ -170,27 +176,14 @@ async fn a_program_that_is_no_node_is_an_error_with_its_end() {
         crashes: folder.path().join("crashes"),
         note: None,
     };
-    let error = poncho_node::ChildNode::start(launch).await.err().unwrap();
-    assert!(error.to_string().contains("exit code 1 before it served"), "{error}");
+    poncho_node::ChildNode::start(launch).await.err().unwrap().to_string()
 }
 
 /// On a busy machine its last words came after its end was known, and "exit code 1" was all that was said.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_program_that_says_why_it_ends_is_an_error_with_that_reason() {
-    let folder = tempfile::tempdir().unwrap();
     for _ in 0..100 {
-        let launch = poncho_node::Launch {
-            program: "sh".into(),
-            arguments: vec!["-c".into(), "echo 'error: the disk is on fire' >&2; exit 1".into()],
-            variables: Vec::new(),
-            socket_variable: "UNUSED",
-            start_within: crate::support::PATIENCE,
-            call_wait: crate::support::PATIENCE,
-            crash_limit: 3,
-            crashes: folder.path().join("crashes"),
-            note: None,
-        };
-        let error = poncho_node::ChildNode::start(launch).await.err().unwrap();
-        assert!(error.to_string().contains("the disk is on fire"), "{error}");
+        let error = error_of("sh", &["-c", "echo 'error: the disk is on fire' >&2; exit 1"]).await;
+        assert!(error.contains("the disk is on fire"), "{error}");
     }
 }

@@ -48,9 +48,10 @@ struct Played {
     seconds: f64,
     /// The times of all replies together.
     waited: f64,
-    /// The times until the first tokens, all together: of prompts that are computed, and of the same ones from the cache.
-    computed: f64,
-    cached: f64,
+    /// The times until the first tokens, all together: of prompts that are sent for the first time, which other plays may have
+    /// left in the cache, and of the same ones again.
+    sent_first: f64,
+    sent_again: f64,
     replies: usize,
     /// Of the processor: what other programs take of it does not count.
     busy: f64,
@@ -71,10 +72,10 @@ impl Played {
         self.tokens as f64 / self.busy.max(f64::MIN_POSITIVE)
     }
 
-    /// Milliseconds until the first token, of a prompt that is computed and of one from the cache.
+    /// Milliseconds until the first token, of a prompt that is sent for the first time and of the same one again.
     fn first(self) -> String {
         let millis = |seconds: f64| seconds * 1e3 / self.replies.max(1) as f64;
-        format!("{:.1} and {:.2}", millis(self.computed), millis(self.cached))
+        format!("{:.1} and {:.2}", millis(self.sent_first), millis(self.sent_again))
     }
 
     /// Tokens a step, and milliseconds of a step.
@@ -105,8 +106,8 @@ impl Sums {
             sum.steps += played.steps;
             sum.seconds += played.seconds;
             sum.waited += played.waited;
-            sum.computed += played.computed;
-            sum.cached += played.cached;
+            sum.sent_first += played.sent_first;
+            sum.sent_again += played.sent_again;
             sum.replies += played.replies;
             sum.busy += played.busy;
         }
@@ -155,7 +156,7 @@ pub(crate) fn print(path: &Path, traces: Vec<Trace>, plan: &Plan) {
     for &streams in &plan.streams {
         println!(
             "| {streams} at once | reply tokens | off, tokens/s of a reply | context | stored | until the last reply: context | stored \
-             | by processor time: context | stored | first token, ms, computed and cached: off | context | stored \
+             | by processor time: context | stored | first token, ms, sent first and again: off | context | stored \
              | a step: off | context | stored |"
         );
         println!("|{}", " --- |".repeat(15));
@@ -272,11 +273,11 @@ fn cut(mut exchange: Exchange, prompt: Option<usize>, number: usize) -> Exchange
 /// Plays exchanges at once. The clock starts with the first token of a reply.
 fn play(model: &Model, backend: &ForcedBackend, group: &[&Exchange], tenant: (usize, u8)) -> Played {
     let requests: Vec<Request> = group.iter().map(|exchange| request(exchange, tenant)).collect();
-    let mut computed = 0.0;
+    let mut sent_first = 0.0;
     for (request, exchange) in requests.iter().zip(group) {
         backend.play(&[exchange]);
         let done = model.complete(Request { mode: Mode::PrefillOnly, ..request.clone() }).unwrap();
-        computed += done.prefill_time.as_secs_f64();
+        sent_first += done.prefill_time.as_secs_f64();
     }
     backend.play(group);
     let before = busy();
@@ -288,11 +289,11 @@ fn play(model: &Model, backend: &ForcedBackend, group: &[&Exchange], tenant: (us
     }
     let times = || done.iter().map(|done| done.generation_time.as_secs_f64());
     let (seconds, waited) = (times().fold(0.0, f64::max), times().sum());
-    let cached = done.iter().map(|done| done.prefill_time.as_secs_f64()).sum();
+    let sent_again = done.iter().map(|done| done.prefill_time.as_secs_f64()).sum();
     let replies = done.len();
     let tokens = done.iter().map(|done| done.generated.len().saturating_sub(1)).sum();
     let steps = done.iter().map(|done| done.drafts.steps).sum();
-    Played { tokens, steps, seconds, waited, computed, cached, replies, busy }
+    Played { tokens, steps, seconds, waited, sent_first, sent_again, replies, busy }
 }
 
 /// Seconds that this process has taken of the processor, in steps of 10 ms; 0 where the system does not say.
